@@ -122,3 +122,20 @@ def test_the_way_through_the_house_leads_to_files():
     files = re.findall(r"`([a-z]+/[a-z_/]+\.py)`", page)
     assert len(files) > 15
     assert all((ROOT / "medfed" / f).exists() or (ROOT / f).exists() for f in files)
+
+
+# Where a docstring is sentences and an example; `functional` and methods list all arguments.
+BRIEF = {"benchmark", "commands", "common", "config", "datamodules", "records", "standalone"}
+SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields):$", re.MULTILINE)
+
+
+def test_docstrings_have_sections_where_a_page_shows_them():
+    pages = "".join(page.read_text() for page in (PACKAGE.parent / "docs").rglob("*.md"))
+    shown = tuple(f"{name}." for name in re.findall(r"^::: (\S+)", pages, re.MULTILINE))
+    for module, path in FILES.items():
+        for top in ast.parse(path.read_text()).body if room(module) in BRIEF else []:
+            if f"{module}.{getattr(top, 'name', '')}.".startswith(shown):
+                continue
+            parts = (n for n in ast.walk(top) if isinstance(n, ast.FunctionDef | ast.ClassDef))
+            wordy = [n.name for n in parts if SECTION.search(ast.get_docstring(n) or "")]
+            assert not wordy, f"{path}: say the arguments of {wordy[0]} in sentences"

@@ -51,32 +51,20 @@ Parts = dict[Split, list[str]]
 
 @dataclass(frozen=True)
 class PilotSplit:
-    """One division of the patients.
+    """One division of the patients."""
 
-    Attributes:
-        content: The clients' patients per split, as ``partition=saved`` reads them.
-        name: The name of its file, which is that of its content.
-    """
-
-    content: Mapping[str, Any]
-    name: str
+    content: Mapping[str, Any]  # the clients' patients per split, as ``partition=saved`` reads them
+    name: str  # the name of its file, which is that of its content
 
 
 @dataclass(frozen=True)
 class Pilot(Group):
-    """A method on the divisions.
+    """A method on the divisions."""
 
-    Attributes:
-        overrides: What the user would train with.
-        divisions: The divisions of the patients, one for each repetition.
-        out: Where cells and divisions are kept.
-        rounds: Rounds of a run of the pilot; None: as many as the user's.
-    """
-
-    overrides: tuple[str, ...] = ()
-    divisions: tuple[PilotSplit, ...] = ()
-    out: Path = Path()
-    rounds: int | None = None
+    overrides: tuple[str, ...] = ()  # what the user would train with
+    divisions: tuple[PilotSplit, ...] = ()  # the divisions of the patients, one for each repetition
+    out: Path = Path()  # where cells and divisions are kept
+    rounds: int | None = None  # rounds of a run of the pilot; None: as many as the user's
 
     @property
     def settings(self) -> list[dict[str, float]]:  # type: ignore[override]
@@ -131,25 +119,15 @@ def composed(overrides: Sequence[str], method: str) -> RunDescription:
 
 @dataclass(frozen=True)
 class PilotData:
-    """The data and settings that advice is about, and the patients that the pilot may use.
+    """The data and settings that advice is about, and the patients that the pilot may use."""
 
-    Attributes:
-        overrides: What the user would train with.
-        name: The experiment's.
-        rounds: Of the user's runs.
-        patients: By client, the patients that the pilot may use.
-        kept_out: The number of test patients.
-        divisions: The divisions of the pilot.
-        folds: The number of folds.
-    """
-
-    overrides: tuple[str, ...]
-    name: str
-    rounds: int
-    patients: Mapping[str, Sequence[str]]
-    kept_out: int
-    divisions: tuple[PilotSplit, ...]
-    folds: int
+    overrides: tuple[str, ...]  # what the user would train with
+    name: str  # the experiment's
+    rounds: int  # of the user's runs
+    patients: Mapping[str, Sequence[str]]  # by client, the patients that the pilot may use
+    kept_out: int  # the number of test patients
+    divisions: tuple[PilotSplit, ...]  # the divisions of the pilot
+    folds: int  # the number of folds
 
     @property
     def count(self) -> int:
@@ -248,29 +226,17 @@ VERDICT = {"better": "gains", "worse": "stays alone", "cannot tell": "cannot tel
 
 @dataclass(frozen=True)
 class Gain:
-    """How much better one side is than the other, larger is better whatever the metric.
+    """How much better one side is than the other, larger is better whatever the metric."""
 
-    Attributes:
-        mean: Over repetitions.
-        low: The lower end of its interval.
-        high: The upper end.
-        detectable: The smallest true difference that such a pilot detects with 80 % power.
-        says: ``better``, ``worse`` or ``cannot tell``.
-        why: Why the pilot cannot tell, and what a verdict would take; empty with a verdict.
-        repetitions: The repetitions that define the metric.
-        patients: The number of test patients.
-        p: Holm's p-value among the methods, or the hospitals.
-    """
-
-    mean: float
-    low: float
-    high: float
-    detectable: float
-    says: str
-    why: str
-    repetitions: int
-    patients: int
-    p: float
+    mean: float  # over repetitions
+    low: float  # the lower end of its interval
+    high: float  # the upper end
+    detectable: float  # the smallest true difference that such a pilot detects with 80 % power
+    says: str  # ``better``, ``worse`` or ``cannot tell``
+    why: str  # why the pilot cannot tell, and what a verdict would take; empty with a verdict
+    repetitions: int  # the repetitions that define the metric
+    patients: int  # the number of test patients
+    p: float  # Holm's p-value among the methods, or the hospitals
 
     @property
     def text(self) -> str:
@@ -318,17 +284,11 @@ def gain_of(
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a run of all rounds, estimated from the runs of the pilot.
+    """The cost of a run of all rounds, estimated from the runs of the pilot."""
 
-    Attributes:
-        bytes_up: Of all hospitals to the server.
-        bytes_down: Of the server to all hospitals.
-        cpu_hours: Of all hospitals together, on a core of this machine.
-    """
-
-    bytes_up: int
-    bytes_down: int
-    cpu_hours: float
+    bytes_up: int  # of all hospitals to the server
+    bytes_down: int  # of the server to all hospitals
+    cpu_hours: float  # of all hospitals together, on a core of this machine
 
     @property
     def sent(self) -> int:
@@ -338,53 +298,32 @@ class Cost:
 
 @dataclass(frozen=True)
 class Judged:
-    """A method of the pilot.
-
-    Attributes:
-        name: Its name.
-        mean: Its metric, mean over hospitals and repetitions.
-        gain: Over training alone, mean over hospitals; None for training alone.
-        hospitals: The same of each hospital.
-        against_shown: Over the shown method, see `Advice.shown`; None for that one and for training
-            alone.
-        cost: Of a run of all rounds.
-        failed: The number of repetitions in which its model failed.
-    """
+    """A method of the pilot."""
 
     name: str
-    mean: float
-    gain: Gain | None
-    hospitals: Mapping[str, Gain]
+    mean: float  # its metric, mean over hospitals and repetitions
+    gain: Gain | None  # over training alone, mean over hospitals; None for training alone
+    hospitals: Mapping[str, Gain]  # the same of each hospital
+    # Over the shown method, see `Advice.shown`; None for that one and for training alone.
     against_shown: Gain | None
-    cost: Cost
-    failed: int
+    cost: Cost  # of a run of all rounds
+    failed: int  # the number of repetitions in which its model failed
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The advice of a pilot.
+    """The advice of a pilot."""
 
-    Attributes:
-        use: The method to use, ``local`` if all others are worse; empty if the pilot cannot tell.
-        best: The method other than training alone with the largest mean.
-        methods: By name.
-        task: The pilot's scores.
-        floor: Name and mean of the best constant predictor.
-        repetitions: Of the pilot.
-        rounds: Of its runs.
-        asked: The question.
-        notes: The methods that are left out, and why.
-    """
-
+    # The method to use, ``local`` if all others are worse; empty if the pilot cannot tell.
     use: str
-    best: str
-    methods: Mapping[str, Judged]
-    task: Task
-    floor: tuple[str, float]
-    repetitions: int
-    rounds: int
-    asked: PilotData
-    notes: Sequence[str]
+    best: str  # the method other than training alone with the largest mean
+    methods: Mapping[str, Judged]  # by name
+    task: Task  # the pilot's scores
+    floor: tuple[str, float]  # name and mean of the best constant predictor
+    repetitions: int  # of the pilot
+    rounds: int  # of its runs
+    asked: PilotData  # the question
+    notes: Sequence[str]  # the methods that are left out, and why
 
     @property
     def shown(self) -> str:
@@ -625,11 +564,7 @@ def advise(
     workers: int = 1,
     quiet: bool = False,
 ) -> tuple[Advice, Path]:
-    """Runs the pilot's cells that are missing, then writes and prints the advice.
-
-    Returns:
-        The advice, and its folder.
-    """
+    """Runs the pilot's cells that are missing, then writes and prints the advice."""
     asked = pilot_data(overrides, folds, repeats)
     out = out.expanduser()
     with writing(out, "choose another out=FOLDER"):
@@ -642,14 +577,14 @@ def advise(
             say(console, filled(_TEMPLATES / "begins.txt", asked=asked, **many).strip())
         broken = runner.run_groups(groups, out, workers, quiet)
     runner.check_computed(broken, "runs of the pilot", "runs")
-    found = choose(asked, runner.found_groups(groups, out))
+    advice = choose(asked, runner.found_groups(groups, out))
     with writing(folder, "choose another out=FOLDER"):
-        write_json(folder / "advice.json", found.plain())
-        write_text(folder / "advice.md", markdown(found, _advice_command(asked, found)))
+        write_json(folder / "advice.json", advice.plain())
+        write_text(folder / "advice.md", markdown(advice, _advice_command(asked, advice)))
     if not quiet:
-        print_advice(found, _advice_command(asked, found))
+        print_advice(advice, _advice_command(asked, advice))
         say(console, f"Advice: {folder / 'advice.md'}")
-    return found, folder
+    return advice, folder
 
 
 def pilot_folder(asked: PilotData, groups: Sequence[Pilot]) -> str:

@@ -10,7 +10,7 @@ from medfed.benchmark import runner, tasks
 from medfed.benchmark.plan import groups, shard_of
 from medfed.benchmark.suite import wanted_of
 from medfed.common.console import say, wide_console
-from medfed.common.errors import CheckpointError, ConfigError
+from medfed.common.errors import CheckpointError, ConfigError, few
 from medfed.common.files import writing
 from medfed.records.cells import stale_cells
 from medfed.reports.findings import Report
@@ -77,10 +77,7 @@ def _command(given: Mapping[str, Any], size: str, paths: Mapping[str, str | None
 def _missing(progress: Sequence[runner.Progress], out: Path) -> list[str]:
     """Names the stale cells, which the report leaves out."""
     stale = list(stale_cells(out, [cell for one in progress for cell in one.wanted]))
-    if not stale:
-        return []
-    more = f" and {len(stale) - 3} more" * (len(stale) > 3)
     return [
         f"Stale cells are not in this report, as their settings, data, code or libraries have "
-        f"changed: {', '.join(stale[:3])}{more}; run the benchmark to compute them again."
-    ]
+        f"changed: {few(stale, 3)}; run the benchmark to compute them again."
+    ] * bool(stale)

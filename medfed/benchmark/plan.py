@@ -21,24 +21,15 @@ Setting = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Group:
-    """A method on a suite: the settings that are tried, then the fresh splits.
-
-    Attributes:
-        suite: The suite.
-        method: The method.
-        variants: The tasks that are reported.
-        size: How much is computed.
-        common: The user's overrides: paths of real data, plugins.
-        root: Where generated cohorts are kept.
-        arm: The changes of an arm, which has the method's tuning; None: a method of the table.
-    """
+    """A method on a suite: the settings that are tried, then the fresh splits."""
 
     suite: suites.Suite
     method: suites.Method
-    variants: tuple[str, ...]
-    size: suites.Size
-    common: tuple[str, ...] = ()
-    root: str = "data"
+    variants: tuple[str, ...]  # the tasks that are reported
+    size: suites.Size  # how much is computed
+    common: tuple[str, ...] = ()  # the user's overrides: paths of real data, plugins
+    root: str = "data"  # where generated cohorts are kept
+    # The changes of an arm, which has the method's tuning; None: a method of the table.
     arm: suites.Arm | None = None
     _composed: dict[tuple[str, str], description.RunDescription] = field(
         default_factory=dict, compare=False, repr=False
@@ -60,15 +51,15 @@ class Group:
     def settings(self) -> list[dict[str, float]]:
         """The settings that are tried, the default first."""
         space = suites.search_space(self.card, Range(*self.suite.lr))
-        return suites.points(space, self.size.trials)
+        return suites.trial_settings(space, self.size.trials)
 
     def config(self, variant: str, as_arm: bool = False) -> description.RunDescription:
         """Composes the task with this method, at its defaults and of no split in particular."""
         arm, suite = self.arm if as_arm else None, self.suite
         key = variant, arm.name if arm else ""
         if key not in self._composed:
-            own = suite.by_method.get(self.method.algorithm, ())
-            given = (*suite.overrides, *self.size.overrides, *own)
+            of_method = suite.by_method.get(self.method.algorithm, ())
+            given = (*suite.overrides, *self.size.overrides, *of_method)
             given += suite.variants[variant].overrides
             named = f"suite={suite.name}" + (f", arm {self.arm.name}" if self.arm else "")
             overrides = [

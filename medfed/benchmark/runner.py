@@ -27,21 +27,13 @@ SCRATCH = "medfed-benchmark-"
 
 @dataclass
 class Progress:
-    """The state of a group.
+    """The state of a group."""
 
-    Attributes:
-        group: The method and the suite.
-        tuning: Results by trial, as they come.
-        trial: The best setting, once it is known.
-        final: Results by cell, as they come.
-        wanted: The cells of the stage that it is in.
-    """
-
-    group: Group
-    tuning: dict[int, Result] = field(default_factory=dict)
-    trial: int | None = None
-    final: dict[str, Result] = field(default_factory=dict)
-    wanted: list[Cell] = field(default_factory=list)
+    group: Group  # the method and the suite
+    tuning: dict[int, Result] = field(default_factory=dict)  # results by trial, as they come
+    trial: int | None = None  # the best setting, once it is known
+    final: dict[str, Result] = field(default_factory=dict)  # results by cell, as they come
+    wanted: list[Cell] = field(default_factory=list)  # the cells of the stage that it is in
 
     def missing(self, out: Path) -> list[Cell]:
         """Reads the cells that are there; returns those of the present stage that are not.

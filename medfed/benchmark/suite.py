@@ -24,7 +24,7 @@ from msgspec import Meta
 
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.schemas import fit, fit_keys
-from medfed.config import compose, sections
+from medfed.config import allowed, sections
 from medfed.federation.card import CEILINGS, REFERENCES, Card, Range
 
 T = TypeVar("T")
@@ -34,22 +34,14 @@ _NAME = re.compile(r"[A-Za-z0-9_.]+")
 
 @dataclass(frozen=True)
 class Arm:
-    """A measurement of a method with something changed.
+    """A measurement of a method with something changed."""
 
-    Attributes:
-        method: The method, as ``methods=`` has it.
-        overrides: Its changes, which come before tuned values.
-        times: Whole numbers of the configuration that are multiplied, by key, at any size alike.
-        variant: The task; empty: the one on which methods are tuned.
-        splits: Of how many splits, at most; None: of all.
-        name: Its name.
-    """
-
-    method: str
-    overrides: tuple[str, ...] = ()
+    method: str  # the method, as ``methods=`` has it
+    overrides: tuple[str, ...] = ()  # its changes, which come before tuned values
+    # Whole numbers of the configuration that are multiplied, by key, at any size alike.
     times: Mapping[str, float] = field(default_factory=dict)
-    variant: str = ""
-    splits: Annotated[int, Meta(ge=1)] | None = None
+    variant: str = ""  # the task; empty: the one on which methods are tuned
+    splits: Annotated[int, Meta(ge=1)] | None = None  # of how many splits, at most; None: of all
     name: str = ""
 
     @property
@@ -121,85 +113,59 @@ TUNING = 1000
 
 @dataclass(frozen=True)
 class Size:
-    """How much is computed.
+    """How much is computed."""
 
-    Attributes:
-        splits: New splits of the patients, each with other initial weights.
-        trials: Settings of every method that are tried on validation patients; the first is the
-            default.
-        overrides: The changes in all runs.
-        methods: Those that are compared where none are named, or ``all``; None: the suite's.
-    """
-
+    # New splits of the patients, each with other initial weights.
     splits: Annotated[int, Meta(ge=1)]
+    # Settings of every method that are tried on validation patients; the first is the default.
     trials: Annotated[int, Meta(ge=1)]
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()  # the changes in all runs
+    # Those that are compared where none are named, or ``all``; None: the suite's.
     methods: str | tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One task of a suite.
+    """One task of a suite."""
 
-    Attributes:
-        overrides: What makes it differ.
-        dial: Where it stands between hospitals that are alike and hospitals in conflict; None: on
-            no dial.
-        situation: See :class:`Suite`; empty: the suite's.
-    """
-
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()  # what makes it differ
+    # Where it stands between hospitals that are alike and hospitals in conflict; None: on no dial.
     dial: float | None = None
-    situation: str = ""
+    situation: str = ""  # see :class:`Suite`; empty: the suite's
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Tasks on which methods are compared.
+    """Tasks on which methods are compared."""
 
-    Attributes:
-        name: The name of its file.
-        title: What it is, in a line.
-        experiment: The experiment that is run.
-        lr: The least and the greatest learning rate among which every method is tuned.
-        splits: How a split comes about: ``sample``, other generated patients of the same hospitals;
-            ``seed``, other generated data; ``folds``, real patients are dealt into parts that are
-            tested in turn, again and again.
-        variants: Its tasks; methods are tuned on the first.
-        sizes: How much is computed, by the sizes' names.
-        overrides: The changes of the experiment, for all methods.
-        methods: Those that are compared where none are named.
-        by_method: Further changes of single methods, such as other steps; tuned values come after.
-        folds: The number of folds of real data.
-        dial: The meaning of the dial; empty: none.
-        situation: In what way its hospitals differ, in a few words; the decision card groups tasks
-            by it.
-        data: What the data are; empty: ``real`` where patients are dealt into folds, else
-            ``generated``.
-        path: Whether it needs real data, by ``paths.NAME=FOLDER``.
-        passes: Gradient passes that a method may take, as a multiple of the budget.
-        bytes: Bytes that a method may send, as a multiple of FedAvg's; None: as many as it wishes,
-            in equal rounds.
-        arms: Further measurements, by name: see :mod:`medfed.benchmark.suite`.
-    """
-
-    name: str
-    title: str
-    experiment: str
+    name: str  # the name of its file
+    title: str  # what it is, in a line
+    experiment: str  # the experiment that is run
+    # The least and the greatest learning rate among which every method is tuned.
     lr: tuple[float, float]
+    # How a split comes about: ``sample``, other generated patients of the same hospitals; ``seed``,
+    # other generated data; ``folds``, real patients are dealt into parts that are tested in turn,
+    # again and again.
     splits: Splits
-    variants: Mapping[str, Variant]
-    sizes: Mapping[str, Size]
-    overrides: tuple[str, ...] = ()
+    variants: Mapping[str, Variant]  # its tasks; methods are tuned on the first
+    sizes: Mapping[str, Size]  # how much is computed, by the sizes' names
+    overrides: tuple[str, ...] = ()  # the changes of the experiment, for all methods
+    # Those that are compared where none are named.
     methods: tuple[str, ...] = ("ditto", "fedrep", "pfednet")
+    # Further changes of single methods, such as other steps; tuned values come after.
     by_method: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    folds: int = 5
-    dial: str = ""
+    folds: int = 5  # the number of folds of real data
+    dial: str = ""  # the meaning of the dial; empty: none
+    # In what way its hospitals differ, in a few words; the decision card groups tasks by it.
     situation: str = ""
+    # What the data are; empty: ``real`` where patients are dealt into folds, else ``generated``.
     data: str = ""
-    path: bool = False
-    passes: float = 1.05
+    path: bool = False  # whether it needs real data, by ``paths.NAME=FOLDER``
+    passes: float = 1.05  # gradient passes that a method may take, as a multiple of the budget
+    # Bytes that a method may send, as a multiple of FedAvg's; None: as many as it wishes, in equal
+    # rounds.
     bytes: float | None = None
+    # Further measurements, by name: see :mod:`medfed.benchmark.suite`.
     arms: Mapping[str, Arm] = field(default_factory=dict)
 
     @property
@@ -252,9 +218,8 @@ def chosen(wanted: str | Sequence[str], known: Collection[str], sentence: str) -
 
 def suites(folders: Sequence[str | Path] = ()) -> dict[str, Suite]:
     """Reads all suites, by name."""
-    places = [compose.CONFIG_DIR / "suites"]
-    places += [Path(f) / below / "suites" for f in folders for below in ("configs", ".")]
-    files = [file for place in places for file in sorted(place.glob("*.yaml"))]
+    places = [allowed.CONFIG_DIR, *(allowed.yamls_of(Path(folder)) for folder in folders)]
+    files = [file for place in places for file in sorted((place / "suites").glob("*.yaml"))]
     return {file.stem: read_suite(file) for file in files}
 
 
@@ -359,34 +324,17 @@ ALWAYS = (*REFERENCES, *CEILINGS)
 
 @dataclass(frozen=True)
 class Method:
-    """A method that is compared.
+    """A method that is compared."""
 
-    Attributes:
-        name: As ``methods=`` has it.
-        algorithm: As ``algorithm=`` has it.
-        finetuned: Whether every client then trains its own copy of the model.
-    """
-
-    name: str
-    algorithm: str
-    finetuned: bool = False
+    name: str  # as ``methods=`` has it
+    algorithm: str  # as ``algorithm=`` has it
+    finetuned: bool = False  # whether every client then trains its own copy of the model
 
     @classmethod
     def of(cls, name: str) -> Method:
         """Returns the method of that name; whether there is one, the configuration says."""
         finetuned = name == "pooled_finetuned"
         return cls(name, "pooled" if finetuned else name, finetuned)
-
-
-def _known_methods(folders: Sequence[str | Path] = ()) -> list[str]:
-    """Returns the names of all methods.
-
-    Example:
-        >>> _known_methods()[:3]
-        ['adiana', 'apfl', 'binaryrelax']
-    """
-    places = (compose.CONFIG_DIR, *(Path(folder) / "configs" for folder in folders))
-    return sorted({p.stem for place in places for p in (place / "algorithm").glob("*.yaml")})
 
 
 def chosen_methods(
@@ -412,7 +360,7 @@ def wanted_of(
     folders: Sequence[str | Path] = (),
 ) -> tuple[list[Suite], dict[str, list[Method]], dict[str, list[Arm]]]:
     """Returns the wanted suites, and by suite the methods and arms; as for `benchmark`."""
-    chosen, known = chosen_suites(suite, folders), _known_methods(folders)
+    chosen, known = chosen_suites(suite, folders), list(allowed.method_yamls(folders))
     usual = {s.name: s.sized(size).methods or s.methods for s in chosen}
     by_suite = {name: chosen_methods(methods, each, known) for name, each in usual.items()}
     return chosen, by_suite, chosen_arms(arms, {s.name: s.arms for s in chosen}, known)
@@ -428,7 +376,7 @@ def search_space(card: Card, lr: Range) -> dict[str, Range]:
     return {LR: lr, **{f"algorithm.{name}": over for name, over in card.tune.items()}}
 
 
-def points(space: dict[str, Range], trials: int) -> list[dict[str, float]]:
+def trial_settings(space: dict[str, Range], trials: int) -> list[dict[str, float]]:
     """Returns the settings that are tried: the default, then the same quasi-random points for all.
 
     Their coordinates are those of one Halton sequence, the first of which is the learning rate's;
@@ -439,8 +387,8 @@ def points(space: dict[str, Range], trials: int) -> list[dict[str, float]]:
     Numerische Mathematik, 1960; SciPy's ``qmc.Halton``.
 
     Example:
-        >>> one = points({"lr": Range(0.01, 1.0)}, 3)
-        >>> two = points({"lr": Range(0.01, 1.0), "mu": Range(0.1, 1.0)}, 3)
+        >>> one = trial_settings({"lr": Range(0.01, 1.0)}, 3)
+        >>> two = trial_settings({"lr": Range(0.01, 1.0), "mu": Range(0.1, 1.0)}, 3)
         >>> one, [p["lr"] for p in one[1:]] == [p["lr"] for p in two[1:]]
         ([{}, {'lr': 0.03162}, {'lr': 0.3162}], True)
     """

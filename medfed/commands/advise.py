@@ -14,8 +14,9 @@ from typing import Any
 
 from medfed.commands.command_line import command, loading
 from medfed.common.errors import ConfigError, did_you_mean
-from medfed.config.compose import CONFIG_DIR
+from medfed.config.allowed import method_yamls
 from medfed.config.description import RunDescription
+from medfed.config.sections import listed
 from medfed.config.spelling import key_of
 
 OWN = ("methods", "without", "folds", "repeats", "pilot_rounds", "out", "workers")
@@ -54,8 +55,7 @@ def check_methods(methods: Sequence[str], plugins: Sequence[str] = ()) -> None:
         medfed.standalone.errors.ConfigError: methods must name at least one method other than \
 local, with which all are compared.
     """
-    folders = (CONFIG_DIR, *(Path(f) / "configs" for f in plugins))
-    known = sorted(p.stem for f in folders for p in (f / "algorithm").glob("*.yaml"))
+    known = list(method_yamls(plugins))
     for name in methods:
         if name not in known:
             raise ConfigError(
@@ -73,9 +73,7 @@ local, with which all are compared.
 
 
 def _listed(value: Any) -> list[str]:
-    if isinstance(value, list):
-        return [str(v) for v in value]
-    return [] if value is None else [str(value)]
+    return [str(each) for each in listed(value)]
 
 
 @command("advise", check, runs=True)

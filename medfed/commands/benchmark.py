@@ -16,7 +16,7 @@ from typing import Any
 
 from medfed.commands.command_line import command, loading
 from medfed.common.errors import ConfigError
-from medfed.config.sections import Section
+from medfed.config.sections import Section, listed
 
 
 def check(configs: Sequence[Section], sweep: bool) -> None:
@@ -39,10 +39,9 @@ def check(configs: Sequence[Section], sweep: bool) -> None:
 def _asked(config: Section) -> dict[str, Any]:
     """The keys of the command as arguments of `benchmark`."""
     asked = config.plain()
-    plugins, shard = asked["plugins"], asked["shard"]
-    folders = [plugins] if isinstance(plugins, str) else plugins or []
+    shard = asked["shard"]
     return asked | {
-        "plugins": [str(Path(f).expanduser().resolve()) for f in folders],
+        "plugins": [str(Path(f).expanduser().resolve()) for f in listed(asked["plugins"])],
         "shard": None if shard is None else str(shard),
         "out": Path(str(asked["out"])).expanduser(),
         "data_root": str(asked["data_root"]),

@@ -54,18 +54,13 @@ def command(
 ) -> Callable[[Run], Main]:
     """Turns a function of a configuration into a command.
 
-    Args:
-        name: The name of the command and of its primary config.
-        check: Further checks of the composed configurations; its second argument says whether the
-            command is a sweep.
-        runs: Whether the configuration describes a run. Then the function gets a
-            :class:`~medfed.config.description.RunDescription`, otherwise the keys.
-        folders: The key of arguments without a key, which are folders; empty: there are none.
-        trains: Whether the command makes the folder of a run, which must be new or empty.
-
-    Returns:
-        A decorator. The decorated function takes the command line without the program (by default
-        that of this process), checks it, and starts Hydra.
+    `check`: further checks of the composed configurations; its second argument says whether the
+    command is a sweep. `runs`: whether the configuration describes a run. Then the function gets a
+    :class:`~medfed.config.description.RunDescription`, otherwise the keys. `folders`: the key of
+    arguments without a key, which are folders; empty: there are none. `trains`: whether the command
+    makes the folder of a run, which must be new or empty. Returns a decorator. The decorated
+    function takes the command line without the program (by default that of this process), checks
+    it, and starts Hydra.
     """
 
     def decorate(run: Run) -> Main:
@@ -87,9 +82,8 @@ def plain(
 ) -> Callable[[Callable[[list[str]], Any]], Main]:
     """Turns a function of the words of a command line into a command that Hydra does not start.
 
-    Returns:
-        A decorator. The decorated function takes the command line without the program (by default
-        that of this process), and prints an error as one sentence.
+    Returns a decorator. The decorated function takes the command line without the program (by
+    default that of this process), and prints an error as one sentence.
     """
 
     def decorate(run: Callable[[list[str]], Any]) -> Main:
@@ -155,15 +149,10 @@ class _Command:
 
 @dataclass(frozen=True)
 class _RunOfSweep:
-    """Runs a command for one combination of a sweep, also in another process.
+    """Runs a command for one combination of a sweep, also in another process."""
 
-    Attributes:
-        name: The name of the command.
-        marked: Whether its lines need its number, as other runs print theirs meanwhile.
-    """
-
-    name: str
-    marked: bool
+    name: str  # the name of the command
+    marked: bool  # whether its lines need its number, as other runs print theirs meanwhile
 
     def __call__(self, config: DictConfig) -> str:
         """Returns what went wrong, in one sentence, or nothing; this is printed, too."""
@@ -316,9 +305,6 @@ def one_sentence(folder: Path | None = None) -> Iterator[None]:
 
     ``HYDRA_FULL_ERROR=1`` shows the traceback instead. If an error stops all ranks alike, only the
     first rank prints it. The traceback of an unexpected error goes to a file.
-
-    Args:
-        folder: The run folder, if the command has one.
     """
     try:
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from medfed.commands.command_line import command
-from medfed.config.sections import Section
+from medfed.config.sections import Section, listed
 
 
 @command("compare", folders="runs")
@@ -14,6 +14,5 @@ def main(config: Section) -> None:
     # Imported here, so that --help and errors in the configuration appear at once.
     from medfed.reports.comparison import compare_runs
 
-    runs = config.runs if isinstance(config.runs, list) else [config.runs]
     out = None if config.out is None else Path(str(config.out))
-    compare_runs([str(r) for r in runs], out, config.metric, config.pictures.format)
+    compare_runs([str(r) for r in listed(config.runs)], out, config.metric, config.pictures.format)

@@ -14,15 +14,15 @@ from pathlib import Path
 from medfed.commands.command_line import command
 from medfed.common.errors import ConfigError
 from medfed.config.check import COUNT, check_value
-from medfed.config.sections import Section
+from medfed.config.sections import Section, listed
 
 
 def onboard(config: Section, folder: Path) -> None:
     """Lets hospitals join the run, writes their scores and prints the table."""
     from medfed.run import onboarding
 
-    counts = list(config.k) if isinstance(config.k, list) else [config.k]
-    newcomers = onboarding.onboard(folder, str(config.onboard), counts, config.onboard_steps)
+    of = str(config.onboard), listed(config.k), config.onboard_steps
+    newcomers = onboarding.onboard(folder, *of)
     onboarding.write_onboarding(newcomers, folder)
     onboarding.print_onboarding(newcomers, folder)
 

@@ -41,8 +41,8 @@ def print_help(name: str, doc: str) -> None:
         table.add_column("group", no_wrap=True)
         table.add_column("options")
         for group, default in chosen:
-            found = sorted(p.stem for p in (CONFIG_DIR / group.split("@")[0]).glob("*.yaml"))
-            options = [f"{o}*" if o == default else o for o in found]
+            names = sorted(p.stem for p in (CONFIG_DIR / group.split("@")[0]).glob("*.yaml"))
+            options = [f"{o}*" if o == default else o for o in names]
             table.add_row(group.rpartition("@")[2], ", ".join(options))
         console.print(table)
     table = Table(title="Keys", title_justify="left")

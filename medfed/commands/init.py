@@ -54,35 +54,25 @@ _BASES = {"TabularDataModule": "clinical", "ImageDataModule": "medmnist"}
 _KEY = re.compile(r"(?<![\w/])(data\.(?:reader\.)?\w+)(?:=(\[[^\]]*\]|[\w.-]*\w))?")
 
 
-def _folders(keys: Mapping[str, Any]) -> list[str]:
-    """The folders of the user's readers."""
-    folders = keys.get("plugins") or []
-    return [folders] if isinstance(folders, str) else folders
-
-
 def _plugins(keys: Mapping[str, Any], *more: str) -> list[str]:
-    folders = [*_folders(keys), *more]
+    folders = [*sections.listed(keys.get("plugins")), *more]
     return [f"plugins={folders[0] if len(folders) == 1 else _written(folders)}"] if folders else []
 
 
 def guessed(path: Path, answers: Mapping[str, Any]) -> Guess:
-    """Says what a folder or file seems to hold, by the guesses of all readers.
-
-    Raises:
-        DataError: If it is nothing that a reader takes.
-    """
+    """Says what a folder or file seems to hold, by the guesses of all readers."""
     path = path / str(answers.get("data.path", ""))
     modules = [("", f"medfed.datamodules.readers.{name}") for name in READERS]
-    for folder in _folders(answers):
+    for folder in sections.listed(answers.get("plugins")):
         for file in sorted(allowed.yamls_of(Path(folder)).glob("data/*.yaml")):
             made = compose.load([f"plugins={folder}", f"data={file.stem}"]).data.get("reader")
             modules.append((file.stem, str(made["_target_"]).rpartition(".")[0]))
     guesses: list[Guess] = []
     for name, module_name in modules:
         looks_like = getattr(importlib.import_module(module_name), "looks_like", lambda *_: None)
-        if (found := looks_like(path, answers)) is not None:
-            found.data = found.data or name
-            guesses.append(found)
+        if (guess := looks_like(path, answers)) is not None:
+            guess.data = guess.data or name
+            guesses.append(guess)
     sure = [g for g in guesses if g.sure] or guesses
     if not sure:
         raise DataError(
@@ -98,22 +88,16 @@ def guessed(path: Path, answers: Mapping[str, Any]) -> Guess:
 
 @dataclass
 class Interview:
-    """What is found, asked and answered; each line is printed once.
+    """What is found, asked and answered; each line is printed once."""
 
-    Attributes:
-        given: Keys on the command line, which nobody is asked about.
-        yes: Whether the best guess answers.
-        answers: The answers so far, by key; without a terminal also the best guesses, so that
-            questions that follow from them are found, too.
-        open: The questions without an answer, by key.
-        lines: What was printed.
-    """
-
-    given: Mapping[str, Any]
-    yes: bool
+    given: Mapping[str, Any]  # keys on the command line, which nobody is asked about
+    yes: bool  # whether the best guess answers
+    # The answers so far, by key; without a terminal also the best guesses, so that questions that
+    # follow from them are found, too.
     answers: dict[str, Any] = field(default_factory=dict)
+    # The questions without an answer, by key.
     open: dict[str, Question] = field(default_factory=dict)
-    lines: dict[str, None] = field(default_factory=dict)
+    lines: dict[str, None] = field(default_factory=dict)  # what was printed
     _asked: set[str] = field(default_factory=set)
 
     @property
@@ -168,10 +152,10 @@ class Interview:
             otherwise = f", or take {_written(question.best)} by yes=true"
             otherwise *= question.best is not None
             self.say(f"{_shown(question)} Answer by {key}=VALUE{otherwise}.")
-        settled = {k: v for k, v in self.answers.items() if k not in self.open}
-        if settled and not self.yes and (error or self.open):
-            said = shlex.join(f"{key}={_written(value)}" for key, value in settled.items())
-            self.say(f"You have answered: {said}")
+        answered = {k: v for k, v in self.answers.items() if k not in self.open}
+        if answered and not self.yes and (error or self.open):
+            command = shlex.join(f"{key}={_written(value)}" for key, value in answered.items())
+            self.say(f"You have answered: {command}")
         if self.open:
             count = f"{len(self.open)} question{'s are' if len(self.open) > 1 else ' is'} open"
             keys = " ".join(f"{key}=VALUE" for key in self.open)
@@ -246,14 +230,7 @@ def module(guess: Guess, keys: Mapping[str, Any], name: str) -> tuple[Any, Any]:
 
 
 def examined(guess: Guess, talk: Interview, name: str) -> dict[str, Any]:
-    """Reads patients and first cases as training will; asks, and says what it finds.
-
-    Returns:
-        The keys of the experiment.
-
-    Raises:
-        MedfedError: If training could not read them.
-    """
+    """Reads patients and first cases as training will; asks, and says what it finds."""
     answers = {k: v for k, v in talk.answers.items() if v is not None}
     keys = {**guess.keys, **answers, **talk.given}
     keys = {k: v for k, v in keys.items() if k not in _PLACE}
@@ -347,17 +324,7 @@ def main(given: Sequence[str]) -> None:
 
 
 def init(given: Sequence[str]) -> Path:
-    """Looks, asks, tries the guess on the first cases, and writes the experiment.
-
-    Args:
-        given: The command line.
-
-    Returns:
-        The experiment's file.
-
-    Raises:
-        MedfedError: If nothing known is there, a question is open, or the data cannot be read.
-    """
+    """Looks, asks, tries the guess on the first cases, and writes the experiment."""
     places = [a for a in given if "=" not in a]
     if len(places) != 1:
         raise ConfigError(f"medfed init takes one folder or file, not {len(places)}: {USAGE}.")

@@ -13,6 +13,7 @@ from pathlib import Path
 from medfed.commands.command_line import command
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
+from medfed.config.sections import listed
 from medfed.records.places import refuse_full
 
 
@@ -25,8 +26,8 @@ def main(config: RunDescription) -> None:
     from medfed.reports.look import read_descriptions, write_look
 
     if config.values.of is not None:
-        given = config.values.of if isinstance(config.values.of, list) else [config.values.of]
-        descriptions = read_descriptions([Path(str(p)).expanduser() for p in given])
+        files = [Path(str(name)).expanduser() for name in listed(config.values.of)]
+        descriptions = read_descriptions(files)
     else:
         data = build(config.data)
         data.plan()

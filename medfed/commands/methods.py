@@ -23,8 +23,7 @@ from medfed.commands.command_line import loading, plain
 from medfed.commands.help import keys, print_usage
 from medfed.common.console import Terminal
 from medfed.common.errors import ConfigError, did_you_mean, few
-from medfed.config.allowed import plugin_folders, yamls_of
-from medfed.config.compose import CONFIG_DIR
+from medfed.config.allowed import method_yamls, plugin_folders
 
 if TYPE_CHECKING:
     from medfed.federation.card import Card
@@ -38,17 +37,11 @@ COLUMNS = (
 
 
 class Method(NamedTuple):
-    """A method that a run may choose.
+    """A method that a run may choose."""
 
-    Attributes:
-        name: Its name in ``algorithm=NAME``.
-        yaml: Its hyper-parameters.
-        kind: Its class.
-    """
-
-    name: str
-    yaml: Path
-    kind: Any
+    name: str  # its name in ``algorithm=NAME``
+    yaml: Path  # its hyper-parameters
+    kind: Any  # its class
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -129,9 +122,7 @@ def yamls(plugins: Sequence[str] = ()) -> dict[str, Path]:
         >>> "fedavg" in yamls()
         True
     """
-    folders = [CONFIG_DIR, *(yamls_of(f) for o in plugins for f in plugin_folders(o))]
-    files = {p.stem: p for f in folders for p in (f / "algorithm").glob("*.yaml")}
-    return dict(sorted(files.items()))
+    return method_yamls(folder for option in plugins for folder in plugin_folders(option))
 
 
 def method(name: str, yaml: Path) -> Method:

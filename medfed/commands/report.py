@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from medfed.commands.command_line import command
-from medfed.config.sections import Section
+from medfed.config.sections import Section, listed
 
 
 @command("report", folders="runs")
@@ -18,6 +18,5 @@ def main(config: Section) -> None:
     # Imported here, so that --help and errors in the configuration appear at once.
     from medfed.reports.report import report_runs
 
-    runs = config.runs if isinstance(config.runs, list) else [config.runs]
     out = None if config.out is None else Path(str(config.out))
-    report_runs([str(r) for r in runs], out, config.metric, config.figures)
+    report_runs([str(r) for r in listed(config.runs)], out, config.metric, config.figures)

@@ -233,11 +233,7 @@ def escape_unknown() -> None:
 
 
 def output_refused(failed: OSError | None = None) -> str:
-    """Says why standard output takes no more, as on a full device; empty if it does.
-
-    Args:
-        failed: An error of which it may be the cause, as Python forgets what it could not write.
-    """
+    """Says why standard output takes no more, as on a full device; empty if it does."""
     if failed is not None and failed.filename is not None:
         return ""
     try:

@@ -51,14 +51,7 @@ def save_figures(
 
 
 def legend_below(figure: Figure, lines: Sequence[Artist], size: float = 10.0, **style: Any) -> None:
-    """Names lines below a figure, in as many columns as fit, and makes room for them.
-
-    Args:
-        figure: The figure, of a constrained layout.
-        lines: Lines, bars and the like, each with its label.
-        size: The size of the letters in points.
-        style: Further properties of the legend.
-    """
+    """Names lines below a figure, in as many columns as fit, and makes room for them."""
     longest = max((cell_len(str(line.get_label())) for line in lines), default=0)
     width = (0.62 * longest + 3.5) * size / 72
     figure.set_figwidth(max(width, figure.get_figwidth()))

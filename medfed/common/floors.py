@@ -21,27 +21,19 @@ CATEGORY = 5
 class Statistic:
     """A statistic of a client's patients, other than weights and gradients.
 
-    Attributes:
-        client: The client.
-        what: Its words.
-        key: The keys that decide it.
-        size: The numbers, rows or classes that are computed from the same patients.
-        patients: How many stand behind it.
-
     Example:
         >>> Statistic("va", "a sketch", "algorithm.graph.sketch_size", 8, 30).too_few()
-        'At va, too few patients stand behind a sketch (algorithm.graph.sketch_size): 30 of at \
-least 40.'
+        'At va, too few patients stand behind a sketch (algorithm.graph.sketch_size): 30 of at least 40.'
         >>> Statistic("va", "a sketch", "algorithm.graph.sketch_size", 4, 30).too_few()
         >>> Statistic("va", "a mean", "data.scaling", 1, 30).too_few(least=50)
         'At va, too few patients stand behind a mean (data.scaling): 30 of at least 50.'
-    """
+    """  # noqa: E501
 
     client: str
-    what: str
-    key: str
-    size: int
-    patients: int
+    what: str  # its words
+    key: str  # the keys that decide it
+    size: int  # the numbers, rows or classes that are computed from the same patients
+    patients: int  # how many stand behind it
 
     @property
     def remedy(self) -> str:

@@ -98,19 +98,12 @@ def end_with_parent() -> None:
 
 
 class Launched(NamedTuple):
-    """What a launcher outside of medfed says about the processes that it has started.
+    """What a launcher outside of medfed says about the processes that it has started."""
 
-    Attributes:
-        by: ``torchrun`` or ``srun``.
-        rank: The index of this process.
-        ranks: The number of processes.
-        machines: The number of machines.
-    """
-
-    by: str
-    rank: int
-    ranks: int
-    machines: int
+    by: str  # ``torchrun`` or ``srun``
+    rank: int  # the index of this process
+    ranks: int  # the number of processes
+    machines: int  # the number of machines
 
     @property
     def devices(self) -> int:

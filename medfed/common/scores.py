@@ -223,9 +223,8 @@ FEW_CASES = f"fewer than {LEAST_CASES} test patients, or of a class or with an e
 def fewest(cases: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
     """Returns on how few test patients the scores of a hospital rest, and on which.
 
-    Returns:
-        The patients; of those of a classification the ones outside of the commonest class, of a
-        survival task the ones with an event.
+    The result is the patients; of those of a classification the ones outside of the commonest
+    class, of a survival task the ones with an event.
 
     Example:
         >>> row = {"probability/0": 0.5, "probability/1": 0.5}

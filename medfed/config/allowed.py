@@ -86,6 +86,18 @@ def yamls_of(folder: Path) -> Path:
     return folder / "configs" if (folder / "configs").is_dir() else folder
 
 
+def method_yamls(folders: Iterable[str | Path] = ()) -> dict[str, Path]:
+    """Returns the yaml of each method by name, in order, with those of plugin folders.
+
+    Example:
+        >>> [*method_yamls()][:3]
+        ['adiana', 'apfl', 'binaryrelax']
+    """
+    places = [CONFIG_DIR, *(yamls_of(Path(folder)) for folder in folders)]
+    files = {p.stem: p for place in places for p in (place / "algorithm").glob("*.yaml")}
+    return dict(sorted(files.items()))
+
+
 def _list(values: Iterable[str]) -> str:
     return "[" + ",".join(map(literal, values)) + "]"
 
@@ -105,8 +117,7 @@ def _activate(folder: Path) -> None:
 def is_plugin(name: str) -> bool:
     """Returns whether a module or its content lies in a folder that the user has named.
 
-    Args:
-        name: A dotted name. Only the file of its first part is looked up; nothing is imported.
+    `name`: a dotted name. Only the file of its first part is looked up; nothing is imported.
 
     Example:
         >>> is_plugin("os.system")

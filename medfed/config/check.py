@@ -23,12 +23,12 @@ import msgspec
 from hydra._internal.utils import _locate
 from msgspec import Meta
 
-from medfed.common.checks import check_known, checks_of
+from medfed.common.checks import check_known, check_limits
 from medfed.common.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from medfed.common.files import refuse_special
 from medfed.common.processes import Launched, launched
 from medfed.config.paths import EXISTING, PATH_LISTS, PATHS
-from medfed.config.sections import select, targets, walk
+from medfed.config.sections import listed, select, targets, walk
 
 # How msgspec names what it expects, and the limits of it.
 _WORDS = {
@@ -54,11 +54,9 @@ _MISFIT = re.compile(
 def check_types(plain: Mapping[str, Any], place: str = "", keys: Collection[str] = ("",)) -> None:
     """Compares plain values with the annotations of the constructors that will receive them.
 
-    Args:
-        plain: A section; the arguments next to each ``_target_``, at any depth, are checked.
-        place: The key of the section.
-        keys: Nothing but the arguments at, above or below these keys is checked, so nothing else
-            is imported; an empty key stands for all.
+    `plain`: a section; the arguments next to each ``_target_``, at any depth, are checked. `keys`:
+    nothing but the arguments at, above or below these keys is checked, so nothing else is imported;
+    an empty key stands for all.
 
     Example:
         >>> node = {"_target_": "medfed.federation.algorithm.Cohort", "fraction": "half"}
@@ -67,20 +65,23 @@ def check_types(plain: Mapping[str, Any], place: str = "", keys: Collection[str]
         ...
         medfed.standalone.errors.ConfigError: cohort.fraction must be a number, not 'half'.
     """
+    limited: list[tuple[str, Any, Any]] = []
     for target, node in targets(plain, place):
         arguments = {target.replace("_target_", name): name for name in node if name[0] != "_"}
         for key, name in arguments.items():
             if any(not k or f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in keys):
-                check_value(key, node[name], _annotations(str(node["_target_"])).get(name, Any))
+                hint = _annotations(str(node["_target_"])).get(name, Any)
+                if _has_limits(key, node[name], hint):
+                    limited.append((key, node[name], hint))
+    if limited:
+        check_limits(limited)
 
 
 def check_value(key: str, value: Any, hint: Any) -> None:
     """Compares a plain value with an annotation.
 
-    Args:
-        key: The key of the value.
-        value: The value; one that holds an interpolation or a part to build is not checked.
-        hint: The annotation; one that names anything but plain types is left to the constructor.
+    `value`: the value; one that holds an interpolation or a part to build is not checked. `hint`:
+    the annotation; one that names anything but plain types is left to the constructor.
 
     Example:
         >>> check_value("rounds", 0, Annotated[int, Meta(ge=1)])
@@ -92,6 +93,12 @@ def check_value(key: str, value: Any, hint: Any) -> None:
         ...
         medfed.standalone.errors.ConfigError: k[1] must be a whole number, not 'a'.
     """
+    if _has_limits(key, value, hint):
+        check_limits([(key, value, hint)])
+
+
+def _has_limits(key: str, value: Any, hint: Any) -> bool:
+    """Refuses a value of another type; says whether the annotation limits it further."""
     sides = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     is_part = isinstance(value, Mapping) and "_target_" in value
     if is_part and _kinds(hint) <= {int, float, bool, str, NoneType}:
@@ -100,7 +107,7 @@ def check_value(key: str, value: Any, hint: Any) -> None:
             "value."
         )
     if re.search(r"_target_|\$\{", repr(value)):
-        return
+        return False
     names = [name for side in sides if get_origin(side) is Literal for name in get_args(side)]
     # No value of a configuration is a tensor.
     plain = tuple(side for side in sides if getattr(side, "__name__", "") != "Tensor")
@@ -114,10 +121,8 @@ def check_value(key: str, value: Any, hint: Any) -> None:
     except UnicodeEncodeError as error:
         raise ConfigError(f"{key}={value} is not in UTF-8; type it again.") from error
     except TypeError:  # a union of what msgspec cannot tell apart
-        return
-    if get_origin(hint) is Annotated:  # msgspec has compared other annotations as a whole
-        for check in checks_of(hint):
-            check(key, value)
+        return False
+    return get_origin(hint) is Annotated  # msgspec has compared other annotations as a whole
 
 
 def _kinds(hint: Any) -> set[Any]:
@@ -359,8 +364,7 @@ holds finished runs.
         place, ours = select(values, key), str(select(values, f"{key.split('.')[0]}._target_"))
         if isinstance(place, str) and ours.startswith("medfed."):  # a plugin's may be any text
             check_exists(key, place)
-    runs = values.get("runs", ["."])
-    names = list(runs) if isinstance(runs, list) else [runs]
+    names = listed(values.get("runs", ["."]))
     if not names or None in names:
         raise CheckpointError("runs names no folder; name one that holds finished runs.")
     for name in names:
@@ -459,9 +463,7 @@ clients; leave it at auto, which assigns the clients to the devices.
 def check_machines(trainer: Mapping[str, Any], started: Launched | None = None) -> None:
     """Checks that the launcher has started as many processes as the run needs.
 
-    Args:
-        trainer: The section of a composed configuration.
-        started: The launcher; ``None``: taken from the environment.
+    `started`: the launcher; ``None``: taken from the environment.
 
     Example:
         >>> two = Launched("torchrun", rank=0, ranks=4, machines=2)
@@ -469,9 +471,8 @@ def check_machines(trainer: Mapping[str, Any], started: Launched | None = None) 
         >>> check_machines({"devices": 4}, two)
         Traceback (most recent call last):
         ...
-        medfed.standalone.errors.ConfigError: torchrun has started 4 processes on 2 machines, but \
-the run takes trainer.devices=4 trainer.num_nodes=1; set trainer.devices=2 trainer.num_nodes=2.
-    """
+        medfed.standalone.errors.ConfigError: torchrun has started 4 processes on 2 machines, but the run takes trainer.devices=4 trainer.num_nodes=1; set trainer.devices=2 trainer.num_nodes=2.
+    """  # noqa: E501
     nodes, devices = trainer.get("num_nodes", 1), trainer.get("devices", 1)
     if type(nodes) is not int or nodes < 1:
         raise ConfigError(

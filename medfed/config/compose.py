@@ -41,10 +41,8 @@ def with_custom_parts(node: dict[str, Any]) -> dict[str, Any]:
     """Returns a model's section in the form to build.
 
     A metric is written ``name: {_target_: ..., direction: max}``, but the direction is no argument
-    of its class. A function is passed on, not called.
-
-    Args:
-        node: A section; without ``loss`` and ``metrics`` it is returned unchanged.
+    of its class. A function is passed on, not called. `node`: a section; without ``loss`` and
+    ``metrics`` it is returned unchanged.
 
     Example:
         >>> metric = {"_target_": "monai.metrics.MeanIoU", "direction": "max"}
@@ -63,9 +61,9 @@ def with_custom_parts(node: dict[str, Any]) -> dict[str, Any]:
 def _metric(written: Any) -> Any:
     if not isinstance(written, dict) or "_target_" not in written:
         return written
-    said = {key: written.get(key) for key in ("direction", "worst")}
-    inner = {key: value for key, value in written.items() if key not in said}
-    return {"_target_": CUSTOM_METRIC, "metric": _handed_over(inner), **said}
+    direction = {key: written.get(key) for key in ("direction", "worst")}
+    inner = {key: value for key, value in written.items() if key not in direction}
+    return {"_target_": CUSTOM_METRIC, "metric": _handed_over(inner), **direction}
 
 
 def _handed_over(part: dict[str, Any]) -> dict[str, Any]:
@@ -115,27 +113,16 @@ def load(overrides: Sequence[str] = (), name: str = "train") -> DictConfig:
 def described(
     overrides: Sequence[str] = (), name: str = "train", /, **values: Any
 ) -> RunDescription:
-    """Composes and describes a run; see :func:`load` and :func:`~.description.describe`.
-
-    Args:
-        overrides: Overrides as on the command line.
-        name: The primary config.
-        values: Further values by key, such as ``folder``.
-    """
+    """Composes and describes a run; see :func:`load` and :func:`~.description.describe`."""
     return describe({**written(load(overrides, name)), **values})
 
 
 @dataclass(frozen=True)
 class Composition:
-    """The composed configuration of a command line.
+    """The composed configuration of a command line."""
 
-    Attributes:
-        config: The configuration, including Hydra's section.
-        sweep: The first override that has several values; empty: none.
-    """
-
-    config: DictConfig
-    sweep: str = ""
+    config: DictConfig  # the configuration, including Hydra's section
+    sweep: str = ""  # the first override that has several values; empty: none
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -247,9 +234,11 @@ def for_other_data(
     path = given.get("data.path", "null") != "null"
     if "experiment" not in given or not (path or "data" in given):
         return list(overrides)
-    own = composing(with_plugins([o for o in overrides if key_of(o) in ("experiment", "plugins")]))
-    data = own.hydra.runtime.choices.data
-    generated = written(own.data).get("path") is None
+    alone = composing(
+        with_plugins([o for o in overrides if key_of(o) in ("experiment", "plugins")])
+    )
+    data = alone.hydra.runtime.choices.data
+    generated = written(alone.data).get("path") is None
     if (chosen := given.get("data", data)) == data:
         is_other = path and generated
     else:  # a plugin's may have a path of its own
@@ -257,16 +246,16 @@ def for_other_data(
         is_other = path or not file.is_file() or OmegaConf.is_missing(OmegaConf.load(file), "path")
     if any(re.match(r"partition(?!\.num_clients$)(?=$|[.@])", key) for key in given):
         given["partition"] = given["partition.protocol"] = ""
-    more = [o for o in own.on_other_data if not {key_of(o), f"data.{key_of(o)}"} & given.keys()]
+    more = [o for o in alone.on_other_data if not {key_of(o), f"data.{key_of(o)}"} & given.keys()]
     return [*overrides, *(more if is_other else ())]
 
 
 def of_the_method(config: DictConfig, overrides: Sequence[str]) -> list[str]:
     """What an experiment sets for the chosen method alone, but for what the user has set."""
     method = config.hydra.runtime.choices.get("algorithm")
-    own = (written(config).get("by_method") or {}).get(method) or ()
+    of_method = (written(config).get("by_method") or {}).get(method) or ()
     given = {o.partition("=")[0].lstrip("+") for o in overrides}
-    return [o for o in own if o.partition("=")[0] not in given]
+    return [o for o in of_method if o.partition("=")[0] not in given]
 
 
 def source_of(config: DictConfig) -> dict[str, Any]:
@@ -400,10 +389,7 @@ def changed_keys(
 ) -> list[str]:
     """Names the leaves in which two configurations differ.
 
-    Args:
-        old: One configuration.
-        new: The other.
-        ignore: Top-level keys, or leaves such as ``data.workers``, that may differ.
+    `ignore`: top-level keys, or leaves such as ``data.workers``, that may differ.
 
     Example:
         >>> a = {"seed": 0, "local": {"steps": 1}, "resume": None}
@@ -518,17 +504,14 @@ def _refusing_new(overrides: Sequence[str], name: str) -> Sequence[str]:
     roots = {o: key.lstrip("+").partition(".")[0] for o, key in keys.items()}
     placed = {o for o in keys if "@" in o.partition("=")[0]}  # a group at a place of its own
     fixed = {o for o, root in roots.items() if root in _FIXED}
-    added = placed | fixed | {o for o, root in roots.items() if not _is_section(root)}
+    is_section = {root: root in SECTIONS or (CONFIG_DIR / root).is_dir() for root in roots.values()}
+    added = placed | fixed | {o for o, root in roots.items() if not is_section[root]}
     if not added:
         return overrides
     there = _composed([o for o in overrides if o not in added], name).config
     new = fixed | {o for o in added if roots[o] not in list(there)}
     new |= {o for o in placed if OmegaConf.select(there, keys[o].lstrip("+")) is None}
     return [o.lstrip("+") if o in new else o for o in overrides]
-
-
-def _is_section(root: str) -> bool:
-    return root in SECTIONS or (CONFIG_DIR / root).is_dir()
 
 
 def _explain_option(error: MissingConfigException) -> str:
@@ -575,11 +558,9 @@ def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
                 example = f", such as {key}.up=fp32" if leaf == "codec" else ""
                 return f"{key!r} is no group; set {inner}{example}."
             where = f"{parent} has" if parent else "the top level has"
-            more = f" and {len(known) - _LISTED} more" * (len(known) > _LISTED)
-            listed = f"{', '.join(known[:_LISTED])}{more}"
             deeper = (
                 [] if parent else [k for k, _ in walk(written(config)) if k.endswith(f".{leaf}")]
             )
             hint = did_you_mean(deeper[0], deeper) if deeper else did_you_mean(leaf, known)
-            return f"Unknown key {key!r}{hint}; {where} {listed or 'no keys'}."
+            return f"Unknown key {key!r}{hint}; {where} {few(known, _LISTED) or 'no keys'}."
     return f"The configuration cannot be composed: {first_line(error)}."

@@ -43,11 +43,7 @@ OmegaConf.register_new_resolver("when", lambda a, b, c, d: c if a == b else d, r
 
 
 def written(config: Any) -> dict[str, Any]:
-    """Returns a configuration as it is written, with its interpolations, as plain mappings.
-
-    Args:
-        config: A configuration composed by Hydra, or mappings and lists.
-    """
+    """Returns a configuration as it is written, with its interpolations, as plain mappings."""
     if isinstance(config, DictConfig):
         config = OmegaConf.to_container(config)
     elif isinstance(config, RunDescription):
@@ -58,10 +54,6 @@ def written(config: Any) -> dict[str, Any]:
 
 def resolved(node: Any, place: str = "") -> dict[str, Any]:
     """Returns a configuration with every interpolation replaced.
-
-    Args:
-        node: A configuration composed by Hydra, or mappings and lists.
-        place: Its key, for errors.
 
     Example:
         >>> resolved({"a": 1, "b": "${a}"})
@@ -84,10 +76,8 @@ def resolved(node: Any, place: str = "") -> dict[str, Any]:
 def checked(config: Any, overrides: Iterable[str] = ()) -> Section:
     """Checks everything that needs only the configuration, for any command.
 
-    Args:
-        config: A configuration composed by Hydra, or mappings and lists.
-        overrides: What the user has set, which is compared with the constructors that take it; and
-            with plugins, whose yamls may set anything, all values.
+    `overrides` are what the user has set, which is compared with the constructors that take it;
+    with plugins, whose yamls may set anything, all values are.
     """
     source = written(config)
     check_targets(source)
@@ -126,82 +116,54 @@ class Facts:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """When clients' models are evaluated.
+    """When clients' models are evaluated."""
 
-    Attributes:
-        every: Rounds between evaluations on the validation split.
-        patience: Evaluations without improvement before the run stops.
-        operating_point: By which rule validation chooses the threshold of two classes; None also
-            leaves those of regions.
-        normalization: Of the statistics of normalisation that a client's model has.
-        calibration: ``shift``, ``temperature`` or ``platt``.
-        coverage: At what rate sets of classes and intervals are to hold the truth.
-    """
-
-    every: int
-    patience: int | None = None
+    every: int  # rounds between evaluations on the validation split
+    patience: int | None = None  # evaluations without improvement before the run stops
+    # By which rule validation chooses the threshold of two classes; None leaves those of regions,
+    # too.
     operating_point: str | Mapping[str, float] | None = None
-    calibration: str | None = None
-    coverage: float | None = None
+    calibration: str | None = None  # ``shift``, ``temperature`` or ``platt``
+    coverage: float | None = None  # at what rate sets of classes and intervals hold the truth
+    # Of the statistics of normalisation that a client's model has.
     normalization: Literal["reestimated", "kept"] = "kept"
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Which checkpoints are kept.
+    """Which checkpoints are kept."""
 
-    Attributes:
-        keep: Number of latest checkpoints to keep, in addition to the best.
-        every: Rounds between checkpoints.
-    """
-
-    keep: int
-    every: int
+    keep: int  # number of latest checkpoints to keep, in addition to the best
+    every: int  # rounds between checkpoints
 
 
 class ExampleKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How each patient or row is protected.
+    """How each patient or row is protected."""
 
-    Attributes:
-        epsilon: The bound on what one patient changes, after the whole run.
-        delta: The chance that the bound fails.
-        clip: The longest gradient of one patient.
-        unit: What is protected.
-        chunk: Samples whose gradients are kept at once; ``None``: as memory allows.
-    """
-
+    # The bound on what one patient changes, after the whole run.
     epsilon: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
-    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)]
-    clip: Annotated[float, msgspec.Meta(gt=0, le=1e30)]
-    unit: Literal["patient", "row"] = "patient"
+    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)]  # the chance that the bound fails
+    clip: Annotated[float, msgspec.Meta(gt=0, le=1e30)]  # the longest gradient of one patient
+    unit: Literal["patient", "row"] = "patient"  # what is protected
+    # Samples whose gradients are kept at once; ``None``: as memory allows.
     chunk: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 class ClientKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How all of a client's patients together are protected.
+    """How all of a client's patients together are protected."""
 
-    Attributes:
-        sigma: Standard deviation of the noise in a sum over clients, in multiples of ``clip``.
-        delta: The chance that the bound fails.
-        clip: The longest displacement of a client.
-    """
-
+    # Standard deviation of the noise in a sum over clients, in multiples of ``clip``.
     sigma: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
-    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)]
-    clip: Annotated[float, msgspec.Meta(gt=0, le=1e30)]
+    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)]  # the chance that the bound fails
+    clip: Annotated[float, msgspec.Meta(gt=0, le=1e30)]  # the longest displacement of a client
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """What protects patients by noise.
+    """What protects patients by noise."""
 
-    Attributes:
-        example: Each patient or row, at its client.
-        client: All patients of a client together, in sums over clients.
-    """
-
-    example: ExampleKeys | None = None
-    client: ClientKeys | None = None
+    example: ExampleKeys | None = None  # each patient or row, at its client
+    client: ClientKeys | None = None  # all patients of a client together, in sums over clients
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Privacy:
@@ -214,7 +176,6 @@ class Privacy:
 
 def _keys(values: Mapping[str, Any], name: str, kind: type[_Keys], such: str) -> _Keys | None:
     given = values.get(name)
-    given = given.plain() if isinstance(given, Section) else given
     try:
         return None if given is None else fit(given, kind)
     except ValueError as error:
@@ -229,12 +190,6 @@ class RunDescription:
     """What a run does; ``configs/train.yaml`` describes the keys.
 
     Every name in its sections has been checked: the configuration may build it.
-
-    Attributes:
-        overrides: The overrides on the command line; ``None`` without a command line.
-        source: The configuration as it is written, with its interpolations.
-        values: The whole configuration, with every interpolation replaced.
-        derived: The keys whose values follow from the data, with what was chosen for them.
     """
 
     name: str
@@ -267,17 +222,17 @@ class RunDescription:
     adapters: Section | None
     aggregation: Section | None
     privacy: Privacy
+    # The configuration as it is written, with its interpolations.
     source: Mapping[str, Any] = field(repr=False, compare=False)
+    # The whole configuration, with every interpolation replaced.
     values: Section = field(repr=False)
+    # The overrides on the command line; ``None`` without a command line.
     overrides: tuple[str, ...] | None = None
+    # The keys whose values follow from the data, with what was chosen for them.
     derived: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def replacing(self, values: Mapping[str, Any]) -> RunDescription:
-        """Returns the description with other values; values that depend on these change, too.
-
-        Args:
-            values: The values by key, such as ``model.personal``.
-        """
+        """Returns the description with other values; values that depend on these change, too."""
         source = written(self.source)
         for key, value in values.items():
             put(source, key, value)
@@ -308,12 +263,7 @@ def as_yaml(plain: dict[str, Any] | list[Any]) -> str:
 
 
 def describe(config: Any, overrides: tuple[str, ...] | None = None) -> RunDescription:
-    """Checks the configuration of a run and all names in it, and describes the run.
-
-    Args:
-        config: A configuration composed by Hydra, or mappings and lists from a run folder.
-        overrides: The overrides on the command line, if there is one.
-    """
+    """Checks the configuration of a run and all names in it, and describes the run."""
     source, values = written(config), checked(config, overrides or ())
     check_targets(values.plain(), found=True)
     return _typed(source, values.plain(), overrides)
@@ -327,13 +277,13 @@ def _typed(
         typed: dict[str, Any] = {"source": source, "values": whole, "overrides": overrides}
         typed |= {
             **{key: optional(whole, key) for key in ("canonical", "adapters", "aggregation")},
-            **{key: tuple(map(str, whole.get(key) or ())) for key in ("keep_out", "plugins")},
-            "privacy": Privacy.of(whole["privacy"]),
-            "folder": str(whole["folder"]),
-            "pictures": str(whole["pictures"]["format"]),
+            **{key: tuple(map(str, values.get(key) or ())) for key in ("keep_out", "plugins")},
+            "privacy": Privacy.of(values["privacy"]),
+            "folder": str(values["folder"]),
+            "pictures": str(values["pictures"]["format"]),
             "facts": Facts(**copy.deepcopy({key: values.get(key) for key in facts})),
-            "evaluation": Evaluation(**whole["evaluation"]),
-            "checkpoint": Checkpoints(**whole["checkpoint"]),
+            "evaluation": Evaluation(**values["evaluation"]),
+            "checkpoint": Checkpoints(**values["checkpoint"]),
             "derived": dict(values.get("derived") or {}),
         }
         others = RunDescription.__dataclass_fields__.keys() - typed.keys()

@@ -93,6 +93,16 @@ def put(node: dict[str, Any], key: str, value: Any) -> None:
     node[leaf] = value
 
 
+def listed(value: Any) -> list[Any]:
+    """Returns a list as it is, another value as a list of it, and null as an empty one.
+
+    Example:
+        >>> listed("a"), listed(["a", "b"]), listed(None)
+        (['a'], ['a', 'b'], [])
+    """
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
 def walk(node: Any, place: str = "", lists: bool = True) -> list[tuple[str, Any]]:
     """Returns every value and its key, a mapping before its values; without recursion.
 

@@ -35,20 +35,14 @@ def key_of(override: str) -> str:
 def to_hydra_overrides(arguments: Sequence[str], sweeps: bool = False) -> list[str]:
     """Returns a command line in Hydra's spelling, and makes its plugins importable.
 
-    Args:
-        arguments: The command line without the program, also if it is translated already.
-        sweeps: Whether a comma may separate paths of which each has a run.
-
     Example:
         >>> to_hydra_overrides(["hydra.run.dir=runs/a (1)", "seed=1"])
         ["hydra.run.dir='runs/a (1)'", 'seed=1']
         >>> to_hydra_overrides(["+hydra.callbacks.mine._target_=os.system"])
         Traceback (most recent call last):
         ...
-        medfed.standalone.errors.ConfigError: hydra.callbacks.mine._target_ is for Hydra's own \
-use; set hydra.run.dir, hydra.sweep.dir or hydra.sweep.subdir, and add code and yamls by \
-plugins=FOLDER.
-    """
+        medfed.standalone.errors.ConfigError: hydra.callbacks.mine._target_ is for Hydra's own use; set hydra.run.dir, hydra.sweep.dir or hydra.sweep.subdir, and add code and yamls by plugins=FOLDER.
+    """  # noqa: E501
     whole = [part for argument in arguments for part in _option_and_keys(argument)]
     made = with_plugins([a for a in hydra_spelling(whole, sweeps) if not a.startswith(SEARCHPATH)])
     for argument in arguments:

@@ -63,17 +63,12 @@ Run = Callable[[DictConfig], str]
 
 @dataclass(frozen=True)
 class Engine:
-    """What runs the combinations of a sweep.
+    """What runs the combinations of a sweep."""
 
-    Attributes:
-        workers: How many run at once, each in a process of its own; ``None``: one by one, here.
-        launcher: One of :data:`LAUNCHERS`; empty: none.
-        settings: Overrides of the launcher's keys.
-    """
-
+    # How many run at once, each in a process of its own; ``None``: one by one, here.
     workers: int | None = None
-    launcher: str = ""
-    settings: tuple[str, ...] = ()
+    launcher: str = ""  # one of :data:`LAUNCHERS`; empty: none
+    settings: tuple[str, ...] = ()  # overrides of the launcher's keys
 
     @property
     def named(self) -> str:
@@ -133,10 +128,10 @@ def _launcher(name: str) -> str:
         )
     package, module = LAUNCHERS[name]
     try:
-        found = find_spec(module)
+        spec = find_spec(module)
     except ModuleNotFoundError:
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise ConfigError(
             f"{_KEY_OF_LAUNCHER}{name} needs the package {package}: pip install {package}. "
             f"Without it, {WORKERS}=N runs N at once on this machine."
@@ -150,17 +145,11 @@ def _launcher(name: str) -> str:
 
 
 class Job(NamedTuple):
-    """One combination.
+    """One combination."""
 
-    Attributes:
-        number: From 0, in the order of the combinations.
-        values: The overrides in which it differs from others.
-        overrides: All its overrides.
-    """
-
-    number: int
-    values: tuple[str, ...]
-    overrides: tuple[str, ...]
+    number: int  # from 0, in the order of the combinations
+    values: tuple[str, ...]  # the overrides in which it differs from others
+    overrides: tuple[str, ...]  # all its overrides
 
 
 @dataclass
@@ -227,9 +216,9 @@ class Sweep:
         swept = {key for key, each in values.items() if len(each) > 1}
         named = any(o.startswith("hydra.job.name=") for o in self.overrides)
         for number, each in enumerate(itertools.product(*values.values())):
-            own = tuple(one for key, one in zip(values, each, strict=True) if key in swept)
-            name = () if named else (f"hydra.job.name={literal(folder_name(own))}",)
-            yield Job(number, own, (*each, *name))
+            differing = tuple(one for key, one in zip(values, each, strict=True) if key in swept)
+            name = () if named else (f"hydra.job.name={literal(folder_name(differing))}",)
+            yield Job(number, differing, (*each, *name))
 
     def composed(self, job: Job) -> tuple[list[str], DictConfig]:
         """Composes one combination."""
@@ -246,8 +235,7 @@ class Sweep:
     def outcomes(self, run: Run) -> Iterator[tuple[Job, str]]:
         """Runs all combinations, and yields each with what went wrong, as soon as it ends.
 
-        Args:
-            run: Runs one; a process that it is sent to must be able to import it.
+        `run`: runs one; a process that it is sent to must be able to import it.
         """
         if self.engine.launcher:
             yield from self._launched(run)

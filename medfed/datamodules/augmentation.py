@@ -33,35 +33,29 @@ from medfed.standalone.preparation import one_thread
 class ChannelDropout:
     """Zeroes channels of training samples.
 
-    Attributes:
-        chance: The chance that a sample may lose channels: 0 to P − 1 of its client's P channels.
-            All numbers are equally likely, and so are all sets of a number.
-        rescale: ``sqrt`` multiplies the remaining channels by the root of P over their number,
-            which keeps the variance of their sum; ``None`` does not. The factor P over their number
-            would double the variance for two of four.
-        planes: How many adjacent channels are one contrast, as with neighbouring slices; they are
-            dropped together.
-
     Example:
         >>> image, present = torch.ones(1, 3, 1, 1), torch.tensor([True, True, False])
         >>> [ChannelDropout(1.0)(image, present, seed=s)[1].tolist()[0] for s in (0, 1)]
         [[False, True, False], [True, False, False]]
     """
 
+    # The chance that a sample may lose channels: 0 to P − 1 of its client's P channels. All numbers
+    # are equally likely, and so are all sets of a number.
     chance: float = 0.0
+    # ``sqrt`` multiplies the remaining channels by the root of P over their number, which keeps the
+    # variance of their sum; ``None`` does not. The factor P over their number would double the
+    # variance for two of four.
     rescale: Literal["sqrt"] | None = None
+    # How many adjacent channels are one contrast, as with neighbouring slices; they are dropped
+    # together.
     planes: int = 1
 
     def __call__(self, image: Tensor, present: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """Alters a batch; its random choices depend on the seed only.
 
-        Args:
-            image: ``(B, C, ...)``, zero where a channel is missing.
-            present: ``(C,)`` bool, the channels that the client has, or ``(B, C)``, each sample's.
-            seed: The batch's seed.
-
-        Returns:
-            The image and each sample's remaining channels, ``(B, C)`` bool.
+        `image` is ``(B, C, ...)``, zero where a channel is missing. `present` is ``(C,)`` bool, the
+        channels that the client has, or ``(B, C)``, each sample's. Returns the image and each
+        sample's remaining channels, ``(B, C)`` bool.
         """
         rng, there = torch_rng(seed, "channel_dropout"), present[..., :: self.planes]
         coins, counts = torch.rand(len(image), generator=rng), torch.rand(len(image), generator=rng)
@@ -76,10 +70,7 @@ class ChannelDropout:
     def only(self, image: Tensor, kept: Tensor, present: Tensor) -> Tensor:
         """Returns images with only some channels.
 
-        Args:
-            image: ``(B, C, ...)``.
-            kept: ``(B, C)`` bool, at least one per sample.
-            present: As above.
+        `image` is ``(B, C, ...)``. `kept` is ``(B, C)`` bool, at least one per sample.
         """
         factor = kept.to(image.dtype)
         if self.rescale == "sqrt":
@@ -103,61 +94,44 @@ class Augmentation:
     move a segmentation's label with the image, to the nearest voxel; the others alter only the
     image, channel by channel if a scanner would do so. Affine maps mirror the image at its borders.
 
-    Attributes:
-        flip_chance: Chance of a flip, along each of the axes that the data allow (`data.flips`).
-        quarter_chance: Chance of a turn by 90, 180 or 270 degrees in the plane of the first two
-            axes (only by 180 if their sides differ).
-        affine_chance: Chance of a rotation, zoom and shift at once.
-        rotation: The most degrees, in the plane of the first two axes.
-        tilt: The most degrees around these two axes, for volumes; 0 if slices are thick.
-        zoom: Largest relative change of size: 0.1 draws from 0.9 to 1.1.
-        shift: Largest shift, as a share of the image's side.
-        noise_chance: Chance of Gaussian noise.
-        noise: Its largest standard deviation.
-        blur_chance: Chance of a Gaussian blur.
-        blur: Its largest standard deviation, in voxels.
-        scale_chance: Chance that intensities are multiplied.
-        scale: 0.25 draws the factor from 0.75 to 1.25.
-        offset_chance: Chance that a number is added to the intensities.
-        offset: The largest offset.
-        contrast_chance: Chance that distances from the mean intensity are multiplied.
-        contrast: As `scale`; what leaves the image's range is clipped.
-        resolution_chance: Chance that the image is downsampled and upsampled again.
-        resolution: The smallest intermediate size, as a share of the image's.
-        gamma_chance: Chance of a gamma curve between the least and greatest intensity.
-        gamma: Largest exponent, drawn from 1 / gamma to gamma; mean and deviation are kept.
-        channel_dropout: Chance that a sample may lose channels, as the last step; see
-            :class:`medfed.datamodules.augmentation.ChannelDropout`.
-        rescale: Scaling of the remaining channels: ``None`` or ``sqrt``.
-
     Example:
         >>> chain = Augmentation(flip_chance=1.0).build((2, 2), flips=(0,))
         >>> chain(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), torch.tensor([0]), seed=7)[0].tolist()
         [[[[3.0, 4.0], [1.0, 2.0]]]]
     """
 
+    # Chance of a flip, along each of the axes that the data allow (`data.flips`).
     flip_chance: Chance = 0.0
+    # Chance of a turn by 90, 180 or 270 degrees in the plane of the first two axes (only by 180 if
+    # their sides differ).
     quarter_chance: Chance = 0.0
-    affine_chance: Chance = 0.0
-    rotation: Size = 0.0
-    tilt: Size = 0.0
+    affine_chance: Chance = 0.0  # chance of a rotation, zoom and shift at once
+    rotation: Size = 0.0  # the most degrees, in the plane of the first two axes
+    tilt: Size = 0.0  # the most degrees around these two axes, for volumes; 0 if slices are thick
+    # Largest relative change of size: 0.1 draws from 0.9 to 1.1.
     zoom: Annotated[float, within("[0, 0.9]")] = 0.0
+    # Largest shift, as a share of the image's side.
     shift: Annotated[float, within("[0, 0.5]")] = 0.0
-    noise_chance: Chance = 0.0
-    noise: Size = 0.0
-    blur_chance: Chance = 0.0
-    blur: Size = 0.0
-    scale_chance: Chance = 0.0
-    scale: Size = 0.0
-    offset_chance: Chance = 0.0
-    offset: Size = 0.0
-    contrast_chance: Chance = 0.0
-    contrast: Size = 0.0
-    resolution_chance: Chance = 0.0
+    noise_chance: Chance = 0.0  # chance of Gaussian noise
+    noise: Size = 0.0  # its largest standard deviation
+    blur_chance: Chance = 0.0  # chance of a Gaussian blur
+    blur: Size = 0.0  # its largest standard deviation, in voxels
+    scale_chance: Chance = 0.0  # chance that intensities are multiplied
+    scale: Size = 0.0  # 0.25 draws the factor from 0.75 to 1.25
+    offset_chance: Chance = 0.0  # chance that a number is added to the intensities
+    offset: Size = 0.0  # the largest offset
+    contrast_chance: Chance = 0.0  # chance that distances from the mean intensity are multiplied
+    contrast: Size = 0.0  # as `scale`; what leaves the image's range is clipped
+    resolution_chance: Chance = 0.0  # chance that the image is downsampled and upsampled again
+    # The smallest intermediate size, as a share of the image's.
     resolution: Annotated[float, within("[0.1, 1]")] = 1.0
-    gamma_chance: Chance = 0.0
+    gamma_chance: Chance = 0.0  # chance of a gamma curve between the least and greatest intensity
+    # Largest exponent, drawn from 1 / gamma to gamma; mean and deviation are kept.
     gamma: Annotated[float, within("[1, 10]")] = 1.0
+    # Chance that a sample may lose channels, as the last step; see
+    # :class:`medfed.datamodules.augmentation.ChannelDropout`.
     channel_dropout: Chance = 0.0
+    # Scaling of the remaining channels: ``None`` or ``sqrt``.
     rescale: Literal["sqrt"] | None = None
 
     def __post_init__(self) -> None:
@@ -222,11 +196,8 @@ class Chain:
     def __call__(self, image: Tensor, label: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """Alters a batch; its random choices depend on the seed only.
 
-        Args:
-            image: (B, C, *size).
-            label: (B, R, *size); (B, M, 7) boxes, which are only flipped; or (B,), which does not
-                change.
-            seed: The batch's seed.
+        `image` is (B, C, *size). `label` is (B, R, *size); (B, M, 7) boxes, which are only flipped;
+        or (B,), which does not change.
         """
         self._stream.seed(seed)
         coins = self._stream.rand(len(self._chances), len(image)) < self._chances[:, None]
@@ -306,12 +277,7 @@ Augment = Chain | Transform
 def augmented(augment: Augment, image: Tensor, label: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """Alters the samples of a batch; what is drawn depends on the seed alone.
 
-    Args:
-        augment: The transforms of a recipe, or a MONAI dict transform of one sample, which is
-            reseeded for every batch. PyTorch's global random state is restored.
-        image: (B, C, *size).
-        label: (B, R, *size) or (B,).
-        seed: The batch's seed.
+    `image` is (B, C, *size). `label` is (B, R, *size) or (B,).
     """
     with seeded(seed), one_thread():
         if isinstance(augment, Chain):

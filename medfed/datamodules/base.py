@@ -72,13 +72,7 @@ class BatchWorkers:
         return self._pool
 
     def batches(self, client: str, seed: int, order: Sequence[Tensor]) -> Iterator[Batch]:
-        """One epoch of a client; see `ClientData.train_batches`.
-
-        Args:
-            client: Its id.
-            seed: The epoch's.
-            order: The samples of every batch.
-        """
+        """One epoch of a client; see `ClientData.train_batches`."""
         tasks = ((client, seed, number, index.numpy()) for number, index in enumerate(order))
         waiting: deque[Future[dict[str, NDArray[Any]]]] = deque()
         try:
@@ -120,54 +114,35 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, repr=False)
 class FederatedDataModule(ABC):
-    """Base of the data modules; a subclass lists patients and builds one client's tensors.
+    """Base of the data modules; a subclass lists patients and builds one client's tensors."""
 
-    Attributes:
-        partition: Assigns patients to clients, and says what data each client has.
-        seed: Seed of the partition, the splits and all other random choices about the data.
-        val_fraction: Share of validation patients per client, if splits are random.
-        test_fraction: Share of test patients per client, if splits are random.
-        fold: k and K: the test patients are the k-th of K parts instead of a share. Over all k,
-            from 0, every patient is tested once.
-        stratify: Whether random splits give each split the same share of every label.
-        most_patients: At most so many patients of a client train and validate, chosen at random,
-            and the others are left out, so that few patients can be tried; the test patients stay.
-        batch_size: Samples per training batch.
-        eval_batch_size: Samples per evaluation batch.
-        augment: See `cache.volumes.OnDiskDataModule`, as `flips` and `workers`.
-        keep_out: Clients that join after training; set it before `setup`.
-        balanced: Whether training batches carry their client's class weights; set it before
-            `setup`.
-        channel_names: Names of the C channels (or F features); known after `prepare_data`.
-        class_names: Names of the classes, or of the regions.
-        description: One line about where the data come from.
-        clients: `ClientData` per client id, in the partition's order; filled by `setup`.
-        kept_out: `ClientData` of the clients in `keep_out`; filled by `setup`.
-        plans: The plan of every client; filled by `setup`.
-        remarks: Sentences that a person should read before training; filled by `setup`.
-        mixtures: For data generated as mixtures, each client's true mixture; filled by `setup`.
-        exchanged: Client, direction and bytes of the messages before the first round in which
-            clients agreed on the inputs; filled by `setup`.
-    """
-
-    partition: Partition
+    partition: Partition  # assigns patients to clients, and says what data each client has
     _: KW_ONLY
-    seed: int = 0
-    val_fraction: float = 0.2
-    test_fraction: float = 0.2
+    seed: int = 0  # seed of the partition, the splits and all other random choices about the data
+    val_fraction: float = 0.2  # share of validation patients per client, if splits are random
+    test_fraction: float = 0.2  # share of test patients per client, if splits are random
+    # k and K: the test patients are the k-th of K parts instead of a share. Over all k, from 0,
+    # every patient is tested once.
     fold: Sequence[int] | None = None
-    stratify: bool = True
+    stratify: bool = True  # whether random splits give each split the same share of every label
+    # At most so many patients of a client train and validate, chosen at random, and the others are
+    # left out, so that few patients can be tried; the test patients stay.
     most_patients: Annotated[int, check_positive] | None = None
-    batch_size: int = 32
-    eval_batch_size: int = 256
+    batch_size: int = 32  # samples per training batch
+    eval_batch_size: int = 256  # samples per evaluation batch
+    # See `cache.volumes.OnDiskDataModule`, as `flips` and `workers`.
     augment: Augmentation | Augment | None = field(default=None, init=False)
     flips: Sequence[int] = field(default=(), init=False)
     workers: int = field(default=0, init=False)
+    # Clients that join after training; set it before `setup`.
     keep_out: tuple[str, ...] = field(default=(), init=False)
+    # Whether training batches carry their client's class weights; set it before `setup`.
     balanced: bool = field(default=False, init=False)
+    # Names of the C channels (or F features); known after `prepare_data`.
     channel_names: tuple[str, ...] = field(default=(), init=False)
+    # Names of the classes, or of the regions.
     class_names: tuple[str, ...] = field(default=(), init=False)
-    description: str = field(default="", init=False)
+    description: str = field(default="", init=False)  # one line about where the data come from
 
     def __post_init__(self) -> None:
         if not isinstance(self.partition, Partition):
@@ -178,11 +153,17 @@ class FederatedDataModule(ABC):
         check_fold(self.fold)
         client_data.check_batch_sizes(self.batch_size, self.eval_batch_size)
         check_fields("data", self)
+        # `ClientData` per client id, in the partition's order; filled by `setup`.
         self.clients: dict[str, ClientData] = {}
+        # `ClientData` of the clients in `keep_out`; filled by `setup`.
         self.kept_out: dict[str, ClientData] = {}
-        self.plans: dict[str, ClientPlan] = {}
+        self.plans: dict[str, ClientPlan] = {}  # the plan of every client; filled by `setup`
+        # Sentences that a person should read before training; filled by `setup`.
         self.remarks: list[str] = []
+        # For data generated as mixtures, each client's true mixture; filled by `setup`.
         self.mixtures: dict[str, tuple[float, ...]] = {}
+        # Client, direction and bytes of the messages before the first round in which clients agreed
+        # on the inputs; filled by `setup`.
         self.exchanged: list[Exchanged] = []
         self._patients: dict[str, Patient] = {}
         self._hashes: dict[str, str] | None = None
@@ -276,8 +257,8 @@ class FederatedDataModule(ABC):
             self.partition, self._patients, names, self.seed, *sizes, self.stratify
         )
         check_keep_out(self.keep_out, list(self.plans))
-        own = remarks(self.partition, list(self._patients.values()))
-        self.remarks = [*self.data_remarks(), *own]
+        from_partition = remarks(self.partition, list(self._patients.values()))
+        self.remarks = [*self.data_remarks(), *from_partition]
         if self.most_patients is not None:
             self.remarks.append(
                 f"At most {self.most_patients} patients of a hospital train and validate; others "
@@ -313,19 +294,19 @@ class FederatedDataModule(ABC):
 
     def _warn_of_classes(self, clients: Mapping[str, ClientData]) -> None:
         """Names the clients that train on a single class, or lack one that weights balance."""
-        found = []
+        remarks = []
         for name, client in clients.items():
             label = client.train["label"]
             if not isinstance(label, Tensor) or label.dim() > 1 or label.is_floating_point():
                 continue  # regions, or an outcome
             absent = (client.label_counts == 0).nonzero().flatten().tolist()
             if len(absent) > len(client.label_counts) - 2:
-                found.append((name, "trains on a single class", "train on a single class"))
+                remarks.append((name, "trains on a single class", "train on a single class"))
             if self.balanced and absent:
                 names = ", ".join(shown(self.class_names[k]) for k in absent)
                 what = f"no training sample of {names}, to which balanced weights give 0"
-                found.append((name, f"has {what}", f"have {what}"))
-        warn_of_clients(found)
+                remarks.append((name, f"has {what}", f"have {what}"))
+        warn_of_clients(remarks)
 
     def client_of(self, name: str, plan: ClientPlan, **samples: Any) -> ClientData:
         """Makes a client from its plan, the settings, and the other arguments of `ClientData`."""

@@ -18,16 +18,12 @@ Merging = Generator[bytes, Sequence[bytes], None]
 
 @dataclass
 class Claims:
-    """What clients say of themselves in their messages to the server.
+    """What clients say of themselves in their messages to the server."""
 
-    Attributes:
-        names: The clients, in the order of their messages.
-        samples: The most training samples that the counts of each claim.
-        remarks: Sentences about values far from those of most clients.
-    """
-
-    names: Sequence[str] = ()
+    names: Sequence[str] = ()  # the clients, in the order of their messages
+    # The most training samples that the counts of each claim.
     samples: dict[str, int] = field(default_factory=dict)
+    # Sentences about values far from those of most clients.
     remarks: list[str] = field(default_factory=list)
 
     def name(self, at: int) -> str:

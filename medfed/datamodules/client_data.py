@@ -63,14 +63,8 @@ def gather(values: Tensor | Rows, index: Tensor) -> Tensor:
     """Picks samples; on the CPU with one thread, by NumPy if PyTorch uses more.
 
     A batch is about a megabyte: starting PyTorch's threads for it costs more than copying it, and
-    on a busy machine thirty times as much.
-
-    Args:
-        values: (N, ...), a tensor or `Rows`.
-        index: (B,) int64.
-
-    Returns:
-        (B, ...), a copy.
+    on a busy machine thirty times as much. `values` is (N, ...), a tensor or `Rows`. `index` is
+    (B,) int64. Returns (B, ...), a copy.
 
     Example:
         >>> gather(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0])).tolist()
@@ -108,49 +102,39 @@ class ClientData:
     of slices; if a patient has several scans, ``scan`` (N,) int64, the scan's number; and if label
     and image have different voxels, ``grid`` (N, d + 1, d + 1) float64, from the label's voxels to
     the image's.
-
-    Attributes:
-        id: The client's name, such as ``"hospital_0"``.
-        train: The block of training samples (patches or rows).
-        evaluation: Blocks per evaluation split; the sequence may read a block on demand. A batch
-            never spans two blocks, so blocks may have volumes of different sizes.
-        channels: (C,) bool, this hospital's channels. The others are zero in every image.
-        label_counts: (K,) float32 over the training samples. Classification: samples per class.
-            Segmentation: voxels of ``[background, region_1, ..., region_R]`` in the patches.
-            Findings: see `finding_counts`.
-        patients: The patient ids of every split.
-        batch_size: Samples per training batch.
-        eval_batch_size: Samples (slices, volumes or rows) per evaluation batch.
-        augment: Alters training samples: a recipe's transforms, or a random MONAI dict
-            transform of one sample; reseeded for every batch from the epoch's seed and the batch's
-            number.
-        channel_dropout: Zeroes channels of training samples after `augment`, or None.
-        balanced: Whether training batches carry ``class_weights``, see `class_weights`.
-        annotated: (R,) bool, the regions that this hospital outlines, which batches then carry
-            (B, R); None if every hospital outlines all.
-        positive_weights: (K,) weights of positive findings, which are then the `class_weights`.
-        fresh: Cuts new samples for every epoch; `train` is then one such set, for callers that only
-            inspect samples. None: every epoch uses `train`.
-        source: Makes training batches ahead; None: they are made on demand.
     """
 
-    id: str
-    train: Block
+    id: str  # the client's name, such as ``"hospital_0"``
+    train: Block  # the block of training samples (patches or rows)
+    # Blocks per evaluation split; the sequence may read a block on demand. A batch never spans two
+    # blocks, so blocks may have volumes of different sizes.
     evaluation: Mapping[Split, Iterable[Block]]
-    channels: Tensor
+    channels: Tensor  # (C,) bool, this hospital's channels. The others are zero in every image.
+    # (K,) float32 over the training samples. Classification: samples per class. Segmentation:
+    # voxels of ``[background, region_1, ..., region_R]`` in the patches. Findings: see
+    # `finding_counts`.
     label_counts: Tensor
-    patients: dict[Split, list[str]]
-    batch_size: int
-    eval_batch_size: int = 16
+    patients: dict[Split, list[str]]  # the patient ids of every split
+    batch_size: int  # samples per training batch
+    eval_batch_size: int = 16  # samples (slices, volumes or rows) per evaluation batch
+    # Alters training samples: a recipe's transforms, or a random MONAI dict transform of one
+    # sample; reseeded for every batch from the epoch's seed and the batch's number.
     augment: Augment | None = field(default=None, repr=False)
+    # Zeroes channels of training samples after `augment`, or None.
     channel_dropout: ChannelDropout | None = None
-    balanced: bool = False
+    balanced: bool = False  # whether training batches carry ``class_weights``, see `class_weights`
+    # (R,) bool, the regions that this hospital outlines, which batches then carry (B, R); None if
+    # every hospital outlines all.
     annotated: Tensor | None = None
+    # (K,) weights of positive findings, which are then the `class_weights`.
     positive_weights: Tensor | None = None
+    # Cuts new samples for every epoch; `train` is then one such set, for callers that only inspect
+    # samples. None: every epoch uses `train`.
     fresh: Draws | None = field(default=None, repr=False)
     _drawn: tuple[int, Block] | None = field(default=None, init=False, repr=False)
     _present: Tensor | None = field(default=None, init=False, repr=False)  # of a batch's size
     # `replace` does not pass it on: it holds only this client's samples.
+    # Makes training batches ahead; None: they are made on demand.
     source: BatchSource | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -181,8 +165,7 @@ class ClientData:
     def samples(self, index: Tensor) -> Batch:
         """Picks training samples, without augmentation.
 
-        Args:
-            index: (B,) int64.
+        `index` is (B,) int64.
         """
         return self._training_batch(*self._picked(self.train, index))
 
@@ -199,8 +182,7 @@ class ClientData:
     def units(self, unit: Literal["patient", "row"]) -> Tensor:
         """Numbers the patients, or the rows, that training samples are of.
 
-        Returns:
-            (num_samples,) int64, from 0; an epoch whose samples are cut anew has the same.
+        Returns (num_samples,) int64, from 0; an epoch whose samples are cut anew has the same.
         """
         every = torch.arange(self.num_samples)
         if unit == "row":
@@ -211,10 +193,7 @@ class ClientData:
     def train_batch(self, seed: int, number: int, index: Tensor) -> Batch:
         """One batch of an epoch, independent of earlier batches.
 
-        Args:
-            seed: The epoch's seed.
-            number: The batch's number, from 0.
-            index: (B,) int64, its samples.
+        `index` is (B,) int64, its samples.
         """
         image, label, present = self._picked(self._samples_of(seed), index)
         if not len(index):  # of patients drawn by chance, there may be none
@@ -242,8 +221,7 @@ class ClientData:
     def train_inputs(self, limit: int) -> Tensor:
         """Training inputs in a fixed order, spread evenly over the patients.
 
-        Returns:
-            (min(limit, num_samples), C, *spatial) or (…, F).
+        Returns (min(limit, num_samples), C, *spatial) or (…, F).
         """
         return gather(self.train["image"], self._spread(limit))
 
@@ -324,19 +302,15 @@ class ArrayRows:
     Each process maps the file when it takes the first row; a pickled object is just a path and row
     numbers.
 
-    Attributes:
-        source: The array (N, ...), or the ``.npy`` file that holds it.
-        index: (n,) the numbers of the client's rows, in order.
-        convert: Converts gathered rows for a batch, such as int16 HU to [-1, 1].
-
     Example:
         >>> rows = ArrayRows(np.array([[7], [8], [9]], np.uint8), np.array([2, 0]), np.float32)
         >>> rows.shape, rows.take(torch.tensor([1, 1, 0])).ravel().tolist()
         ((2, 1), [7.0, 7.0, 9.0])
     """
 
-    source: NDArray[Any] | Path
-    index: NDArray[np.int64]
+    source: NDArray[Any] | Path  # the array (N, ...), or the ``.npy`` file that holds it
+    index: NDArray[np.int64]  # (n,) the numbers of the client's rows, in order
+    # Converts gathered rows for a batch, such as int16 HU to [-1, 1].
     convert: Callable[[NDArray[Any]], NDArray[Any]]
     _mapped: NDArray[Any] | None = field(default=None, init=False, repr=False)
 
@@ -370,17 +344,14 @@ class ArrayRows:
 class BlocksOnDemand:
     """A block per patient that is read on every access and not kept.
 
-    Attributes:
-        patients: Their ids.
-        read: Reads the block of a patient, from its id and its position in `patients`.
-
     Example:
         >>> blocks = BlocksOnDemand(["a", "b"], lambda name, n: {"case": torch.tensor([n])})
         >>> [block["case"].item() for block in blocks]
         [0, 1]
     """
 
-    patients: Sequence[str]
+    patients: Sequence[str]  # their ids
+    # Reads the block of a patient, from its id and its position in `patients`.
     read: Callable[[str, int], Block]
 
     def __iter__(self) -> Iterator[Block]:

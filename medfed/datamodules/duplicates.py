@@ -21,22 +21,15 @@ _CHANCE = 0.01  # equal rows are duplicates if chance would give at most this ma
 
 
 class Sample(NamedTuple):
-    """One sample by its content.
-
-    Attributes:
-        patient: Its patient.
-        name: Its name, such as a file.
-        content: A hash, equal for equal samples.
-        label: Its class, if it has one.
-    """
+    """One sample by its content."""
 
     patient: str
-    name: str
-    content: object
-    label: int | None = None
+    name: str  # its name, such as a file
+    content: object  # a hash, equal for equal samples
+    label: int | None = None  # its class, if it has one
 
 
-class Place(NamedTuple):
+class SampleUse(NamedTuple):
     """Where a sample is used."""
 
     client: str
@@ -49,15 +42,11 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Groups of equal samples, each in at least two splits or at two clients.
+    """Groups of equal samples, each in at least two splits or at two clients."""
 
-    Attributes:
-        what: The kind of samples, such as ``images``.
-        groups: The places of equal samples, in the order of clients and splits.
-    """
-
-    what: str
-    groups: Sequence[Sequence[Place]] = ()
+    what: str  # the kind of samples, such as ``images``
+    # The places of equal samples, in the order of clients and splits.
+    groups: Sequence[Sequence[SampleUse]] = ()
 
     def record(self) -> dict[str, Any]:
         """Returns the counts and all groups, for JSON."""
@@ -80,7 +69,8 @@ class Duplicates:
         """Describes the duplicates and names the first few; empty if there are none.
 
         Example:
-            >>> group = [Place("a", s, Sample(i, i, 1)) for s, i in [("train", "x"), ("test", "y")]]
+            >>> used = [("train", "x"), ("test", "y")]
+            >>> group = [SampleUse("a", split, Sample(i, i, 1)) for split, i in used]
             >>> Duplicates("images", [group]).sentence()
             '2 of the images are in 1 group of equal ones (1 over two splits, 0 over two clients): \
 x (train of a) = y (test of a). A test sample is then in the training data: remove the copies.'
@@ -127,10 +117,10 @@ def find_duplicates(
     """
     order = {(c, s): n for n, (c, s) in enumerate((c, s) for c in clients for s in clients[c])}
     place = {i: (c, s) for c, parts in clients.items() for s, ids in parts.items() for i in ids}
-    places: dict[object, list[Place]] = {}
+    places: dict[object, list[SampleUse]] = {}
     for sample in samples:
         if sample.patient in place:
-            places.setdefault(sample.content, []).append(Place(*place[sample.patient], sample))
+            places.setdefault(sample.content, []).append(SampleUse(*place[sample.patient], sample))
     repeated = (g for g in places.values() if len({(p.client, p.split) for p in g}) > 1)
     groups = [sorted(group, key=lambda p: order[p.client, p.split]) for group in repeated]
     return Duplicates(what, groups)
@@ -176,10 +166,7 @@ def rows_mean_something(features: NDArray[np.float64]) -> bool:
     """Says whether equal rows are unlikely by chance: fewer than 0.01 pairs are expected.
 
     The expectation assumes independent columns: it multiplies the columns' shares of equal pairs,
-    with a missing cell as a value.
-
-    Args:
-        features: (N, F).
+    with a missing cell as a value. `features` is (N, F).
 
     Example:
         >>> rows_mean_something(np.random.default_rng(0).normal(size=(50, 3)))

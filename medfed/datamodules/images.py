@@ -41,17 +41,13 @@ class ImageDataModule(OnDiskDataModule):
 
     The images stay in memory as bytes and are converted batch by batch; only a client with a
     simulated scanner (a site effect) holds its images as float32.
-
-    Attributes:
-        reader: Reads a file or folder.
-        official_splits: Whether to use the data set's splits.
-        duplicates: What to do about equal images in two splits or at two clients: ``"warn"``,
-            ``"error"``, or ``"together"``, which counts patients who share an image as one.
     """
 
-    reader: Callable[..., ImageSet]
+    reader: Callable[..., ImageSet]  # reads a file or folder
     _: KW_ONLY
-    official_splits: bool = True
+    official_splits: bool = True  # whether to use the data set's splits
+    # What to do about equal images in two splits or at two clients: ``"warn"``, ``"error"``, or
+    # ``"together"``, which counts patients who share an image as one.
     duplicates: Literal["warn", "error", "together"] = "warn"
     positive_weights: Tensor | None = field(default=None, init=False)
     joined: tuple[str, ...] | None = field(default=None, init=False)  # a federation's classes

@@ -43,36 +43,26 @@ _CODES = 3  # values of a column whose mean and deviation give their counts away
 
 @dataclass(frozen=True)
 class Look:
-    """What one client has.
+    """What one client has."""
 
-    Attributes:
-        patients: Number of patients that it uses.
-        of: Number of patients to choose from: those of the hospitals that its patients come from,
-            or all if a hospital is not known.
-        samples: Samples that it uses (rows, images, patches); None for volumes.
-        samples_of: Number of samples of its patients, if known before reading.
-        splits: Patients per split.
-        removed: Channels that the data have but it lacks.
-        before: Share of each class among the samples of the patients to choose from, in the order
-            of the data; empty without classes.
-        after: The same among the samples that it uses. For segmentations: share of each region
-            among the voxels of training patches. For findings: among the known. For outcomes: mean.
-            For boxes: lesions per scan.
-        missing: Classes without a sample, per split that has any sample.
-        notes: Other differences from the original data.
-        annotated: The labels that it annotates; None if every client annotates all.
-    """
-
-    patients: int
+    patients: int  # number of patients that it uses
+    # Number of patients to choose from: those of the hospitals that its patients come from, or all
+    # if a hospital is not known.
     of: int
-    samples: int | None
-    samples_of: int | None
-    splits: dict[str, int]
-    removed: list[str]
+    samples: int | None  # samples that it uses (rows, images, patches); None for volumes
+    samples_of: int | None  # number of samples of its patients, if known before reading
+    splits: dict[str, int]  # patients per split
+    removed: list[str]  # channels that the data have but it lacks
+    # Share of each class among the samples of the patients to choose from, in the order of the
+    # data; empty without classes.
     before: list[float]
+    # The same among the samples that it uses. For segmentations: share of each region among the
+    # voxels of training patches. For findings: among the known. For outcomes: mean. For boxes:
+    # lesions per scan.
     after: list[float]
-    missing: dict[str, list[str]]
-    notes: list[str]
+    missing: dict[str, list[str]]  # classes without a sample, per split that has any sample
+    notes: list[str]  # other differences from the original data
+    # The labels that it annotates; None if every client annotates all.
     annotated: list[str] | None = None
 
 
@@ -107,8 +97,8 @@ def _by_class(labels: NDArray[Any], kind: str, classes: int) -> Floats:
         return labels.astype(np.float64)
     if kind == "outcome":
         return labels[:, None].astype(np.float64)
-    found: Floats = np.eye(classes)[(labels[:, 1] if kind == "survival" else labels).astype(int)]
-    return found
+    one_hot: Floats = np.eye(classes)[(labels[:, 1] if kind == "survival" else labels).astype(int)]
+    return one_hot
 
 
 def sums(patients: Sequence[Patient], classes: int) -> Floats:
@@ -234,17 +224,11 @@ def _notes(
 
 
 class Description(TypedDict):
-    """A hospital's numbers; None stands for a number that is withheld.
+    """A hospital's numbers; None stands for a number that is withheld."""
 
-    Attributes:
-        hospital: Its name.
-        least: The fewest patients behind a number; 0: nothing is withheld.
-        tables: By title, then by name.
-    """
-
-    hospital: str
-    least: int
-    tables: dict[str, Cells]
+    hospital: str  # its name
+    least: int  # the fewest patients behind a number; 0: nothing is withheld
+    tables: dict[str, Cells]  # by title, then by name
 
 
 def divided(counts: Mapping[str, int], least: int) -> dict[str, int | None]:
@@ -276,10 +260,7 @@ def share(have: int, of: int, least: int) -> float | None:
 def described(data: FederatedDataModule, client: str, least: int = 0) -> Description:
     """Describes one client's training patients.
 
-    Args:
-        data: A data module, after `plan`.
-        client: The client.
-        least: The fewest patients behind a number; 0: nothing is withheld.
+    `least`: the fewest patients behind a number; 0: nothing is withheld.
     """
     # Imported here: the start table needs none of them.
     from medfed.datamodules.images import ImageDataModule

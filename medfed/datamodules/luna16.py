@@ -85,12 +85,10 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
     counts as a patient: all its candidates are in one split of one client.
 
     A partition may set each client's share of nodules: all splits of the client are thinned to it.
-
-    Attributes:
-        patches: The patch to cut at a candidate, of two or three dimensions. The cache depends on
-            it, but not on the run's seed.
     """
 
+    # The patch to cut at a candidate, of two or three dimensions. The cache depends on it, but not
+    # on the run's seed.
     patches: PatchSpec
 
     def __post_init__(self) -> None:

@@ -43,22 +43,17 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
     whose centre lies outside the patch; 0 for an empty row. A box is the cube around the nodule's
     diameter. Patches for training are cut anew for every epoch; evaluation takes whole scans. A
     scan counts as a patient; one without a nodule is used like the others.
-
-    Attributes:
-        scan: How scans are prepared. The cache depends on it, but not on the run's seed.
-        patch_size: (h, w, d).
-        patches_per_patient: Patches from every training scan, in every epoch.
-        background_share: Share of the patches that are drawn anywhere; the others hold a nodule.
-        eval_batch_size: Scans per evaluation batch: 1, as their sizes differ.
     """
 
     _: KW_ONLY
-    scan: ScanSpec
-    patch_size: Sequence[int] = (48, 48, 24)
+    scan: ScanSpec  # how scans are prepared. The cache depends on it, but not on the run's seed.
+    patch_size: Sequence[int] = (48, 48, 24)  # (h, w, d)
+    # Patches from every training scan, in every epoch.
     patches_per_patient: Annotated[int, check_count] = 8
+    # Share of the patches that are drawn anywhere; the others hold a nodule.
     background_share: Annotated[float, within("[0, 1]")] = 0.25
     batch_size: int = 8
-    eval_batch_size: int = 1
+    eval_batch_size: int = 1  # scans per evaluation batch: 1, as their sizes differ
 
     spatial_dims = 3
     boxes = True
@@ -147,7 +142,7 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
 
     def found_places(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """See the base class: a row per box in LUNA16's columns, mm x y z of its centre."""
-        found = []
+        placed = []
         for series, boxes in groupby(rows, key=lambda row: str(row["patient"])):
             grid = read_geometry(self._patients[series].files["header"], "LPS")
             kept = [row for row in boxes if row["found"] != SCAN]
@@ -155,8 +150,8 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
             world = world_of(grid, places, self.scan.spacing).round(4).tolist()
             for row, (x, y, z) in zip(kept, world, strict=True):
                 place = {"seriesuid": series, "coordX": x, "coordY": y, "coordZ": z}
-                found.append({**place, "probability": row["score"]})
-        return found
+                placed.append({**place, "probability": row["score"]})
+        return placed
 
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class: scans on the patient grid, HU windowed to [0, 1]."""
@@ -180,22 +175,14 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
 
 @dataclass(frozen=True)
 class ScanPatches:
-    """Draws a client's patches.
+    """Draws a client's patches."""
 
-    Attributes:
-        volumes: Of every training scan.
-        boxes: (m, 6) of each scan's nodules.
-        count: Patches per scan and epoch.
-        background_share: Share of the patches that are drawn anywhere; all of a scan without a
-            nodule.
-        size: (h, w, d).
-    """
-
-    volumes: Sequence[Volume]
-    boxes: Sequence[Boxes]
-    count: int
+    volumes: Sequence[Volume]  # of every training scan
+    boxes: Sequence[Boxes]  # (m, 6) of each scan's nodules
+    count: int  # patches per scan and epoch
+    # Share of the patches that are drawn anywhere; all of a scan without a nodule.
     background_share: float
-    size: tuple[int, int, int]
+    size: tuple[int, int, int]  # (h, w, d)
 
     def block(self, seed: int) -> Block:
         """Draws the patches of one epoch, scan by scan."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -35,21 +35,13 @@ if TYPE_CHECKING:
     from medfed.datamodules.base import FederatedDataModule
     from medfed.datamodules.scanner import Scanner
 
-_T = TypeVar("_T")
-
 
 @dataclass(frozen=True)
 class OwnData(Wrapped):
-    """All patients belong to one site; the agreed partition decides everything else.
+    """All patients belong to one site; the agreed partition decides everything else."""
 
-    Attributes:
-        assignment: The partition that all sites have agreed on.
-        site: The name of this site.
-        sites: All sites, in the order of the federation.
-    """
-
-    site: str
-    sites: Sequence[str]
+    site: str  # the name of this site
+    sites: Sequence[str]  # all sites, in the order of the federation
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,19 +81,19 @@ class OwnData(Wrapped):
 
     def availability(self, clients: Ids, channels: Ids, seed: int) -> dict[str, Tensor]:
         """See `Partition.availability`; as among all sites."""
-        return self._of_site(self.assignment.availability(self.sites, channels, seed))
+        return self.assignment.availability(self.sites, channels, seed)
 
     def class_shares(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Shares]:
         """See `Partition.class_shares`; as among all sites."""
-        return self._of_site(self.assignment.class_shares(self.sites, num_classes, seed))
+        return self.assignment.class_shares(self.sites, num_classes, seed)
 
     def scanners_of(self, clients: Ids, seed: int) -> dict[str, Scanner]:
         """See `Partition.scanners_of`; as among all sites."""
-        return self._of_site(self.assignment.scanners_of(self.sites, seed))
+        return self.assignment.scanners_of(self.sites, seed)
 
     def label_orders(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Order]:
         """See `Partition.label_orders`; as among all sites."""
-        return self._of_site(self.assignment.label_orders(self.sites, num_classes, seed))
+        return self.assignment.label_orders(self.sites, num_classes, seed)
 
     def remark(self, patients: Sequence[Patient]) -> str:
         """Says which centres' patients are left out."""
@@ -113,9 +105,6 @@ class OwnData(Wrapped):
                 f"({few(sorted(others))}) and are left out: this is site {self.site}."
             )
         return ""
-
-    def _of_site(self, by_client: dict[str, _T]) -> dict[str, _T]:
-        return {client: of for client, of in by_client.items() if client == self.site}
 
 
 def setup_alone(data: FederatedDataModule, site: str) -> Generator[bytes, bytes, None]:

@@ -29,8 +29,7 @@ from medfed.standalone.grids import bounding_box
 def patch_size_3d(patch_size: Sequence[int], spatial_dims: int) -> tuple[int, int, int]:
     """Completes a patch size to three axes.
 
-    Returns:
-        (h, w, 1) or (h, w, d).
+    Returns (h, w, 1) or (h, w, d).
 
     Example:
         >>> patch_size_3d((64, 64), 2)
@@ -55,18 +54,9 @@ def sample_centres(
 ) -> Tensor:
     """Draws patch centres: on tumour voxels, and a fixed share on other brain voxels.
 
-    Args:
-        tumour: (H, W, D) bool.
-        brain: (H, W, D) bool.
-        count: Number of patches.
-        background_share: Share of background patches, rounded to whole patches. A patient without
-            tumour has only background patches.
-        size: (h, w, d); centres move inwards so that the patch, whose voxel ``size // 2`` they are,
-            lies inside the volume, or begins with it where the volume is smaller.
-        generator: Source of randomness.
-
-    Returns:
-        (count, 3) int64, tumour centres first.
+    `tumour` is (H, W, D) bool. `brain` is (H, W, D) bool. `size` is (h, w, d); centres move inwards
+    so that the patch, whose voxel ``size // 2`` they are, lies inside the volume, or begins with it
+    where the volume is smaller. Returns (count, 3) int64, tumour centres first.
 
     Example:
         >>> tumour = torch.zeros(8, 8, 4, dtype=torch.bool)
@@ -93,11 +83,8 @@ def _draw(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
 def voxel_counts(label: Tensor) -> Tensor:
     """Counts background and region voxels.
 
-    Args:
-        label: (N, R, *spatial), 0 or 1; regions may overlap.
-
-    Returns:
-        (1 + R,) float32: voxels in no region, then voxels of every region.
+    `label` is (N, R, *spatial), 0 or 1; regions may overlap. Returns (1 + R,) float32: voxels in no
+    region, then voxels of every region.
 
     Example:
         >>> voxel_counts(torch.tensor([[[0, 1, 1, 0]], [[0, 0, 0, 0]]])).tolist()
@@ -111,9 +98,7 @@ def voxel_counts(label: Tensor) -> Tensor:
 def label_counts(label: Tensor, size: int) -> Tensor:
     """Counts the labels of samples, see `ClientData.label_counts`.
 
-    Args:
-        label: (N,) classes or outcomes, (N, K) findings, or (N, R, *spatial) regions.
-        size: How many counts there are.
+    `label` is (N,) classes or outcomes, (N, K) findings, or (N, R, *spatial) regions.
 
     Example:
         >>> label_counts(torch.tensor([0, 2, 2]), 3).tolist()
@@ -145,33 +130,24 @@ LARGEST = 10_000  # voxels of a region that patches are centred on: as many as n
 
 @dataclass(frozen=True)
 class Volume:
-    """A volume, stored as the box outside of which everything is 0.
+    """A volume, stored as the box outside of which everything is 0."""
 
-    Attributes:
-        image: (C, h, w, d) float32, or uint16 codes into `values`.
-        values: (C, K) float32, the meaning of the codes; None if there are none.
-        label: (R, h, w, d) uint8.
-        origin: (3,) the box's first voxel.
-        shape: (3,) of the whole volume.
-        places: Possible patch centres: (n, 3) voxels outside all regions, then of every region.
-        present: (C,) bool, the channels that are there; the others are 0. None has all.
-    """
-
-    image: NDArray[Any]
+    image: NDArray[Any]  # (C, h, w, d) float32, or uint16 codes into `values`
+    # (C, K) float32, the meaning of the codes; None if there are none.
     values: NDArray[np.float32] | None
-    label: NDArray[np.uint8]
-    origin: tuple[int, ...]
-    shape: tuple[int, ...]
+    label: NDArray[np.uint8]  # (R, h, w, d) uint8
+    origin: tuple[int, ...]  # (3,) the box's first voxel
+    shape: tuple[int, ...]  # (3,) of the whole volume
+    # Possible patch centres: (n, 3) voxels outside all regions, then of every region.
     places: tuple[Places, ...]
+    # (C,) bool, the channels that are there; the others are 0. None has all.
     present: NDArray[np.bool_] | None = None
 
     def cut(self, out: NDArray[Any], start: Sequence[int], labels: bool = False) -> None:
         """Copies a patch into `out`.
 
-        Args:
-            out: (C, h, w, d) or (R, h, w, d), zeros.
-            start: (3,) its first voxel; voxels outside the volume stay 0.
-            labels: Whether to copy the label.
+        `out` is (C, h, w, d) or (R, h, w, d), zeros. `start` is (3,) its first voxel; voxels
+        outside the volume stay 0.
         """
         source = self.label if labels else self.image
         # From voxels of the volume to those of the box that is kept.
@@ -201,12 +177,8 @@ def volume_of(
 ) -> Volume:
     """Keeps a volume in memory, slice by slice, as axial patches are read.
 
-    Args:
-        image: (C, H, W, D) float32.
-        label: (R, H, W, D) uint8.
-        inside: (H, W, D) bool, where patches may be centred outside the regions.
-        rng: Chooses among possible patch centres if there are many.
-        present: (C,) bool, see `Volume`.
+    `image` is (C, H, W, D) float32. `label` is (R, H, W, D) uint8. `inside` is (H, W, D) bool,
+    where patches may be centred outside the regions. `present` is (C,) bool, see `Volume`.
     """
     marked = (image != 0).any(dim=0) | (label != 0).any(dim=0)
     box = bounding_box(marked.numpy())
@@ -222,12 +194,7 @@ def volume_of_cache(
 ) -> Volume:
     """Maps a volume from the cache; its label is kept in memory.
 
-    Args:
-        arrays: See `cache.volumes.encode`.
-        label: (R, H, W, D) uint8, on the image's grid.
-        inside: See `volume_of`.
-        present: (C,) bool, see `Volume`.
-        rng: See `volume_of`.
+    `label` is (R, H, W, D) uint8, on the image's grid. `present` is (C,) bool, see `Volume`.
     """
     starts, ends, shape = np.asarray(arrays["box"]).tolist()
     box = tuple(map(slice, starts, ends))
@@ -249,13 +216,8 @@ def _places_of(
 ) -> tuple[Places, ...]:
     """Finds the possible patch centres.
 
-    Args:
-        label: (R, H, W, D).
-        inside: (H, W, D).
-        rng: Chooses `LARGEST` voxels if there are more.
-
-    Returns:
-        (n, 3) voxels inside but in no region, then those of every region.
+    `label` is (R, H, W, D). `inside` is (H, W, D). Returns (n, 3) voxels inside but in no region,
+    then those of every region.
 
     Example:
         >>> label = np.zeros((1, 2, 2, 1), np.uint8)
@@ -275,22 +237,14 @@ def _places_of(
 
 @dataclass(frozen=True)
 class PatchRows:
-    """Patches of a client's volumes, cut on demand.
+    """Patches of a client's volumes, cut on demand."""
 
-    Attributes:
-        volumes: The client's.
-        at: (N, 4) the number of the volume and the first voxel of every patch.
-        size: (h, w, d) of a patch.
-        labels: Whether these are labels (N, R, ...) uint8 or images (N, C, ...) float32.
-        slices: None for volumes. Else d is 1, and an image has this many adjacent slices as
-            channels: for the first channel the slices below, the slice, those above; then for the
-            second.
-    """
-
-    volumes: Sequence[Volume]
-    at: NDArray[np.int64]
-    size: tuple[int, int, int]
-    labels: bool = False
+    volumes: Sequence[Volume]  # the client's
+    at: NDArray[np.int64]  # (N, 4) the number of the volume and the first voxel of every patch
+    size: tuple[int, int, int]  # (h, w, d) of a patch
+    labels: bool = False  # whether these are labels (N, R, ...) uint8 or images (N, C, ...) float32
+    # None for volumes. Else d is 1, and an image has this many adjacent slices as channels: for the
+    # first channel the slices below, the slice, those above; then for the second.
     slices: int | None = None
 
     @property
@@ -325,31 +279,25 @@ class PatchRows:
 
 @dataclass(frozen=True)
 class FreshPatches:
-    """Draws a client's patches.
+    """Draws a client's patches."""
 
-    Attributes:
-        patients: The volumes of every training patient.
-        count: Patches per patient and epoch.
-        background_share: Share of patches centred outside all regions, rounded to whole patches; a
-            patient without regions has only such patches. The patient's regions share the rest in
-            turn, independent of their sizes.
-        size: (h, w, d); patches move inwards so that they lie inside the volume.
-        slices: See `PatchRows`.
-    """
-
-    patients: Sequence[Sequence[Volume]]
-    count: int
+    patients: Sequence[Sequence[Volume]]  # the volumes of every training patient
+    count: int  # patches per patient and epoch
+    # Share of patches centred outside all regions, rounded to whole patches; a patient without
+    # regions has only such patches. The patient's regions share the rest in turn, independent of
+    # their sizes.
     background_share: float
+    # (h, w, d); patches move inwards so that they lie inside the volume.
     size: tuple[int, int, int]
-    slices: int | None = None
+    slices: int | None = None  # see `PatchRows`
 
     def block(self, seed: int) -> Block:
         """Draws the patches of one epoch."""
         rng = numpy_rng(seed, "patches")
         volumes = [volume for patient in self.patients for volume in patient]
         firsts = np.cumsum([0, *map(len, self.patients)])
-        drawn = [self._draw(patient, rng) for patient in self.patients]
-        at = [d + np.array([n, 0, 0, 0]) for d, n in zip(drawn, firsts, strict=False)]
+        starts = [self._draw(patient, rng) for patient in self.patients]
+        at = [d + np.array([n, 0, 0, 0]) for d, n in zip(starts, firsts, strict=False)]
         images = PatchRows(volumes, np.concatenate(at), self.size, slices=self.slices)
         case = torch.arange(len(self.patients)).repeat_interleave(self.count)
         block: dict[str, Tensor | Rows] = {"image": images, "label": replace(images, labels=True)}

@@ -43,21 +43,14 @@ _TAILS = (0.5, 99.5)  # percentiles between which grey values of CT stay
 
 
 class CaseFacts(NamedTuple):
-    """Facts about one case, which stay with its client.
+    """Facts about one case, which stay with its client."""
 
-    Attributes:
-        spacing: (3,) mm.
-        shape: (3,) voxels without air.
-        kept: The share of its voxels that are left without air.
-        grey: (K, 2) mean and mean square in regions, of the K channels of CT; NaN without regions.
-        shares: (K, 256) of the voxels in regions, by bins of HU.
-    """
-
-    spacing: Sequence[float]
-    shape: Sequence[int]
-    kept: float
+    spacing: Sequence[float]  # (3,) mm
+    shape: Sequence[int]  # (3,) voxels without air
+    kept: float  # the share of its voxels that are left without air
+    # (K, 2) mean and mean square in regions, of the K channels of CT; NaN without regions.
     grey: Floats
-    shares: Floats
+    shares: Floats  # (K, 256) of the voxels in regions, by bins of HU
 
 
 def facts_of(
@@ -65,12 +58,8 @@ def facts_of(
 ) -> CaseFacts:
     """Measures a case.
 
-    Args:
-        image: (C, h, w, d), its files' grey values.
-        label: (R, h, w, d).
-        present: (C,) which channels it has.
-        spacing: mm between voxels.
-        channels: Names of the channels.
+    `image` is (C, h, w, d), its files' grey values. `label` is (R, h, w, d). `present` is (C,)
+    which channels it has. `spacing`: mm between voxels.
     """
     shape = [side.stop - side.start for side in bounding_box((image[present] != 0).any(0).numpy())]
     inside = (label != 0).any(0)
@@ -100,17 +89,12 @@ class _Message:
 
 @dataclass(frozen=True)
 class Agreed:
-    """The agreed plan, for axes in the order (x, y, z).
-
-    Attributes:
-        plan: The plan.
-        foreground: Whether z-scores leave out the air.
-        grey: By channel of CT the lowest and highest grey value, mean and deviation; None for other
-            channels.
-    """
+    """The agreed plan, for axes in the order (x, y, z)."""
 
     plan: Plan
-    foreground: bool
+    foreground: bool  # whether z-scores leave out the air
+    # By channel of CT the lowest and highest grey value, mean and deviation; None for other
+    # channels.
     grey: tuple[tuple[Number, Number, Number, Number] | None, ...]
 
     @classmethod
@@ -130,28 +114,21 @@ class Agreed:
 
 @dataclass(frozen=True)
 class Planning:
-    """How to plan; ``data.planning``.
+    """How to plan; ``data.planning``."""
 
-    Attributes:
-        residual: ``M``, ``L`` or ``XL``: nnU-Net's presets of a residual encoder; None: plain
-            convolutions.
-        memory_gb: GPU memory that training may take; None: 8, 24 for ``L``, 40 for ``XL``. Less
-            makes smaller patches.
-        lowres: Plan for volumes of low resolution.
-        features: Of the finest stage.
-        exact: Tell the spacing and size of every case, instead of histograms.
-    """
-
+    # ``M``, ``L`` or ``XL``: nnU-Net's presets of a residual encoder; None: plain convolutions.
     residual: Residual | None = None
+    # GPU memory that training may take; None: 8, 24 for ``L``, 40 for ``XL``. Less makes smaller
+    # patches.
     memory_gb: Annotated[float | None, within("(0, inf)")] = None
-    lowres: bool = False
-    features: Annotated[int, check_count] = 32
-    exact: bool = False
+    lowres: bool = False  # plan for volumes of low resolution
+    features: Annotated[int, check_count] = 32  # of the finest stage
+    exact: bool = False  # tell the spacing and size of every case, instead of histograms
 
     def __post_init__(self) -> None:
         check_fields("data.planning", self)
 
-    def tell(self, cases: Iterable[CaseFacts]) -> bytes:
+    def client_message(self, cases: Iterable[CaseFacts]) -> bytes:
         """Returns a client's message about its training cases."""
         every = list(cases)
         spacings = np.array([case.spacing for case in every])
@@ -168,7 +145,7 @@ class Planning:
         )
         return packed(asdict(facts))
 
-    def agree(
+    def server_answer(
         self,
         messages: Sequence[bytes],
         channels: Sequence[str],

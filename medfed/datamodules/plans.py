@@ -27,25 +27,18 @@ from medfed.standalone.names import same
 
 @dataclass(frozen=True)
 class ClientPlan:
-    """All decisions of the partition and the split about one client.
+    """All decisions of the partition and the split about one client."""
 
-    Attributes:
-        patients: Patient ids per split.
-        channels: (C,) bool, its channels.
-        shares: (K,) target class proportions, or None.
-        scanner: Its scanner, or None.
-        label_order: (K,) its number for every class or region, or None for the order of the data.
-        partial: How many of its cases have a channel, and how many cases it has, for each of its
-            channels that some case lacks.
-        annotated: The labels that its hospital annotates; None if every hospital annotates all.
-    """
-
-    patients: Mapping[Split, list[str]]
-    channels: Tensor
-    shares: tuple[float, ...] | None = None
-    scanner: Scanner | None = None
+    patients: Mapping[Split, list[str]]  # patient ids per split
+    channels: Tensor  # (C,) bool, its channels
+    shares: tuple[float, ...] | None = None  # (K,) target class proportions, or None
+    scanner: Scanner | None = None  # its scanner, or None
+    # (K,) its number for every class or region, or None for the order of the data.
     label_order: tuple[int, ...] | None = None
+    # How many of its cases have a channel, and how many cases it has, for each of its channels that
+    # some case lacks.
     partial: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    # The labels that its hospital annotates; None if every hospital annotates all.
     annotated: tuple[str, ...] | None = None
 
     def record(self, channel_names: Sequence[str]) -> dict[str, Any]:
@@ -285,12 +278,7 @@ def trained_patients(client: ClientData) -> Tensor:
 
 
 def with_patients(client: ClientData, kept: Tensor) -> ClientData:
-    """Keeps some of a client's training patients; the other splits do not change.
-
-    Args:
-        client: The client.
-        kept: Positions of patients who have a training sample.
-    """
+    """Keeps some of a client's training patients; the other splits do not change."""
     case, kept = _dense(client.train["case"]), kept.sort().values
     index = torch.isin(case, kept).nonzero().flatten()
     block: Block = {name: _some(values, index) for name, values in client.train.items()}

@@ -35,23 +35,18 @@ class Scanner:
     - Images on the fixed scale [-1, 1] (CT windows, photographs), all values within it. There is no
       background: every voxel changes, and values outside the scale are clipped. The images are not
       normalised again: the grey values of a patch do not depend on other voxels.
-
-    Attributes:
-        client: The client.
-        seed: Seed of fields and noise, which differ for every key.
-        bias_field: b >= 0; the logarithm of the field is cubic along every axis, with Legendre
-            coefficients from U(-b, b).
-        resolution: In (0, 1], the factor by which every axis is sampled more coarsely, before the
-            image is brought back to its grid.
-        gamma: Exponent, positive; above 1 darkens.
-        noise: Standard deviation of Gaussian noise in units of the normalised image.
     """
 
     client: str
-    seed: int
+    seed: int  # seed of fields and noise, which differ for every key
+    # b >= 0; the logarithm of the field is cubic along every axis, with Legendre coefficients from
+    # U(-b, b).
     bias_field: Annotated[float, within("[0, inf)")] = 0.0
+    # In (0, 1], the factor by which every axis is sampled more coarsely, before the image is
+    # brought back to its grid.
     resolution: Annotated[float, within("(0, 1]")] = 1.0
-    gamma: Annotated[float, within("(0, inf)")] = 1.0
+    gamma: Annotated[float, within("(0, inf)")] = 1.0  # exponent, positive; above 1 darkens
+    # Standard deviation of Gaussian noise in units of the normalised image.
     noise: Annotated[float, within("[0, inf)")] = 0.0
 
     def __post_init__(self) -> None:
@@ -60,10 +55,8 @@ class Scanner:
     def apply(self, image: Tensor, *key: object) -> Tensor:
         """Returns an image as this scanner would record it.
 
-        Args:
-            image: (C, *spatial) of two or three dimensions, z-scored or scaled to [-1, 1]; it does
-                not change.
-            key: Determines the random numbers together with seed and client, such as the patient.
+        `image` is (C, *spatial) of two or three dimensions, z-scored or scaled to [-1, 1]; it does
+        not change.
 
         Example:
             >>> dark = Scanner("a", seed=0, gamma=2.0)
@@ -151,10 +144,7 @@ def scanners_from(table: Mapping[str, Mapping[str, float]], seed: int) -> dict[s
 def scan_each(images: Tensor, scanner: Scanner, keys: Iterable[Sequence[object]]) -> Tensor:
     """Applies a scanner to samples, one by one.
 
-    Args:
-        images: (N, C, *spatial), changed in place.
-        scanner: The scanner.
-        keys: The N samples' keys for random numbers.
+    `images` is (N, C, *spatial), changed in place.
     """
     for n, key in enumerate(keys):
         images[n] = scanner.apply(images[n], *key)

@@ -44,22 +44,14 @@ _USUAL = Preparation((Rule("zscore_nonzero"),))
 
 
 class PreparedCase(NamedTuple):
-    """A case as a client's network sees it.
+    """A case as a client's network sees it."""
 
-    Attributes:
-        image: (C, h, w, d); channels that the client or the case lacks are 0.
-        label: (R, H, W, D) on the grid of its file.
-        brain: (h, w, d) bool, true if any channel is not 0.
-        present: (C,) bool, the channels that are there.
-        grid: (4, 4) from the label's voxels to the image's; None if they are the same.
-        spacing: (3,) mm between the label's voxels; None if it was not read with the image.
-    """
-
-    image: Tensor
-    label: Tensor
-    brain: Tensor
-    present: Tensor
-    grid: Tensor | None
+    image: Tensor  # (C, h, w, d); channels that the client or the case lacks are 0
+    label: Tensor  # (R, H, W, D) on the grid of its file
+    brain: Tensor  # (h, w, d) bool, true if any channel is not 0
+    present: Tensor  # (C,) bool, the channels that are there
+    grid: Tensor | None  # (4, 4) from the label's voxels to the image's; None if they are the same
+    # (3,) mm between the label's voxels; None if it was not read with the image.
     spacing: Tensor | None
 
     def mask(self) -> Tensor:
@@ -82,49 +74,40 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
 
     If volumes are resampled or cropped, patches have the new grid, but evaluation keeps the masks
     of the files: batches carry a ``grid``, which maps predictions to the masks' voxels.
-
-    Attributes:
-        normalize: How grey values are normalised, see `preparation.rules_of`; None: the default for
-            these data.
-        spacing: mm to which volumes are resampled, see `preparation.Preparation`; two for slices.
-        crop_foreground: Whether to crop to the body, see there.
-        slices: For 2-D: how many adjacent slices a network gets as channels, including the slice.
-        spatial_dims: 2 for axial slices, 3 for volumes.
-        memory_gb: Images up to this size (10^9 bytes) stay in memory: first those for validation
-            and test, then the training volumes.
-        patch_size: (h, w) or (h, w, d).
-        patches: ``"fresh"``: cut anew for every epoch, equally often on all regions of a patient
-            (see `patches.FreshPatches`); ``"fixed"``: cut once, on any voxel of any region.
-        patches_per_patient: Patches from every training patient, in every epoch.
-        background_share: Share of the patches centred outside the tumour.
-        eval_every: Validate on every n-th axial slice with brain, 1 for all; tests take all.
-        batch_size: Patches per training batch.
-        eval_batch_size: Slices per evaluation batch; each volume is a separate batch.
-        annotated: Regions by hospital, of hospitals that do not outline all; the others have no
-            loss and no metric there.
-        planning: How clients agree on `patch_size`, `batch_size`, `spacing`, `normalize` and the
-            network, of which the first three are then None unless the user sets them; None: they do
-            not.
-        agreed: The plan on which clients have agreed.
     """
 
     _: KW_ONLY
+    # How grey values are normalised, see `preparation.rules_of`; None: the default for these data.
     normalize: Any = None
+    # mm to which volumes are resampled, see `preparation.Preparation`; two for slices.
     spacing: Sequence[float] | None = None
-    crop_foreground: bool = False
+    crop_foreground: bool = False  # whether to crop to the body, see there
+    # For 2-D: how many adjacent slices a network gets as channels, including the slice.
     slices: int = 1
-    spatial_dims: int = 2
+    spatial_dims: int = 2  # 2 for axial slices, 3 for volumes
+    # Images up to this size (10^9 bytes) stay in memory: first those for validation and test, then
+    # the training volumes.
     memory_gb: Annotated[float, check_not_negative] = 2.0
-    patch_size: Sequence[int] | None = (64, 64)
+    patch_size: Sequence[int] | None = (64, 64)  # (h, w) or (h, w, d)
+    # ``"fresh"``: cut anew for every epoch, equally often on all regions of a patient (see
+    # `patches.FreshPatches`); ``"fixed"``: cut once, on any voxel of any region.
     patches: Literal["fresh", "fixed"] = "fixed"
+    # Patches from every training patient, in every epoch.
     patches_per_patient: Annotated[int, check_count] = 32
+    # Share of the patches centred outside the tumour.
     background_share: Annotated[float, within("[0, 1]")] = 0.25
+    # Validate on every n-th axial slice with brain, 1 for all; tests take all.
     eval_every: Annotated[int, check_count] = 1
+    # Patches per training batch.
     batch_size: int | None = 16  # type: ignore[assignment]  # None until it is planned
-    eval_batch_size: int = 16
+    eval_batch_size: int = 16  # slices per evaluation batch; each volume is a separate batch
+    # Regions by hospital, of hospitals that do not outline all; the others have no loss and no
+    # metric there.
     annotated: Mapping[str, Sequence[str]] | None = None
+    # How clients agree on `patch_size`, `batch_size`, `spacing`, `normalize` and the network, of
+    # which the first three are then None unless the user sets them; None: they do not.
     planning: Planning | None = None
-    agreed: Agreed | None = field(default=None, init=False)
+    agreed: Agreed | None = field(default=None, init=False)  # the plan on which clients have agreed
 
     def __post_init__(self) -> None:
         planned = {name: getattr(self, name) for name in ("spacing", "patch_size", "batch_size")}
@@ -185,7 +168,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         """Whether clients have yet to agree on a plan."""
         return self.planning is not None and self.agreed is None
 
-    def _tell(self, client: str) -> Generator[bytes, bytes, None]:
+    def _client_half(self, client: str) -> Generator[bytes, bytes, None]:
         """A client's half: facts about its training cases, and what follows from the answer."""
         assert self.planning is not None
         plan = self.plans[client]
@@ -193,7 +176,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         plain = ((case, self.unprepared(case, plan)) for case in cases)
         spacing, names = self.scans.spacing, self.channel_names
         measured = (facts_of(*of, spacing(self.cases[case]), names) for case, of in plain)
-        self.follow(Agreed.read((yield self.planning.tell(measured))))
+        self.follow(Agreed.read((yield self.planning.client_message(measured))))
 
     def follow(self, agreed: Agreed) -> None:
         """Takes the settings of a plan on which clients have agreed."""
@@ -201,27 +184,29 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         self.agreed, self.spacing, self.crop_foreground = agreed, plan.spacing, True
         self.patch_size, self.batch_size = plan.patch_size, plan.batch_size
         self.size = patches.patch_size_3d(plan.patch_size, self.spatial_dims)
-        own = self.normalize is not None
-        rules = rules_of(self.normalize, self.scans.channels) if own else agreed.rules()
+        by_user = self.normalize is not None
+        rules = rules_of(self.normalize, self.scans.channels) if by_user else agreed.rules()
         self.preparation = Preparation(rules, plan.spacing, crop=True)
 
     def _agree(self) -> None:
         if self._waits:
             if not self.plans:
                 self.plan()
-            halves = {c: self._tell(c) for c in self.plans if c not in self.keep_out}
+            halves = {c: self._client_half(c) for c in self.plans if c not in self.keep_out}
             _, self.exchanged = converse_here(self.merging(self.facts()), halves)
 
     def agreeing(self) -> Generator[bytes, bytes, None]:
         """See the base class: facts for a plan, if clients agree on one."""
         if self._waits:
-            yield from self._tell(next(iter(self.plans)))
+            yield from self._client_half(next(iter(self.plans)))
 
     def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """See the base class."""
         if self.planning is not None:
             names, labels = facts["channels"], len(facts["classes"]) + 1
-            yield self.planning.agree((yield b""), names, labels, self.spatial_dims, **self.given)
+            yield self.planning.server_answer(
+                (yield b""), names, labels, self.spatial_dims, **self.given
+            )
 
     def summaries(self, client: str) -> list[Statistic]:
         """See the base class: facts for a plan."""

@@ -134,14 +134,14 @@ def warn_small(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
     Example:
         >>> warn_small({"a": {"train": ["p", "q"], "val": ["r"], "test": ["s"]}})
     """
-    found = []
+    remarks = []
     for client, parts in clients.items():
         if empty := [split for split in SPLITS if not parts[split]]:
             what = f"no patient in: {', '.join(empty)}"
-            found.append((client, f"has {what}", f"have {what}"))
+            remarks.append((client, f"has {what}", f"have {what}"))
         elif len(parts["train"]) == 1:
-            found.append((client, "trains on a single patient", "train on a single patient"))
-    warn_of_clients(found)
+            remarks.append((client, "trains on a single patient", "train on a single patient"))
+    warn_of_clients(remarks)
 
 
 def warn_of_clients(found: Sequence[tuple[str, str, str]]) -> None:

@@ -111,10 +111,7 @@ class Aggregation:
     def combine(self, items: Items, weights: Sequence[float], start: Start = None) -> Tensors:
         """Combines the tensors of clients.
 
-        Args:
-            items: Tensors of equal names and shapes, one mapping per client.
-            weights: A weight per client.
-            start: Where the items are models, the server's model; ``None`` for displacements.
+        `start`: where the items are models, the server's model; ``None`` for displacements.
         """
         if len(items) < self.least:
             raise ConfigError(
@@ -128,16 +125,13 @@ class Aggregation:
 class Clip(Aggregation):
     """The weighted mean of displacements, of which none is much longer than the median one.
 
-    Attributes:
-        times: The largest norm, in multiples of the (lower) median norm, positive; ``inf`` is the
-            mean.
-
     Example:
         >>> items = [{"w": torch.tensor([x])} for x in (1.0, 1.0, -20.0)]
         >>> Clip().combine(items, [1, 1, 1])
         {'w': tensor([0.3333])}
     """
 
+    # The largest norm, in multiples of the (lower) median norm, positive; ``inf`` is the mean.
     times: Annotated[float, checks.check_positive] = 1.0
 
     def combine(self, items: Items, weights: Sequence[float], start: Start = None) -> Tensors:
@@ -176,15 +170,13 @@ class _Ordered(Aggregation, ABC):
 class Trimmed(_Ordered):
     """The weighted mean without the largest and smallest values of each number.
 
-    Attributes:
-        faulty: How many values to leave out at each end; 0 is the mean.
-
     Example:
         >>> items = [{"w": torch.tensor([x])} for x in (1.0, 2.0, 3.0, -1e30, 3.0)]
         >>> Trimmed(faulty=1).combine(items, [1, 1, 1, 1, 1])
         {'w': tensor([2.])}
     """
 
+    # How many values to leave out at each end; 0 is the mean.
     faulty: Annotated[int, checks.check_not_negative] = 1
 
     @property
@@ -222,17 +214,15 @@ class Median(_Ordered):
 class Krum(Aggregation):
     """The weighted mean of the clients that are closest to most others.
 
-    Attributes:
-        faulty: f, how many clients may send anything; needs at least 2 f + 3 clients.
-        keep: m, how many clients remain: 1 is Krum, more is multi-Krum; ``None``: all but f.
-
     Example:
         >>> items = [{"w": torch.tensor([x])} for x in (1.0, 2.0, 3.0, -1e30, 2.0)]
         >>> Krum(faulty=1).combine(items, [1, 1, 1, 1, 1])
         {'w': tensor([2.])}
     """
 
+    # f, how many clients may send anything; needs at least 2 f + 3 clients.
     faulty: Annotated[int, checks.check_not_negative] = 1
+    # m, how many clients remain: 1 is Krum, more is multi-Krum; ``None``: all but f.
     keep: Annotated[int | None, checks.check_optional_count] = None
 
     @property

@@ -54,10 +54,7 @@ def lay_out(network: nn.Module, wanted: ChannelsLast) -> None:
     """Sets the layout of the kernels of all 2-D and 3-D convolutions, in place.
 
     The outputs of a convolution follow its kernels, and the layers behind it follow its outputs.
-
-    Args:
-        network: The live network; its parameters remain the same objects.
-        wanted: ``auto``: if the network is on a CPU and :func:`channels_last_pays`.
+    `network`: the live network; its parameters remain the same objects.
 
     Example:
         >>> layer = nn.Conv2d(2, 2, 3)
@@ -104,14 +101,10 @@ class Passes(NamedTuple):
     """Passes of batches through the network: the cost of training.
 
     A gradient step takes one gradient; a method may use more, or losses without gradients.
-
-    Attributes:
-        gradient: Forward and backward.
-        forward: Forward only.
     """
 
-    gradient: int = 0
-    forward: int = 0
+    gradient: int = 0  # forward and backward
+    forward: int = 0  # forward only
 
 
 MANY = within("[1, 1000000000]")
@@ -122,25 +115,6 @@ MANY = within("[1, 1000000000]")
 class LocalBudget:
     """How much a client trains in one round, for every algorithm.
 
-    Attributes:
-        steps: Gradient steps per round; ``None`` uses ``epochs``.
-        epochs: Passes over the client's training data per round, if ``steps`` is ``None``.
-        accumulate: Batches per step, whose gradients are averaged by their samples. For a loss that
-            is a mean over samples this equals one larger batch. Each is a separate gradient pass,
-            and layers that normalise batches process each by itself.
-        clip: Largest norm of a step's gradient, penalties included; ``None`` for no clipping.
-        optimizer_state: ``fresh`` for each call of ``train``, ``kept`` by the client, or
-            ``averaged`` by the server (:mod:`medfed.federation.moments`).
-        budget: ``equal``: a method that trains several models or parts in a round divides the steps
-            among them; ``paper``: each gets all steps, as papers count.
-        channels_last: Whether convolutions compute in channels-last layout, which changes results
-            by rounding; ``auto``: on a CPU if it is probably faster.
-        compile: Whether ``torch.compile`` compiles the loss for batches of full size, which changes
-            results by rounding and takes minutes before the first step.
-
-    Raises:
-        ConfigError: If a value is out of range.
-
     Example:
         >>> LocalBudget(epochs=2).of(num_samples=33, batch_size=16)
         6
@@ -148,13 +122,26 @@ class LocalBudget:
         4
     """
 
-    steps: Annotated[int | None, MANY] = None
+    steps: Annotated[int | None, MANY] = None  # gradient steps per round; ``None`` uses ``epochs``
+    # Passes over the client's training data per round, if ``steps`` is ``None``.
     epochs: Annotated[int, MANY] = 1
+    # Batches per step, whose gradients are averaged by their samples. For a loss that is a mean
+    # over samples this equals one larger batch. Each is a separate gradient pass, and layers that
+    # normalise batches process each by itself.
     accumulate: Annotated[int, MANY] = 1
+    # Largest norm of a step's gradient, penalties included; ``None`` for no clipping.
     clip: Annotated[float | None, check_positive] = None
+    # ``fresh`` for each call of ``train``, ``kept`` by the client, or ``averaged`` by the server
+    # (:mod:`medfed.federation.moments`).
     optimizer_state: Literal["fresh", "kept", "averaged"] = "fresh"
+    # ``equal``: a method that trains several models or parts in a round divides the steps among
+    # them; ``paper``: each gets all steps, as papers count.
     budget: Literal["equal", "paper"] = "equal"
+    # Whether convolutions compute in channels-last layout, which changes results by rounding;
+    # ``auto``: on a CPU if it is probably faster.
     channels_last: ChannelsLast = False
+    # Whether ``torch.compile`` compiles the loss for batches of full size, which changes results by
+    # rounding and takes minutes before the first step.
     compile: bool = False
 
     def __post_init__(self) -> None:
@@ -204,10 +191,7 @@ def learning_rates(
 ) -> list[float]:
     """Returns the step size of each round: the schedule advances by one per round.
 
-    Args:
-        optimizer: Makes an optimizer of a list of parameters.
-        scheduler: Makes a schedule of an optimizer; ``None`` for a constant step size.
-        rounds: Number of rounds.
+    `scheduler`: makes a schedule of an optimizer; ``None`` for a constant step size.
 
     Example:
         >>> from functools import partial
@@ -256,15 +240,9 @@ def reach(
 
     A displacement divided by this number is a mean of the gradients on the way. Plain SGD goes
     ``steps * rate``, with momentum it goes farther. Weight decay counts as a part of the gradient.
-
-    Args:
-        optimizer: Makes an optimizer of a list of parameters.
-        rate: The step size.
-        steps: Number of steps.
-        fresh: Whether the optimizer starts without a memory of earlier steps.
-        along: Gives a gradient for optimizers that need one: for steps not proportional to the
-            gradient, the way along it if it were constant, per unit of its length; with momentum
-            from earlier rounds, the limit of the way.
+    `along`: gives a gradient for optimizers that need one: for steps not proportional to the
+    gradient, the way along it if it were constant, per unit of its length; with momentum from
+    earlier rounds, the limit of the way.
 
     Example:
         >>> from functools import partial

@@ -53,23 +53,16 @@ CEILINGS = ("pooled", "pooled_finetuned")
 
 @dataclass(frozen=True)
 class Range:
-    """The range of a hyper-parameter when all methods are tuned in the same way.
+    """The range of a hyper-parameter when all methods are tuned in the same way."""
 
-    Attributes:
-        low: The smallest value.
-        high: The largest value.
-        log: Whether values are spread evenly over the logarithm, else over the numbers.
-    """
-
-    low: float
-    high: float
-    log: bool = True
+    low: float  # the smallest value
+    high: float  # the largest value
+    log: bool = True  # whether values are spread evenly over the logarithm, else over the numbers
 
     def at(self, share: float) -> float:
         """Returns the value at a share of the way, of four digits.
 
-        Args:
-            share: In [0, 1].
+        `share`: in [0, 1].
 
         Example:
             >>> Range(0.01, 1.0).at(0.5), Range(0.0, 1.0, log=False).at(0.25)
@@ -143,10 +136,6 @@ def elements(sizes: Sizes, vectors: Mapping[str, int], names: Mapping[str, float
 
 def multiple(text: float | str, names: Mapping[str, float]) -> float:
     """Returns the value of a multiple.
-
-    Args:
-        text: A number, or products and their sum.
-        names: Values of the names in it.
 
     Example:
         >>> multiple("2 N N + K", {"N": 3, "K": 1})

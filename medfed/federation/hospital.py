@@ -93,19 +93,12 @@ def padded(counts: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ArrayClient(Batched):
-    """A client whose data are two tensors.
+    """A client whose data are two tensors."""
 
-    Attributes:
-        id: Its name.
-        inputs: ``(n, ...)``, in batches under ``image``.
-        labels: ``(n, ...)``, in batches under ``label``.
-        batch_size: Samples per training batch.
-    """
-
-    id: str
-    inputs: Tensor
-    labels: Tensor
-    batch_size: int = 16
+    id: str  # its name
+    inputs: Tensor  # ``(n, ...)``, in batches under ``image``
+    labels: Tensor  # ``(n, ...)``, in batches under ``label``
+    batch_size: int = 16  # samples per training batch
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]  # as a property it cannot be set
@@ -137,20 +130,10 @@ class Hospital(Batched):
     The order of an epoch and all random transforms depend on the run's seed, the round and the
     hospital alone, wherever the transforms are: the global generators of Python, NumPy and PyTorch
     and all random states in the loader and the data set get new seeds in every epoch, and other
-    ones in each of PyTorch's workers. Your own random states are as before after each batch.
-
-    Args:
-        id: Its name.
-        train: A ``Dataset`` with a length, a list of samples, or a ``DataLoader``.
-        val: The same, of the validation split; only some methods need it.
-        test: The same, of the test split.
-        batch_size: Samples per batch; a loader keeps its batches.
-        keys: The names of image and label in dictionaries.
-        classes: The classes that the hospitals have agreed on, or their number; by default as many
-            as the highest label of any hospital of the federation.
-
-    Raises:
-        ConfigError: If a split has no length or no sample, or workers live for several epochs.
+    ones in each of PyTorch's workers. Your own random states are as before after each batch. `val`:
+    the same, of the validation split; only some methods need it. `batch_size`: samples per batch; a
+    loader keeps its batches. `classes`: the classes that the hospitals have agreed on, or their
+    number; by default as many as the highest label of any hospital of the federation.
 
     Example:
         >>> samples = [{"ct": torch.zeros(1, 8), "mask": torch.tensor(k)} for k in (0, 1, 1)]

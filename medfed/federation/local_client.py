@@ -44,12 +44,8 @@ Groups = dict[str, State]
 def on_disk(groups: Mapping[str, State], folder: Path) -> Groups:
     """Returns states whose tensors are in a file without a name.
 
-    Args:
-        groups: States by name.
-        folder: A folder with enough space; created if it does not exist.
-
-    Returns:
-        The same states, mapped; unchanged if a tensor is on another device, or there is none.
+    `folder`: a folder with enough space; created if it does not exist. Returns the same states,
+    mapped; unchanged if a tensor is on another device, or there is none.
 
     Example:
         >>> kept = {"state": {"personal": {"w": torch.arange(3.0)}}}
@@ -94,13 +90,7 @@ def _alone(tensor: Tensor) -> Tensor:
 
 
 class LocalClient:
-    """Implements :class:`medfed.federation.client.Client` on a shared :class:`LocalTrainer`.
-
-    Attributes:
-        memory: The state of this end of the channel, by direction; empty without lossy codecs.
-        steps_done: Gradient steps so far.
-        passes: Passes of batches through the network so far, including those of the steps.
-    """
+    """Implements :class:`medfed.federation.client.Client` on a shared :class:`LocalTrainer`."""
 
     def __init__(
         self, data: ClientData, trainer: LocalTrainer, weights: Tensors, state: State
@@ -110,9 +100,11 @@ class LocalClient:
         self.trainer = trainer
         self.weights = weights
         self.state: State = dict(state)
+        # The state of this end of the channel, by direction; empty without lossy codecs.
         self.memory: State = {"up": {}, "down": {}}
         self.loss: float | None = None
-        self.steps_done = 0
+        self.steps_done = 0  # gradient steps so far
+        # Passes of batches through the network so far, including those of the steps.
         self.passes = Passes()
         self._optimizers: State = {}
         self.phase_index = 0

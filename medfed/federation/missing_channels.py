@@ -34,15 +34,9 @@ def entries_reading(network: nn.Module, shape: Sequence[int]) -> Tensors:
 
     It tries several random inputs and weights, in double precision, on a copy in evaluation mode.
     Such entries are not only in the first layer: a UNETR reads its input in three layers, a
-    residual U-Net in two.
-
-    Args:
-        network: Any network of one input.
-        shape: The shape of one input, ``(C, *spatial)``; a smaller patch is used if possible.
-
-    Returns:
-        For each parameter that reads a channel a mask ``(C, *parameter)`` bool; nothing for one
-        channel, which no client can lack.
+    residual U-Net in two. `shape`: the shape of one input, ``(C, *spatial)``; a smaller patch is
+    used if possible. Returns for each parameter that reads a channel a mask ``(C, *parameter)``
+    bool; nothing for one channel, which no client can lack.
 
     Example:
         >>> network = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Conv2d(3, 1, 1))
@@ -141,16 +135,8 @@ def mean_where_present(
     """Returns a weighted mean; weights that read a channel count only clients that have it.
 
     If all clients have all channels it equals :func:`medfed.common.tensors.weighted_mean` bit for
-    bit.
-
-    Args:
-        items: The displacements of N clients: tensors of equal names and shapes.
-        weights: One non-negative weight per client, not all zero.
-        present: ``(N, C)`` bool, each client's channels.
-        reads: The result of :func:`entries_reading`.
-
-    Returns:
-        The mean; 0 for weights that read a channel which no client has.
+    bit. `present` is ``(N, C)`` bool, each client's channels. The result is the mean; 0 for weights
+    that read a channel which no client has.
 
     Example:
         >>> reads = {"w": torch.tensor([[True, False], [False, True]])}
@@ -178,8 +164,7 @@ def mean_where_present(
 def lacks(channels: Tensor) -> dict[str, float]:
     """Encodes the missing channels as scalars of a message: a number each, 8 bytes.
 
-    Args:
-        channels: ``(C,)`` bool, those that are there.
+    `channels` is ``(C,)`` bool, those that are there.
 
     Example:
         >>> lacks(torch.tensor([True, False, True, False]))
@@ -192,8 +177,7 @@ def lacks(channels: Tensor) -> dict[str, float]:
 def presence(scalars: Mapping[str, float], count: int) -> Tensor:
     """Reads the scalars of :func:`lacks`.
 
-    Returns:
-        ``(C,)`` bool.
+    Returns ``(C,)`` bool.
 
     Example:
         >>> presence({"lacks/0": 1.0, "reach": 0.5}, 3).tolist()

@@ -25,12 +25,7 @@ def with_moments(message: Message, moments: Tensors | None) -> Message:
 
 
 def check_averages_moments(algorithm: Algorithm, channel: Channel) -> None:
-    """Checks that a server can average the optimizers' state.
-
-    Raises:
-        ConfigError: If the method does not take the mean of what one training has moved, or what
-            travels is changed or hidden.
-    """
+    """Checks that a server can average the optimizers' state."""
     links = channel.links.items()
     changed = [way for way, link in links if not (link.direct and link.codec.lossless)]
     # Its own declaration: a method that inherits from another may train in another way.

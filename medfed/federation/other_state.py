@@ -62,17 +62,13 @@ class _CannotKeepError(Exception):
 
 @dataclass
 class _Begun:
-    """An attribute at the start.
+    """An attribute at the start."""
 
-    Attributes:
-        value: The object itself.
-        copy: Of a tensor a copy; of a list or another container its code; of a random generator
-            or an array a fingerprint; else the object.
-        kind: Which of these ``copy`` is; ``fixed``: an object that cannot change.
-    """
-
-    value: Any
+    value: Any  # the object itself
+    # Of a tensor a copy; of a list or another container its code; of a random generator or an array
+    # a fingerprint; else the object.
     copy: Any
+    # Which of these ``copy`` is; ``fixed``: an object that cannot change.
     kind: Literal["tensor", "code", "fingerprint", "fixed"]
 
 
@@ -175,11 +171,7 @@ class OtherState:
         return torch.frombuffer(bytearray(msgspec.msgpack.encode(found)), dtype=torch.uint8)
 
     def restore(self, packed: Tensor | None) -> None:
-        """Puts the network into the state at its start, with differences.
-
-        Args:
-            packed: From :meth:`packed`, of this network or an equal one; ``None``: no differences.
-        """
+        """Puts the network into the state at its start, with differences."""
         wanted: dict[tuple[int, str], Any] = {}
         for name, kind, key, gone, code in _decoded(packed):
             number = self._places.get((name, kind))

@@ -97,10 +97,6 @@ def normalization_patterns(network: nn.Module) -> tuple[str, ...]:
 def remainder(network: nn.Module, patterns: str | Sequence[str]) -> tuple[str, ...]:
     """Returns a pattern for each entry that matches none of the given patterns.
 
-    Args:
-        network: Any module.
-        patterns: Globs, such as those of its head.
-
     Example:
         >>> remainder(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)), ["2.*"])
         ('0.weight', '0.bias')
@@ -166,10 +162,8 @@ def match(
 ) -> list[str]:
     """Returns the names that match any of the glob patterns, in the order of ``names``.
 
-    Args:
-        patterns: Globs such as ``class_layers.*``; ``*`` also spans dots.
-        names: Parameter and buffer names.
-        missing: What the error says of a pattern that matches nothing; near misses follow.
+    `patterns`: globs such as ``class_layers.*``; ``*`` also spans dots. `missing`: what the error
+    says of a pattern that matches nothing; near misses follow.
 
     Example:
         >>> match(["head.*"], ["body.weight", "head.weight", "head.bias"])
@@ -353,28 +347,18 @@ _LISTED = 12
 
 
 class Block(NamedTuple):
-    """A part of a network.
+    """A part of a network."""
 
-    Attributes:
-        name: The module's name, or that of a parameter outside modules.
-        pattern: A pattern that matches only its entries.
-        parameters: How many numbers its parameters have, tied ones counted once.
-        personal: How many of these stay with the client.
-    """
-
-    name: str
-    pattern: str
-    parameters: int
-    personal: int = 0
+    name: str  # the module's name, or that of a parameter outside modules
+    pattern: str  # a pattern that matches only its entries
+    parameters: int  # how many numbers its parameters have, tied ones counted once
+    personal: int = 0  # how many of these stay with the client
 
 
 def blocks(network: nn.Module, personal: Container[str] = (), within: str = "") -> list[Block]:
     """Returns the modules of one level, in the order in which they were added.
 
-    Args:
-        network: Any module.
-        personal: Names of the parameters that stay with the client.
-        within: The module to look into; the whole network by default.
+    `within`: the module to look into; the whole network by default.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
@@ -414,10 +398,6 @@ def main_blocks(network: nn.Module) -> list[Block]:
 def proposal(network: nn.Module, least: float = 0.0) -> str:
     """Returns an override that makes the last blocks personal, to paste into a shell.
 
-    Args:
-        network: Any module.
-        least: The minimum share of parameters in these blocks, if not all blocks are needed.
-
     Example:
         >>> net = nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 9), nn.Linear(9, 1))
         >>> print(proposal(net), proposal(net, 0.3))
@@ -445,12 +425,7 @@ def listed(network: nn.Module) -> str:
 
 
 def nothing_personal(network: nn.Module, method: str) -> ConfigError:
-    """Returns the error of a method that needs a personal part, which no one has named.
-
-    Args:
-        network: The model.
-        method: The method, such as ``FedPer``.
-    """
+    """Returns the error of a method that needs a personal part, which no one has named."""
     return ConfigError(
         f"{method} keeps a part of the model at each client, but no part of this "
         f"{type(network).__name__} is named: set for example {proposal(network)}; its blocks and "
@@ -459,11 +434,7 @@ def nothing_personal(network: nn.Module, method: str) -> ConfigError:
 
 
 def nothing_to_train(part: str) -> ConfigError:
-    """Returns the error of a method that trains a part of the model which is empty.
-
-    Args:
-        part: ``shared``, ``personal`` or ``all``.
-    """
+    """Returns the error of a method that trains a part of the model which is empty."""
     if part == "all":
         return ConfigError("No parameter of the model trains: all are frozen by requires_grad.")
     return ConfigError(

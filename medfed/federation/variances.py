@@ -29,10 +29,7 @@ def _pairs(names: Collection[str]) -> Iterator[tuple[str, str]]:
 def second_moments(reply: Message, received: Message, averaged: Collection[str]) -> Message:
     """Replaces variances that the server averages by second moments about what was received.
 
-    Args:
-        reply: Of a client.
-        received: What it answers.
-        averaged: The parts whose weights the server averages; displacements it always does.
+    `averaged`: the parts whose weights the server averages; displacements it always does.
 
     Example:
         >>> import torch
@@ -58,9 +55,7 @@ def second_moments(reply: Message, received: Message, averaged: Collection[str])
 def pooled_variances(mean: Tensors, start: Mapping[str, Tensor] | None) -> Tensors:
     """Returns the mean of a part with the variances of all hospitals' patients together.
 
-    Args:
-        mean: Of what :func:`second_moments` made of the replies.
-        start: The model that the replies started from; ``None`` if they are displacements from it.
+    `start`: the model that the replies started from; ``None`` if they are displacements from it.
 
     Example:
         >>> import torch

@@ -194,12 +194,9 @@ def focal_loss(
     learning rate to it; otherwise the two are equal.
 
     Source: T.-Y. Lin et al., "Focal Loss for Dense Object Detection", ICCV 2017, equation 5.
-
-    Args:
-        logits: ``(B, K)``.
-        target: ``(B,)`` class indices.
-        gamma: How strongly well-classified samples are discounted; 0 gives cross-entropy.
-        weight: ``(K,)`` weight of each class, ``(B, K)`` by sample, or None.
+    `logits` is ``(B, K)``. `target` is ``(B,)`` class indices. `gamma`: how strongly
+    well-classified samples are discounted; 0 gives cross-entropy. `weight` is ``(K,)`` weight of
+    each class, ``(B, K)`` by sample, or None.
 
     Example:
         >>> logits, target = torch.tensor([[0.0, 0.0]]), torch.tensor([1])
@@ -219,11 +216,8 @@ def _weighted_cross_entropy(
 ) -> Tensor:
     """PyTorch's ``CrossEntropyLoss(weight)``, for samples of clients with different weights.
 
-    Args:
-        logits: ``(B, K)``.
-        target: ``(B,)`` class indices.
-        weight: ``(B, K)`` weight of each class, by sample.
-        label_smoothing: As in PyTorch.
+    `logits` is ``(B, K)``. `target` is ``(B,)`` class indices. `weight` is ``(B, K)`` weight of
+    each class, by sample.
 
     Example:
         >>> logits, target = torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([1, 0])
@@ -242,9 +236,7 @@ def _weighted_cross_entropy(
 def classification_metrics(probs: Tensor, label: Tensor) -> dict[str, float]:
     """Returns :func:`medfed.functional.scores.class_scores` of one split.
 
-    Args:
-        probs: ``(N, K)`` class probabilities.
-        label: ``(N,)`` class indices.
+    `probs` is ``(N, K)`` class probabilities. `label` is ``(N,)`` class indices.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])

@@ -17,21 +17,13 @@ CustomLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Tried(NamedTuple):
-    """Predictions on which a loss or metric is tried before training.
+    """Predictions on which a loss or metric is tried before training."""
 
-    Attributes:
-        right: Correct predictions; confident logits if there is an ``activation``.
-        wrong: Worse predictions.
-        target: The labels.
-        what: A description of predictions and labels.
-        activation: Turns predictions into probabilities; ``identity`` for none.
-    """
-
-    right: Tensor
-    wrong: tuple[Tensor, ...]
-    target: Tensor
-    what: str
-    activation: str = "identity"
+    right: Tensor  # correct predictions; confident logits if there is an ``activation``
+    wrong: tuple[Tensor, ...]  # worse predictions
+    target: Tensor  # the labels
+    what: str  # a description of predictions and labels
+    activation: str = "identity"  # turns predictions into probabilities; ``identity`` for none
 
 
 def value_of(
@@ -39,11 +31,8 @@ def value_of(
 ) -> Tensor:
     """Returns a user's loss as a scalar.
 
-    Args:
-        loss: The loss.
-        prediction: ``(B, ...)``; half precision is converted to single.
-        target: ``(B, ...)``.
-        weights: ``(B,)``, the samples' weights in the mean of their losses.
+    `prediction` is ``(B, ...)``; half precision is converted to single. `target` is ``(B, ...)``.
+    `weights` is ``(B,)``, the samples' weights in the mean of their losses.
 
     Example:
         >>> each = nn.CrossEntropyLoss(reduction="none")

@@ -135,13 +135,9 @@ def detection_loss(scores: Tensor, codes: Tensor, anchors: Tensor, label: Tensor
     negative ones of the cross-entropy; that of a batch is the mean over patches. Nothing is drawn.
 
     Source: A. Shrivastava et al., "Training region-based object detectors with online hard example
-    mining", CVPR 2016; R. Girshick, "Fast R-CNN", ICCV 2015 (the distance).
-
-    Args:
-        scores: ``(B, N)`` logits of the anchors.
-        codes: ``(B, N, 6)`` the numbers of their boxes.
-        anchors: ``(N, 6)`` corners in voxels.
-        label: ``(B, M, 7)``, see :class:`DetectionTask`.
+    mining", CVPR 2016; R. Girshick, "Fast R-CNN", ICCV 2015 (the distance). `scores` is ``(B, N)``
+    logits of the anchors. `codes` is ``(B, N, 6)`` the numbers of their boxes. `anchors` is ``(N,
+    6)`` corners in voxels. `label` is ``(B, M, 7)``, see :class:`DetectionTask`.
 
     Example:
         >>> anchors = torch.tensor([[0.0, 0, 0, 4, 4, 4], [8.0, 8, 8, 12, 12, 12]])
@@ -181,14 +177,9 @@ def matches(boxes: Tensor, anchors: Tensor) -> Tensor:
 
     Source: S. Zhang et al., "Bridging the gap between anchor-based and anchor-free detection via
     adaptive training sample selection", CVPR 2020. MONAI's ``ATSSMatcher`` writes to the root
-    logger whenever it is made, and leaves lesions without an anchor.
-
-    Args:
-        boxes: ``(M, 6)`` of lesions.
-        anchors: ``(N, 6)``, cell by cell.
-
-    Returns:
-        ``(N,)`` the number of the lesion, -1 for none.
+    logger whenever it is made, and leaves lesions without an anchor. `boxes` is ``(M, 6)`` of
+    lesions. `anchors` is ``(N, 6)``, cell by cell. Returns ``(N,)`` the number of the lesion, -1
+    for none.
 
     Example:
         >>> anchors = torch.tensor([[0.0, 0, 0, 4, 4, 4], [8.0, 8, 8, 12, 12, 12]])

@@ -92,10 +92,8 @@ class FindingsMeter(WholeSplit):
 def finding_loss(logits: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
     """Binary cross-entropy, the mean over known findings; unknown ones have no gradient.
 
-    Args:
-        logits: ``(B, K)``.
-        label: ``(B, K)``, 1, 0 or NaN.
-        weight: ``(B, K)`` factors of positive findings; None for 1.
+    `logits` is ``(B, K)``. `label` is ``(B, K)``, 1, 0 or NaN. `weight` is ``(B, K)`` factors of
+    positive findings; None for 1.
 
     Example:
         >>> label = torch.tensor([[1.0, float("nan")]])

@@ -132,9 +132,7 @@ class RegressionTask(TaskModule):
 def regression_metrics(predictions: Tensor, outcomes: Tensor) -> dict[str, float]:
     """Root mean squared error, mean absolute error and coefficient of determination of one split.
 
-    Args:
-        predictions: ``(N,)``.
-        outcomes: ``(N,)``, in the same unit.
+    `predictions` is ``(N,)``. `outcomes` is ``(N,)``, in the same unit.
 
     Example:
         >>> import torch

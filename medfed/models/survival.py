@@ -140,12 +140,7 @@ def hazard_loss(logits: Tensor, label: Tensor, cuts: Sequence[float]) -> Tensor:
 
     An event in an interval means that the patient survived those before. A censored patient
     survived the intervals that had ended by then. Events after the last cut count as censored at
-    it.
-
-    Args:
-        logits: ``(B, J)`` of the hazards.
-        label: ``(B, 2)``: time, and 1 for an event or 0.
-        cuts: Ends of the J intervals, to which they belong.
+    it. `logits` is ``(B, J)`` of the hazards. `label` is ``(B, 2)``: time, and 1 for an event or 0.
 
     Example:
         >>> label = torch.tensor([[5.0, 1.0], [25.0, 0.0]])
@@ -166,13 +161,9 @@ def cox_loss(risk: Tensor, label: Tensor, ties: str = "efron") -> Tensor:
 
     A mean over hospitals, weighted by patients, is so the likelihood stratified by hospital.
 
-    Sources: D. R. Cox, "Regression models and life-tables", 1972; N. E. Breslow, 1974, and
-    B. Efron, 1977, for ties.
-
-    Args:
-        risk: ``(B,)`` logarithms of hazard ratios.
-        label: ``(B, 2)``: time, and 1 for an event or 0.
-        ties: ``"efron"`` or ``"breslow"``.
+    Sources: D. R. Cox, "Regression models and life-tables", 1972; N. E. Breslow, 1974, and B.
+    Efron, 1977, for ties. `risk` is ``(B,)`` logarithms of hazard ratios. `label` is ``(B, 2)``:
+    time, and 1 for an event or 0.
 
     Example:
         >>> label = torch.tensor([[1.0, 1.0], [1.0, 1.0], [2.0, 0.0]])

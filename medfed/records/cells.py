@@ -141,30 +141,19 @@ class _File:
 
 @dataclass(frozen=True)
 class Cell:
-    """One result.
-
-    Attributes:
-        suite: The suite.
-        variant: The task.
-        method: The method.
-        stage: ``tune``: a setting is evaluated on validation patients, without reading test
-            patients; ``final``: the best setting is evaluated on test patients.
-        trial: The number of the setting; the first is the default.
-        split: The number of the split of the patients.
-        config: The configuration.
-        key: The hash of everything that it depends on.
-        finetuned: Whether every client then trains a copy of the model.
-    """
+    """One result."""
 
     suite: str
-    variant: str
+    variant: str  # the task
     method: str
+    # ``tune``: a setting is evaluated on validation patients, without reading test patients;
+    # ``final``: the best setting is evaluated on test patients.
     stage: Stage
-    trial: int
-    split: int
-    config: Mapping[str, Any] = field(repr=False, compare=False)
-    key: str
-    finetuned: bool = False
+    trial: int  # the number of the setting; the first is the default
+    split: int  # the number of the split of the patients
+    config: Mapping[str, Any] = field(repr=False, compare=False)  # the configuration
+    key: str  # the hash of everything that it depends on
+    finetuned: bool = False  # whether every client then trains a copy of the model
 
     @property
     def place(self) -> str:

@@ -184,12 +184,9 @@ class RunFolder(Places):
 
     The first access to a file's content reads and checks it; a missing, damaged or invalid file
     raises a ``CheckpointError`` that names it.
-
-    Attributes:
-        folder: The run folder.
     """
 
-    folder: Path
+    folder: Path  # the run folder
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
@@ -432,8 +429,8 @@ class RunFolder(Places):
             except errors.CodecError as error:
                 raise ValueError(errors.first_line(error)) from error
             sent = {way: ledger.total(direction=way) for way in ("up", "down")}
-            if sent != (said := self.summary["bytes"]):
-                raise ValueError(f"it adds up to {sent} bytes, but summary.json says {said}")
+            if sent != (summed := self.summary["bytes"]):
+                raise ValueError(f"it adds up to {sent} bytes, but summary.json says {summed}")
         return ledger
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.files import PARTIAL
+from medfed.config.sections import listed
 
 
 class _Place:
@@ -102,8 +103,7 @@ config.yaml).
     run = (Places.config_yaml, "run folder")
     bundle = (Path("configs/metadata.json"), "bundle")
     for key, (file, kind) in {"run": run, "resume": run, "bundle": bundle}.items():
-        value = values.get(key)
-        for one in value if isinstance(value, list) else [value]:
+        for one in listed(values.get(key)):
             if one is not None and not os.path.isfile(Path(str(one)) / file):
                 raise CheckpointError(f"{key}={one} is no {kind} (it has no {file}).")
 

@@ -18,16 +18,11 @@ from medfed.models.task import TaskModule
 
 @dataclass(frozen=True)
 class CanonicalParts:
-    """What of a network is canonical, and how its instances are mixed.
+    """What of a network is canonical, and how its instances are mixed."""
 
-    Attributes:
-        count: K, the instances.
-        mix: ``outputs``, ``parameters`` or ``sum``.
-        parts: Patterns of parameter names; ``None``: what the model calls personal, its head.
-    """
-
-    count: int = 4
-    mix: Mix = "outputs"
+    count: int = 4  # K, the instances
+    mix: Mix = "outputs"  # ``outputs``, ``parameters`` or ``sum``
+    # Patterns of parameter names; ``None``: what the model calls personal, its head.
     parts: list[str] | None = None
 
     def __post_init__(self) -> None:

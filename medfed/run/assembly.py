@@ -23,6 +23,7 @@ from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import check_measurable
 from medfed.federation import split
+from medfed.federation.algorithm import Algorithm
 from medfed.federation.entries import divide, numbered
 from medfed.federation.lightning.collect import inform, warn
 from medfed.federation.other_state import copied
@@ -142,17 +143,16 @@ def personal_part(
 ) -> tuple[str, ...]:
     """Finds the personal part of a network if the method needs one and ``model.personal`` is empty.
 
-    Args:
-        config: The run's description.
-        task: The task, without canonical parts.
-        data: The data; their first batch goes through the network.
-
-    Returns:
-        Patterns of parameter names; empty if the task has patterns or the method needs none.
+    `data`: the data; their first batch goes through the network. Returns patterns of parameter
+    names; empty if the task has patterns or the method needs none.
     """
-    if not _asks(config):
+    algorithm: Algorithm = build(config.algorithm)
+    asks = algorithm.personal in ("task", "body")
+    if config.canonical is not None:
+        asks = config.canonical.get("parts") is None
+    if not asks:
         return ()
-    network, method = task.network, type(build(config.algorithm)).__name__
+    network, method = task.network, type(algorithm).__name__
     if task.personal:
         trial = copy.deepcopy(network)  # where single entries are personal, it is divided
         try:
@@ -185,13 +185,6 @@ def personal_part(
         f"{brief(100 * share)} %); model.personal=[...] chooses others."
     )
     return patterns
-
-
-def _asks(config: RunDescription) -> bool:
-    """Whether the method uses the model's personal part, or the canonical models do."""
-    if config.canonical is not None:
-        return bool(config.canonical.get("parts") is None)
-    return bool(build(config.algorithm).personal in ("task", "body"))
 
 
 def _share(network: nn.Module, patterns: tuple[str, ...]) -> tuple[int, float]:
@@ -275,7 +268,7 @@ def resolve_facts(config: RunDescription, data: FederatedDataModule) -> RunDescr
 
     The window size is not a fact of the data, but only segmentation has windows.
     """
-    said: dict[str, Any] = {
+    from_data: dict[str, Any] = {
         "in_channels": data.in_channels,
         "regions": list(data.class_names),
         "exclusive": getattr(data, "exclusive", None),
@@ -285,9 +278,9 @@ def resolve_facts(config: RunDescription, data: FederatedDataModule) -> RunDescr
         "patch_size": getattr(data, "window", None),
         "plan": agreed.plan.record() if (agreed := getattr(data, "agreed", None)) else None,
     }
-    said = {key: list(v) if isinstance(v, tuple) else v for key, v in said.items()}
-    given = {key: v for key, v in vars(config.facts).items() if v is not None}
-    facts = {**said, **given}
+    from_data = {key: list(v) if isinstance(v, tuple) else v for key, v in from_data.items()}
+    from_user = {key: v for key, v in vars(config.facts).items() if v is not None}
+    facts = {**from_data, **from_user}
     if getattr(data, "findings", False) != ("findings" in config.model):
         raise ConfigError(
             "model=findings and pictures of several findings need each other; set both, of a CSV "
@@ -298,21 +291,23 @@ def resolve_facts(config: RunDescription, data: FederatedDataModule) -> RunDescr
     if getattr(data, "boxes", False) != ("anchors" in config.model):
         raise ConfigError("model=detector and data=luna16_scans need each other; set both.")
     background = has_background(config.model, facts)
-    said["out_channels"] = data.num_classes + background
+    from_data["out_channels"] = data.num_classes + background
     loss = config.model.get("loss")
     if loss in ("cox", "cox_batches"):
-        said["out_channels"] = 1
+        from_data["out_channels"] = 1
         largest = max(client.num_samples for client in data.clients.values())
         if loss == "cox" and data.batch_size < largest:
             raise ConfigError(
                 "model.loss=cox compares all patients of a hospital in each step; set "
                 f"data.batch_size={largest} or more, or model.loss=hazard."
             )
-    facts = {**said, **given}
-    for key, value in given.items():
-        if key != "patch_size" and value != said[key]:
-            raise ConfigError(f"{key} is {value}, but the data have {said[key]}; leave it at null.")
-    if (window := given.get("patch_size")) is not None:
+    facts = {**from_data, **from_user}
+    for key, value in from_user.items():
+        if key != "patch_size" and value != from_data[key]:
+            raise ConfigError(
+                f"{key} is {value}, but the data have {from_data[key]}; leave it at null."
+            )
+    if (window := from_user.get("patch_size")) is not None:
         if "patch_size" not in config.model:
             raise ConfigError("patch_size is for segmentation by windows; leave it at null.")
         if len(window) != facts["spatial_dims"] or min(window) < 1:
@@ -323,12 +318,7 @@ def resolve_facts(config: RunDescription, data: FederatedDataModule) -> RunDescr
 
 
 def has_background(model: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    """Says whether the network has an output for the background, as it has for exclusive regions.
-
-    Args:
-        model: The section.
-        facts: The data's ``regions`` and ``exclusive``.
-    """
+    """Says whether the network has an output for the background, as exclusive regions need it."""
     wanted = model.get("activation")
     if "regions" not in model or wanted is None:
         return False

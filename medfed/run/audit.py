@@ -64,93 +64,57 @@ Sure = dict[tuple[str, str], tuple[Floats, Floats]]
 
 @dataclass(frozen=True)
 class RowsFound:
-    """Training rows that follow from the messages of a client, at one setting.
-
-    Attributes:
-        client: The client.
-        own: Whether the setting is the run's, otherwise one step per round.
-        batch: Rows of a batch.
-        steps: Gradient steps of a round.
-        used: Rows that the messages are computed from, over all rounds.
-        found: How many of them the messages give away.
-    """
+    """Training rows that follow from the messages of a client, at one setting."""
 
     client: str
-    own: bool
-    batch: int
-    steps: int
-    used: int
-    found: int
+    own: bool  # whether the setting is the run's, otherwise one step per round
+    batch: int  # rows of a batch
+    steps: int  # gradient steps of a round
+    used: int  # rows that the messages are computed from, over all rounds
+    found: int  # how many of them the messages give away
 
 
 @dataclass(frozen=True)
 class Guess:
-    """How well an attack tells a client's training patients from others by a model.
+    """How well an attack tells a client's training patients from others by a model."""
 
-    Attributes:
-        model: ``shared model``, ``personal model``, or ``personal model, 4 bits``.
-        client: The client, or ``all``.
-        of_run: Whether the run's model is attacked, and its test patients are the others;
-            otherwise models trained alike on halves of the training patients.
-        patients: Training patients.
-        others: Test patients of the run, otherwise 0.
-        auc: The area under the ROC curve and its interval.
-        hits: The share of members that are recognised at 1 % false positives, and its interval.
-        allowed: How many false positives that is.
-    """
-
-    model: str
-    client: str
+    model: str  # ``shared model``, ``personal model``, or ``personal model, 4 bits``
+    client: str  # the client, or ``all``
+    # Whether the run's model is attacked, and its test patients are the others; otherwise models
+    # trained alike on halves of the training patients.
     of_run: bool
-    patients: int
-    others: int
-    auc: tuple[float, float, float]
+    patients: int  # training patients
+    others: int  # test patients of the run, otherwise 0
+    auc: tuple[float, float, float]  # the area under the ROC curve and its interval
+    # The share of members that are recognised at 1 % false positives, and its interval.
     hits: tuple[float, float, float]
-    allowed: int
+    allowed: int  # how many false positives that is
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """How often a part of a client's messages points to the client.
+    """How often a part of a client's messages points to the client."""
 
-    Attributes:
-        part: ``sketch`` or ``membership``.
-        clients: How many there are; 1 in so many is chance.
-        pairs: Pairs of federations on complementary halves of the patients.
-        rate: The share of the clients that are recognised, and its interval.
-    """
-
-    part: str
-    clients: int
-    pairs: int
+    part: str  # ``sketch`` or ``membership``
+    clients: int  # how many there are; 1 in so many is chance
+    pairs: int  # pairs of federations on complementary halves of the patients
+    # The share of the clients that are recognised, and its interval.
     rate: tuple[float, float, float]
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What the messages and models of a run give away.
+    """What the messages and models of a run give away."""
 
-    Attributes:
-        summary: Of the run, as ``summary.json`` holds it.
-        rounds: How many first rounds were replayed.
-        tolerance: The largest distance to a row, as a share of its norm.
-        layer: The network's first layer.
-        shadows: Federations trained on halves of the patients.
-        rows: By setting and client; empty if the attack does not apply.
-        guesses: By model and client.
-        fingerprints: By part.
-        notes: Sentences about what was not measured, and why.
-    """
-
-    summary: dict[str, Any]
-    rounds: int
-    tolerance: float
-    layer: str
-    shadows: int
-    rows: tuple[RowsFound, ...]
-    guesses: tuple[Guess, ...]
-    fingerprints: tuple[Fingerprint, ...]
-    notes: tuple[str, ...] = ()
+    summary: dict[str, Any]  # of the run, as ``summary.json`` holds it
+    rounds: int  # how many first rounds were replayed
+    tolerance: float  # the largest distance to a row, as a share of its norm
+    layer: str  # the network's first layer
+    shadows: int  # federations trained on halves of the patients
+    rows: tuple[RowsFound, ...]  # by setting and client; empty if the attack does not apply
+    guesses: tuple[Guess, ...]  # by model and client
+    fingerprints: tuple[Fingerprint, ...]  # by part
+    notes: tuple[str, ...] = ()  # sentences about what was not measured, and why
 
 
 def audit(
@@ -192,25 +156,20 @@ def audit(
         guesses, fingerprints = audited.shadowed(shadows, last)
     finally:
         logging.disable(logging.NOTSET)
-    found = tuple(rows), tuple(guesses), tuple(fingerprints), tuple(audited.notes)
-    return Audit(summary, rounds, tolerance, layer, shadows, *found)
+    sections = tuple(rows), tuple(guesses), tuple(fingerprints), tuple(audited.notes)
+    return Audit(summary, rounds, tolerance, layer, shadows, *sections)
 
 
 class _Audited:
-    """A run that is attacked.
-
-    Attributes:
-        notes: Sentences about what is not measured.
-        seconds: The time of the replayed rounds at the run's settings.
-    """
+    """A run that is attacked."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.config, self.task = experiment.config, experiment.task
         self.federation, self.local = experiment.module.federation, experiment.module.local
         self.whole, self.data = experiment.data, experiment.data.clients
         self.start = next(iter(self.federation.clients.values())).weights
-        self.notes: list[str] = []
-        self.seconds = 0.0
+        self.notes: list[str] = []  # sentences about what is not measured
+        self.seconds = 0.0  # the time of the replayed rounds at the run's settings
 
     def fresh(self, config: RunDescription, clients: Sequence[ClientData]) -> Federation:
         """Returns a federation at the run's initial weights, on its device."""
@@ -224,8 +183,7 @@ class _Audited:
     def replayed(self, rounds: int, tolerance: float) -> tuple[str, list[RowsFound]]:
         """Counts the rows that follow from messages, at the run's settings and of single steps.
 
-        Returns:
-            The kind of the first layer, and the counts; none if the layer is of another kind.
+        Returns the kind of the first layer, and the counts; none if the layer is of another kind.
         """
         layer, shape = _first_layer(self.task, next(iter(self.data.values()))), None
         if isinstance(layer, nn.Linear) and layer.bias is not None and not is_parametrized(layer):
@@ -346,8 +304,7 @@ def attack(
 ) -> tuple[Floats, Bools]:
     """Attacks the run's model by the shadows without a patient, or each shadow by the others.
 
-    Returns:
-        Scores, and who is a member: (1, N + M) of the run's model, (S, N) of the shadows.
+    Returns scores, and who is a member: (1, N + M) of the run's model, (S, N) of the shadows.
     """
     train, test = (np.stack(values) for values in zip(*sure, strict=True))
     if not of_run:
@@ -361,11 +318,7 @@ def attack(
 
 
 def compared(described: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> Iterator[Fingerprint]:
-    """Compares what clients sent about themselves from complementary halves of their patients.
-
-    Args:
-        described: From :func:`descriptions`, of each shadow; those of a pair follow one another.
-    """
+    """Compares what clients sent about themselves from complementary halves of their patients."""
     for part in described[0]:
         rates = []
         for pair in zip(described[::2], described[1::2], strict=True):
@@ -431,7 +384,7 @@ def _rows_found(
         rows[c] = torch.cat([b["image"].flatten(1) for b in local.data.eval_batches("train")])
     # The server knows what it sent, and a reply that is a model is a change of that.
     known = {c: dict(local.weights) for c, local in clients.items()}
-    used, found = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0)
+    used, recovered = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0)
     hit: dict[str, Tensor] = {}
 
     def seen(received: Mapping[str, Message], replies: Mapping[str, Message]) -> None:
@@ -452,10 +405,10 @@ def _rows_found(
         hit.update({c: torch.zeros(len(of), dtype=torch.bool) for c, of in rows.items()})
         play(federation, number, seen)
         for c, of in rows.items():
-            found[c] += (count := int(hit[c].sum()))
+            recovered[c] += (count := int(hit[c].sum()))
             used[c] += max(count, min(len(of), clients[c].steps * clients[c].data.batch_size))
     each = ((c, own, of.data.batch_size, of.steps) for c, of in clients.items())
-    return [RowsFound(*of, used[of[0]], found[of[0]]) for of in each]
+    return [RowsFound(*of, used[of[0]], recovered[of[0]]) for of in each]
 
 
 _MOST = 40  # clients in a picture

@@ -34,37 +34,27 @@ _LINES = 12  # clients with a line each
 
 @dataclass(frozen=True)
 class CohortRecord:
-    """What all clients have, and which samples occur twice.
+    """What all clients have, and which samples occur twice."""
 
-    Attributes:
-        clients: Per client, including those that are kept out.
-        kind: What `Look.after` counts: ``classes``, ``findings``, ``regions``, ``boxes``,
-            ``outcome`` or ``survival``.
-        names: Names of the classes or regions, or of the outcome.
-        whole: Share of each class among all samples of the data; empty if it is not known.
-        used: Number of patients that some client uses.
-        patients: Number of all patients.
-        remarks: Sentences about how the partition made the clients.
-        duplicates: Samples with equal content in two splits or at two clients.
-        accounts: What the reader took of files, rows and cells, and left out.
-    """
-
-    clients: dict[str, Look]
+    clients: dict[str, Look]  # per client, including those that are kept out
+    # What `Look.after` counts: ``classes``, ``findings``, ``regions``, ``boxes``, ``outcome`` or
+    # ``survival``.
     kind: str
-    names: list[str]
+    names: list[str]  # names of the classes or regions, or of the outcome
+    # Share of each class among all samples of the data; empty if it is not known.
     whole: list[float]
-    used: int
-    patients: int
-    remarks: list[str]
-    duplicates: Duplicates
-    accounts: Sequence[Account] = ()
+    used: int  # number of patients that some client uses
+    patients: int  # number of all patients
+    remarks: list[str]  # sentences about how the partition made the clients
+    duplicates: Duplicates  # samples with equal content in two splits or at two clients
+    accounts: Sequence[Account] = ()  # what the reader took of files, rows and cells, and left out
 
     def record(self) -> dict[str, Any]:
         """Returns the content of ``cohort.json``."""
         return {
             "patients": {"used": self.used, "of": self.patients},
             "shares": {"of": self.kind, "names": self.names, "before": self.whole},
-            "clients": {name: asdict(had) for name, had in self.clients.items()},
+            "clients": {name: asdict(look) for name, look in self.clients.items()},
             "remarks": self.remarks,
             "duplicates": self.duplicates.record(),
             "read": [account.record() for account in self.accounts],
@@ -74,12 +64,8 @@ class CohortRecord:
 def cohort_record(data: FederatedDataModule) -> CohortRecord:
     """Counts what every client has, and looks for samples that occur twice.
 
-    Args:
-        data: A data module, after `setup`. Labels are counted and images hashed; for volumes, the
-            hashes of the files are compared.
-
-    Raises:
-        DataError: If there are duplicates and ``data.duplicates=error``.
+    `data`: a data module, after `setup`. Labels are counted and images hashed; for volumes, the
+    hashes of the files are compared.
     """
     clients = {**data.clients, **data.kept_out}
     kind = kind_of(next(iter(clients.values())))
@@ -105,14 +91,10 @@ def cohort_record(data: FederatedDataModule) -> CohortRecord:
 def print_cohort(cohort: CohortRecord, console: Console | None = None, lines: int = _LINES) -> None:
     """Prints a line per client (for many clients, their range) and warnings.
 
-    Args:
-        cohort: What the clients have.
-        lines: How many clients have a line each, at most.
-        console: The console; None is the terminal.
+    `console`: the console; None is the terminal.
     """
     console = console or wide_console()
-    had = cohort.clients
-    if len(had) <= lines:
+    if len(cohort.clients) <= lines:
         console.print(_table(cohort))
     else:
         say(console, *_ranges(cohort))
@@ -127,12 +109,7 @@ def print_cohort(cohort: CohortRecord, console: Console | None = None, lines: in
 
 
 def print_plan(data: FederatedDataModule, network: str) -> None:
-    """Prints the plan on which the clients of segmentation agreed, if they did.
-
-    Args:
-        data: After `setup`.
-        network: The name of the network's class.
-    """
+    """Prints the plan on which the clients of segmentation agreed, if they did."""
     if (agreed := getattr(data, "agreed", None)) is None:
         return
     plan, module = agreed.plan, cast(Any, data)
@@ -205,16 +182,16 @@ def _prevalence(cohort: CohortRecord) -> tuple[str, Callable[[list[float], list[
     return f"{title} {' / '.join(map(shown, names[chosen]))}", share
 
 
-def _missing(had: Look) -> Iterator[str]:
+def _missing(look: Look) -> Iterator[str]:
     """What a client lacks in all splits, and in single ones."""
-    empty = [split for split in SPLITS if not had.splits[split]]
+    empty = [split for split in SPLITS if not look.splits[split]]
     if empty:
         yield f"no patient in {', '.join(empty)}"
-    gaps = list(had.missing.values())
+    gaps = list(look.missing.values())
     nowhere = [name for name in (gaps[0] if gaps else []) if all(name in m for m in gaps)]
     if nowhere:
         yield f"no {few(nowhere, 3)}"
-    for split, names in had.missing.items():
+    for split, names in look.missing.items():
         if here := [name for name in names if name not in nowhere]:
             yield f"{split}: no {few(here, 3)}"
 
@@ -232,6 +209,6 @@ def _ranges(cohort: CohortRecord) -> Iterator[str]:
         low, high, whole = (share([], of) for of in (order[0], order[-1], cohort.whole))
         yield f"{title}: from {low} to {high}; in the whole data: {whole}."
     odd = {n: [*look.removed, *_missing(look), *look.notes] for n, look in cohort.clients.items()}
-    if said := [f"{shown(name)} ({'; '.join(what)})" for name, what in odd.items() if what]:
-        yield f"{len(said)} lack channels, classes or patients, or have a note: {few(said, 5)}."
+    if notes := [f"{shown(name)} ({'; '.join(what)})" for name, what in odd.items() if what]:
+        yield f"{len(notes)} lack channels, classes or patients, or have a note: {few(notes, 5)}."
     yield f"{FILE} lists every client."

@@ -44,11 +44,7 @@ def federate(
 ) -> tuple[Federation, LocalTrainer]:
     """Builds the federation of all clients and their common training loop.
 
-    Args:
-        config: The run's description.
-        data: The data.
-        task: The task; its network has its initial weights.
-        everyone: All clients, in order, if the data are those of only one.
+    `task`: the task; its network has its initial weights.
     """
     clients = list(data.clients.values())
     federation, local = federation_of(config, task, clients, everyone)
@@ -78,20 +74,15 @@ def say_untrained(algorithm: Algorithm, split: ParameterSplit, data: FederatedDa
 
 def statistics_of(algorithm: Algorithm, data: FederatedDataModule) -> list[Statistic]:
     """Returns the statistics of patients that clients send before and while they train."""
-    found: list[Statistic] = []
+    statistics: list[Statistic] = []
     for name, client in data.clients.items():
-        found += data.summaries(name) if data.exchanged and name in data.plans else ()
-        found += algorithm.summaries(client)
-    return found
+        statistics += data.summaries(name) if data.exchanged and name in data.plans else ()
+        statistics += algorithm.summaries(client)
+    return statistics
 
 
 def folder_of_absent(federation: Federation, folder: Path) -> Path | None:
-    """Returns the folder for the states of absent clients; None if they fit into memory.
-
-    Args:
-        federation: The federation; its cohort gives the size of that memory.
-        folder: The run folder.
-    """
+    """Returns the folder for the states of absent clients; None if they fit into memory."""
     room, count = federation.cohort.memory_gb, len(federation.clients)
     needed = count * federation.kept_bytes()
     if room is None or needed <= 1e9 * room or os.name != "posix":
@@ -122,12 +113,7 @@ def federation_of(
 ) -> tuple[Federation, LocalTrainer]:
     """Builds a federation of the clients of this process: all clients, one or none.
 
-    Args:
-        config: The run's description.
-        task: The task; its network has its initial weights.
-        clients: The clients of this process.
-        everyone: All clients, in order, if they are not all in this process.
-        shape: Shape of one input, if this process has no client.
+    `task`: the task; its network has its initial weights.
     """
     algorithm = method_of(config, len(everyone or clients))
     say_unprotected(algorithm)
@@ -189,15 +175,7 @@ def server_half(
     shape: Sequence[int],
     names: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[TaskModule, Account | None, Federation, LocalTrainer]:
-    """Builds the task with the weights that all begin with, and the server of clients elsewhere.
-
-    Args:
-        config: The run's description, with the facts of the data.
-        start: The run's start.
-        everyone: All clients, in order.
-        shape: Shape of one input.
-        names: The names of the data's ``channels`` and ``labels``, for `Start.begin`.
-    """
+    """Builds the task with the weights that all begin with, and the server of clients elsewhere."""
     task: TaskModule = build_task(config.model, config.canonical, config.seed)
     if str(config.trainer.precision).startswith("64"):
         task.double()
@@ -305,19 +283,13 @@ def _only(algorithm: Algorithm, codec: Codec, link: Section) -> dict[str, Any]:
 def check_parts(patterns: Iterable[str], known: Iterable[str], key: str) -> None:
     """Checks that each pattern can match a part.
 
-    Args:
-        patterns: Patterns as ``PART`` or ``PHASE/PART``.
-        known: The existing parts.
-        key: The key of the patterns, for errors.
-
     Example:
         >>> check_parts(["fit/shared"], ["shared"], "channel.up.parts")
         >>> check_parts(["share"], ["shared"], "channel.up.parts")
         Traceback (most recent call last):
         ...
-        medfed.standalone.errors.ConfigError: channel.up.parts names 'share', which never travels \
-(did you mean shared?); the parts are shared.
-    """
+        medfed.standalone.errors.ConfigError: channel.up.parts names 'share', which never travels (did you mean shared?); the parts are shared.
+    """  # noqa: E501
     names = list(known)
     for pattern in patterns:
         part = pattern.rpartition("/")[2]

@@ -31,21 +31,14 @@ Values = dict[str, Floats]
 
 @dataclass
 class Examined:
-    """The test cases of a run, with the task that computes their metrics.
+    """The test cases of a run, with the task that computes their metrics."""
 
-    Attributes:
-        task: The task that computes the metrics.
-        data: The data of the cases.
-        split: The split that was tested.
-        cases: By client, the cases of models that have not failed.
-        failed: The cases of models that have failed.
-    """
-
-    task: TaskModule
-    data: FederatedDataModule
-    split: Split = "test"
+    task: TaskModule  # the task that computes the metrics
+    data: FederatedDataModule  # the data of the cases
+    split: Split = "test"  # the split that was tested
+    # By client, the cases of models that have not failed.
     cases: dict[str, Columns] = field(default_factory=dict)
-    failed: dict[str, Rows] = field(default_factory=dict)
+    failed: dict[str, Rows] = field(default_factory=dict)  # the cases of models that have failed
 
     @classmethod
     def of(
@@ -56,15 +49,7 @@ class Examined:
         split: Split = "test",
         failed: Collection[str] = (),
     ) -> Examined:
-        """Collects the cases of the last test.
-
-        Args:
-            task: The task of the run.
-            data: The run's data.
-            cases: The meter's rows by client.
-            split: The split that was tested.
-            failed: The clients whose models have failed.
-        """
+        """Collects the cases of the last test."""
         examined = cls(task, data, split)
         for client, rows in cases.items():
             columns = {n: np.array([row[n] for row in rows]) for n in rows[0]} if rows else {}
@@ -151,15 +136,9 @@ class Examined:
         """Resamples the patients of every client, and computes the metrics of each resample.
 
         It handles one client after the other, then all together, so that memory does not grow with
-        the number of clients.
-
-        Args:
-            seed: The run's seed.
-
-        Returns:
-            Each client with its metrics of ``RESAMPLES`` resamples; and those of all clients' cases
-            together, in blocks of resamples, if no model has failed. Exhaust the first iterator
-            before you begin the second.
+        the number of clients. Returns each client with its metrics of ``RESAMPLES`` resamples; and
+        those of all clients' cases together, in blocks of resamples, if no model has failed.
+        Exhaust the first iterator before you begin the second.
         """
         draws: dict[str, NDArray[np.int64]] = {}
         case = {c: cases["case"].astype(np.int64) for c, cases in self.cases.items()}
@@ -194,12 +173,7 @@ def joined(parts: Sequence[Columns]) -> dict[str, Any]:
 
 
 def findings(tested: Examined, seed: int) -> dict[str, Any]:
-    """Returns a summary's entries about the last test: ``pooled``, ``intervals``, ``constant``.
-
-    Args:
-        tested: The test cases.
-        seed: The run's seed, from which the resamples are drawn.
-    """
+    """Returns a summary's entries about the last test: ``pooled``, ``intervals``, ``constant``."""
     if not any(tested.plainly(cases, 1) for cases in tested.cases.values()):
         return {}  # the task keeps no table of cases
     each, together = tested.resampled(seed)
@@ -252,11 +226,7 @@ def findings(tested: Examined, seed: int) -> dict[str, Any]:
 
 
 def over_clients(clients: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Returns the statistics over clients of each metric.
-
-    Args:
-        clients: The metrics of each client.
-    """
+    """Returns the statistics over clients of each metric."""
     return {
         n: federation_statistics([m[n] for m in clients.values()], smaller_is_better(n))
         for n in next(iter(clients.values()))
@@ -264,12 +234,7 @@ def over_clients(clients: Mapping[str, Mapping[str, float]]) -> dict[str, dict[s
 
 
 def doubts(summary: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """Returns the intervals of a run, if it has any, and which of them rest on few data.
-
-    Args:
-        summary: A run's summary.
-        metric: The metric whose intervals are shown.
-    """
+    """Returns the intervals of a run, if it has any, and which of them rest on few data."""
     intervals = summary.get("intervals")
     if not intervals or metric not in next(iter(intervals["clients"].values())):
         return {"intervals": None}

@@ -21,21 +21,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Memberships:
-    """Memberships of N clients in K canonical models.
+    """Memberships of N clients in K canonical models."""
 
-    Attributes:
-        history: (R + 1, N, K), the start and every round.
-        clients: N names, in order.
-        groups: N planted groups, or ``None`` if none are known.
-        truth: (N, K') true mixtures, or ``None``.
-        selected: Index in ``history`` of the round that validation selected, whose models are
-            exported; ``None``: the last one.
-    """
-
-    history: Floats
-    clients: tuple[str, ...]
-    groups: tuple[int, ...] | None = None
-    truth: Floats | None = None
+    history: Floats  # (R + 1, N, K), the start and every round
+    clients: tuple[str, ...]  # n names, in order
+    groups: tuple[int, ...] | None = None  # n planted groups, or ``None`` if none are known
+    truth: Floats | None = None  # (N, K') true mixtures, or ``None``
+    # Index in ``history`` of the round that validation selected, whose models are exported;
+    # ``None``: the last one.
     selected: int | None = None
 
     @classmethod
@@ -48,11 +41,7 @@ class Memberships:
     ) -> Memberships:
         """Takes over the memberships of a run.
 
-        Args:
-            clients: Names, in order.
-            history: (R + 1, N, K) memberships.
-            best: The selected round, counted from 0.
-            mixtures: The true mixtures by client, if they are known.
+        `history` is (R + 1, N, K) memberships.
         """
         truth = np.array([mixtures[client] for client in clients]) if mixtures else None
         values = history.detach().cpu().double().numpy()
@@ -126,9 +115,7 @@ def leaf_order(rows: Floats) -> list[int]:
     """Orders clients so that like memberships are neighbours: the leaves of an average linkage.
 
     A linkage of very many clients takes too long; they are ordered by their largest membership.
-
-    Args:
-        rows: (N, K) memberships.
+    `rows` is (N, K) memberships.
 
     Example:
         >>> leaf_order(np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]))
@@ -148,14 +135,9 @@ def matched(rows: Floats, truth: Floats) -> Floats:
     """Renumbers canonical models, whose order is arbitrary, to fit the true ones best.
 
     Source: PPFL compares with the true mixtures up to a permutation; linear assignment gives the
-    best one. If one side has fewer models, it gets more columns.
-
-    Args:
-        rows: (N, K) memberships.
-        truth: (N, K') true mixtures.
-
-    Returns:
-        (N, max(K, K')) the columns of ``rows``, those without a true one last.
+    best one. If one side has fewer models, it gets more columns. `rows` is (N, K) memberships.
+    `truth` is (N, K') true mixtures. Returns (N, max(K, K')) the columns of ``rows``, those without
+    a true one last.
 
     Example:
         >>> matched(np.array([[0.2, 0.8], [1.0, 0.0]]), np.array([[0.9, 0.1], [0.0, 1.0]])).tolist()
@@ -172,12 +154,8 @@ def matched(rows: Floats, truth: Floats) -> Floats:
 def half_l1(rows: Floats, truth: Floats) -> Floats:
     """Half the L1 distance of memberships to true mixtures, in [0, 1]; source: PPFL, Figure 11.
 
-    Args:
-        rows: (N, K) memberships.
-        truth: (N, K') true mixtures.
-
-    Returns:
-        (N,) distances under the one renumbering of models that fits all clients best.
+    `rows` is (N, K) memberships. `truth` is (N, K') true mixtures. Returns (N,) distances under the
+    one renumbering of models that fits all clients best.
 
     Example:
         >>> half_l1(np.array([[0.0, 1.0]]), np.array([[0.75, 0.25]])).tolist()

@@ -60,15 +60,7 @@ LIKE = {
 def prepare(config: RunDescription) -> FederatedDataModule:
     """Makes the cache of the configured data, or completes and verifies an existing one.
 
-    Args:
-        config: The composed ``configs/prepare.yaml``.
-
-    Returns:
-        The data module; it is set up only if ``show`` is true.
-
-    Raises:
-        MedfedError: If a value, a source or the cache's folder cannot be used, or the output folder
-            is not empty.
+    Returns the data module; it is set up only if ``show`` is true.
     """
     overrides, shows = config.overrides or (), bool(config.values.show)
     if shows:
@@ -97,15 +89,7 @@ def prepare(config: RunDescription) -> FederatedDataModule:
 
 
 def show_split(config: RunDescription, data: FederatedDataModule) -> None:
-    """Prints which parts of the configured model are shared and which are personal.
-
-    Args:
-        config: The composed ``configs/prepare.yaml``.
-        data: A data module that is set up.
-
-    Raises:
-        ConfigError: If the model fits neither data nor method.
-    """
+    """Prints which parts of the configured model are shared and which are personal."""
     from medfed.run.assembly import task_for  # imported here, as the rest needs no network
 
     (config, task), algorithm = task_for(config, data), build(config.algorithm)
@@ -116,16 +100,7 @@ def show_split(config: RunDescription, data: FederatedDataModule) -> None:
 def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
     """Prints what every client would get, and writes the record, the table and the pictures.
 
-    Args:
-        data: A data module, after `setup`.
-        folder: Gets ``splits.json``, ``cohort.json`` and ``pictures``.
-        kind: The format of pictures; see :func:`medfed.common.figures.save_figures`.
-
-    Returns:
-        The record, which ``partition=saved`` takes.
-
-    Raises:
-        DataError: If the folder cannot be written.
+    `kind`: the format of pictures; see :func:`medfed.common.figures.save_figures`.
     """
     cohort = cohort_record(data)
     print_cohort(cohort, lines=len(cohort.clients))
@@ -139,16 +114,7 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
 
 
 def report(store: Store, class_names: Sequence[str], seconds: float) -> list[str]:
-    """Says in a few lines what a cache holds, and how long it took.
-
-    Args:
-        store: The cache.
-        class_names: Names of the classes.
-        seconds: How long it took to make or verify the cache.
-
-    Returns:
-        The lines.
-    """
+    """Says in a few lines what a cache holds, and how long it took."""
     entries, how = store.entries, "Made" if store.new else "It existed already; verified"
     source = sum(count for entry in entries for _, count, _ in entry.sources)
     lines = [f"Cache: {store.folder}", f"Items: {len(entries)}"]
@@ -163,20 +129,12 @@ def report(store: Store, class_names: Sequence[str], seconds: float) -> list[str
 def train_command(overrides: Sequence[str], saved: Path | None = None) -> str:
     """Names the command that trains on the prepared data.
 
-    Args:
-        overrides: The overrides of the command that prepared them.
-        saved: A record of clients to use instead of a new partition.
-
-    Returns:
-        A command for the shell, with an experiment that fits the data.
-
     Example:
         >>> train_command(["data=brats", "data.path=/data/brats", "workers=2"])
         'medfed train experiment=brats_pfednet data=brats data.path=/data/brats'
         >>> train_command(["data=digits", "partition=shards"], Path("a/splits.json"))
-        'medfed train experiment=digits_pfednet data=digits partition=saved \
-partition.file=a/splits.json'
-    """
+        'medfed train experiment=digits_pfednet data=digits partition=saved partition.file=a/splits.json'
+    """  # noqa: E501
     kept = [o for o in overrides if key_of(o) not in NOT_FOR_TRAINING]
     if saved is not None:
         kept = [o for o in kept if key_of(o).split(".")[0].split("@")[0] != "partition"]
@@ -191,11 +149,6 @@ partition.file=a/splits.json'
 
 def split_tree(network: nn.Module, split: ParameterSplit, method: str) -> Tree:
     """Draws the blocks of a network; a block that is partly personal shows its inner blocks.
-
-    Args:
-        network: The model.
-        split: The network's shared and personal parts.
-        method: The method that divides it, such as ``PFedNet``.
 
     Example:
         >>> from rich import print
@@ -262,14 +215,9 @@ def contact_sheet(data: FederatedDataModule) -> Figure | None:
 
     A sample is a strip of its channels (a photograph in red, green and blue is one tile). The tile
     of a channel that the client lacks is empty. A coloured frame shows the class; contours show the
-    regions. A volume is shown by its axial slice with most of the regions, or its middle one.
-    The grey values of a channel mean the same in the whole sheet.
-
-    Args:
-        data: A data module, after `setup`.
-
-    Returns:
-        The figure; None if the samples are no images.
+    regions. A volume is shown by its axial slice with most of the regions, or its middle one. The
+    grey values of a channel mean the same in the whole sheet. Returns the figure; None if the
+    samples are no images.
     """
     clients = list(data.clients.values())
     if len(clients[0].train["image"].shape) < 4:
@@ -287,13 +235,8 @@ def augmentation_sheet(data: FederatedDataModule) -> Figure | None:
     """Draws one augmented training sample of each of the first clients.
 
     A row shows the original sample, then several augmented versions; some of these may equal the
-    original. Of several channels it shows the first that the client has.
-
-    Args:
-        data: A data module, after `setup`.
-
-    Returns:
-        The figure; None without augmentation.
+    original. Of several channels it shows the first that the client has. Returns the figure; None
+    without augmentation.
     """
     clients = [c for c in list(data.clients.values())[:_ROWS] if c.augment is not None]
     if not clients or len(clients[0].train["image"].shape) < 4:
@@ -318,17 +261,17 @@ def _sheet(
     count, strips = len(rows[0]), len(channels[0])
     figure, axes = _empty([client.id for client in clients], count, strips)
     for row, (client, samples, shown) in enumerate(zip(clients, rows, channels, strict=True)):
-        held = client.channels.numpy()
+        present = client.channels.numpy()
         for n, (image, label) in enumerate(samples):
             left = n * _pitch(strips)
             if photographs:
                 picture = np.clip([_unit(c, s) for c, s in zip(image, scales, strict=True)], 0, 1)
-                picture[~held] = 0
+                picture[~present] = 0
                 axes.imshow(picture.transpose(1, 2, 0), extent=_extent(left, row, image[0]))
             for k, c in enumerate(shown):
                 if not photographs:
-                    _tile(axes, image[c], scales[c], left + k * _STEP, row, bool(held[c]))
-                if label.ndim == 3 and (photographs or held[c]):
+                    _tile(axes, image[c], scales[c], left + k * _STEP, row, bool(present[c]))
+                if label.ndim == 3 and (photographs or present[c]):
                     _contours(axes, label, left + k * _STEP, row)
             if label.ndim == 0:
                 extent = _extent(left, row, image[0])
@@ -352,8 +295,8 @@ def _draw_augmented(client: ClientData, seed: int) -> list[Sample]:
     assert client.augment is not None
     order = numpy_rng(seed, "augmentation sheet", client.id).permutation(client.num_samples)
     batch = client.samples(torch.from_numpy(order[:_CHOICE]))
-    held = (batch["label"].reshape(len(batch["label"]), -1) > 0).sum(dim=1)
-    chosen = int(held.argmax()) if batch["label"].ndim > 2 else 0
+    labelled = (batch["label"].reshape(len(batch["label"]), -1) > 0).sum(dim=1)
+    chosen = int(labelled.argmax()) if batch["label"].ndim > 2 else 0
     image, label = (batch[key][chosen : chosen + 1].cpu() for key in ("image", "label"))
     images, labels = (x.expand(_TILES - 1, *x.shape[1:]) for x in (image, label))
     key = derive_seed(seed, "augmentation sheet", client.id)

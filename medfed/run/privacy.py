@@ -35,21 +35,14 @@ ALTERNATIVES = "algorithm=fedavg, ditto, fedper, ppfl or qupel"
 
 @dataclass(frozen=True)
 class Protection:
-    """The noise of one client, and what it amounts to.
+    """The noise of one client, and what it amounts to."""
 
-    Attributes:
-        rate: The chance of each patient or row to enter a draw.
-        draws: Draws that the whole run takes.
-        uses: The most gradients of one draw.
-        noise: Standard deviation of the noise of a gradient, in multiples of the clipping bound.
-        delta: Of the guarantee.
-    """
-
-    rate: float
-    draws: int
-    uses: int
+    rate: float  # the chance of each patient or row to enter a draw
+    draws: int  # draws that the whole run takes
+    uses: int  # the most gradients of one draw
+    # Standard deviation of the noise of a gradient, in multiples of the clipping bound.
     noise: float
-    delta: float
+    delta: float  # of the guarantee
 
     @classmethod
     def of(cls, keys: ExampleKeys, rate: float, draws: int, uses: int) -> Protection:

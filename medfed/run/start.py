@@ -39,27 +39,18 @@ from medfed.records.folder import RunFolder, save_tensors
 
 @dataclass(frozen=True)
 class Weights:
-    """What a source of weights holds.
+    """What a source of weights holds."""
 
-    Attributes:
-        tensors: The source's tensors by name.
-        kind: The kind of source, in words.
-        files: SHA-256 of each file that was read, by its path.
-        adopted: Keys of the configuration that trained the source, and their values.
-        names: The names of its ``channels`` and ``labels``, in order, if it has them.
-    """
-
-    tensors: Mapping[str, Tensor]
-    kind: str
-    files: Mapping[str, str]
+    tensors: Mapping[str, Tensor]  # the source's tensors by name
+    kind: str  # the kind of source, in words
+    files: Mapping[str, str]  # SHA-256 of each file that was read, by its path
+    # Keys of the configuration that trained the source, and their values.
     adopted: Mapping[str, Any] = field(default_factory=dict)
+    # The names of its ``channels`` and ``labels``, in order, if it has them.
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def other_names(self, here: Mapping[str, Sequence[str]]) -> list[str]:
         """Says whether its channels or labels differ from those of the data.
-
-        Args:
-            here: The data's names of ``channels`` and ``labels``.
 
         Example:
             >>> there = Weights({}, "", {}, names={"channels": ["T1", "T2"]})
@@ -81,27 +72,18 @@ _LISTED = 4  # names in a sentence
 
 @dataclass(frozen=True)
 class Account:
-    """What became of every entry of a network and of its source.
+    """What became of every entry of a network and of its source."""
 
-    Attributes:
-        sizes: Elements of each entry of the network.
-        matched: Entries that start from the source.
-        missing: Entries that the source lacks; they keep their random start.
-        shapes: Entries with another shape in the source: that shape and the network's. They keep
-            their random start.
-        left: Entries outside of ``init.part``; they keep their random start.
-        unexpected: Names of the source that the network lacks.
-        stripped: Prefixes that were removed from the source's names.
-        spread: Number of canonical instances that got noise, and the noise's relative size.
-    """
-
-    sizes: Mapping[str, int]
-    matched: Sequence[str]
-    missing: Sequence[str]
+    sizes: Mapping[str, int]  # elements of each entry of the network
+    matched: Sequence[str]  # entries that start from the source
+    missing: Sequence[str]  # entries that the source lacks; they keep their random start
+    # Entries with another shape in the source: that shape and the network's. They keep their random
+    # start.
     shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
-    left: Sequence[str]
-    unexpected: Sequence[str]
-    stripped: Sequence[str] = ()
+    left: Sequence[str]  # entries outside of ``init.part``; they keep their random start.
+    unexpected: Sequence[str]  # names of the source that the network lacks
+    stripped: Sequence[str] = ()  # prefixes that were removed from the source's names
+    # Number of canonical instances that got noise, and the noise's relative size.
     spread: tuple[int, float] = (0, 0.0)
 
     def share(self, names: Iterable[str]) -> float:
@@ -139,15 +121,8 @@ def fit(
 
     Weights of an ordinary network go to every instance of a canonical one. Equal instances would
     stay equal for ever, so all but the first also get Gaussian noise: ``spread`` times the root
-    mean square of the entry.
-
-    Args:
-        network: The network, with its random start.
-        weights: The weights of a source.
-        part: Entries that may be set; ``None``: all.
-        rename: Old prefixes of names to new ones; the longest that matches is used.
-        spread: Relative size of the noise.
-        seed: Seed of the noise.
+    mean square of the entry. `part`: entries that may be set; ``None``: all. `rename`: old prefixes
+    of names to new ones; the longest that matches is used.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
@@ -188,8 +163,8 @@ def fit(
     known = set(network.state_dict()) | set(plain.values())
     sizes = {n: t.numel() for n, t in entries.items() if n in plain}
     unexpected = [n for n in tensors if n not in used and best.names.get(n, n) not in known]
-    found = matched, missing, shapes, left, unexpected
-    return Account(sizes, *found, best.stripped, (len(instances), spread))
+    account = matched, missing, shapes, left, unexpected
+    return Account(sizes, *account, best.stripped, (len(instances), spread))
 
 
 def usable(name: str, there: Tensor, entry: Tensor) -> Tensor:
@@ -240,19 +215,13 @@ def renamed(tensors: Mapping[str, Tensor], rename: Mapping[str, str]) -> Tensors
 
 
 class _Named(NamedTuple):
-    """Which tensor of a source fits which entry.
+    """Which tensor of a source fits which entry."""
 
-    Attributes:
-        found: Names of tensors by entry.
-        stripped: Prefixes that were removed, in order.
-        plain: Whether the source is an ordinary network and this one has canonical parts.
-        names: Each tensor's name without the prefixes.
-    """
-
-    found: Mapping[str, str]
-    stripped: tuple[str, ...] = ()
+    found: Mapping[str, str]  # names of tensors by entry
+    stripped: tuple[str, ...] = ()  # prefixes that were removed, in order
+    # Whether the source is an ordinary network and this one has canonical parts.
     plain: bool = False
-    names: Mapping[str, str] = MappingProxyType({})
+    names: Mapping[str, str] = MappingProxyType({})  # each tensor's name without the prefixes
 
 
 def _named(tensors: Mapping[str, Tensor], wanted: Mapping[str, str]) -> _Named:
@@ -282,27 +251,19 @@ FACTS = ("${in_channels}", "${out_channels}", "${spatial_dims}")  # the data dec
 
 @dataclass(frozen=True)
 class StartRecord:
-    """The entries of ``start.json`` that are read again.
+    """The entries of ``start.json`` that are read again."""
 
-    Attributes:
-        files: Hashes of the files that the run started from.
-        adopted: Values by key that the run took from them.
-    """
-
-    files: dict[str, str]
-    adopted: dict[str, Any]
+    files: dict[str, str]  # hashes of the files that the run started from
+    adopted: dict[str, Any]  # values by key that the run took from them
 
 
 @dataclass(frozen=True)
 class Start:
-    """The start of a run; random weights by default.
+    """The start of a run; random weights by default."""
 
-    Attributes:
-        weights: What the source holds; ``None`` if ``init`` names none or the run folder has them.
-        folder: The folder of a run that is resumed or reopened, which holds its start.
-    """
-
+    # What the source holds; ``None`` if ``init`` names none or the run folder has them.
     weights: Weights | None = None
+    # The folder of a run that is resumed or reopened, which holds its start.
     folder: Path | None = None
 
     @classmethod
@@ -328,13 +289,7 @@ class Start:
         task: TaskModule,
         names: Mapping[str, Sequence[str]] | None = None,
     ) -> Account | None:
-        """Copies the weights into the network of a task, and logs which of them fit.
-
-        Args:
-            config: The run's description.
-            task: The task, with its random start.
-            names: The names of the data's ``channels`` and ``labels``, to compare.
-        """
+        """Copies the weights into the network of a task, and logs which of them fit."""
         if self.folder is not None:
             restore(task.network, self.folder)
         if self.weights is None:
@@ -372,12 +327,7 @@ class Start:
 
 
 def adopt(config: RunDescription, adopted: Mapping[str, Any]) -> tuple[RunDescription, list[str]]:
-    """Sets keys to the values that trained a source; keys that the data lack are left out.
-
-    Args:
-        config: The run's description.
-        adopted: Values by key, such as ``model.network``.
-    """
+    """Sets keys to the values that trained a source; keys that the data lack are left out."""
     for key, value in adopted.items():
         known = key in (TASK, "model.network") or key.startswith("data.")
         texts = value.values() if key == "model.network" and isinstance(value, Mapping) else [value]

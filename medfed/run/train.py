@@ -19,9 +19,6 @@ def train(config: RunDescription, logs: bool = False) -> tuple[dict[str, Any], E
     """Runs or resumes an experiment.
 
     The round with the best validation score is selected; the test split is read once, at the end.
-
-    Returns:
-        The summary that ``summary.json`` holds, and the objects.
     """
     with locked_run_folder(config, logs):
         with said_once():

@@ -99,30 +99,21 @@ class AgreedRecord(TypedDict):
 
 @dataclass(frozen=True)
 class Agreed:
-    """The agreement of a federation's sites.
+    """The agreement of a federation's sites."""
 
-    Attributes:
-        sites: Names of all sites, in the order of the federation.
-        overrides: The overrides for ``medfed train``, without those of a site's file.
-        cut: Whether all sites hold the same data set and the partition gives each its share, for a
-            demonstration. Otherwise all patients at a site are its own.
-        medfed: The version of medfed.
-        joins: Gradient steps by which the last site joins the others, which have trained; 0: all
-            train together.
-        code: The hash of its code, from :func:`medfed.sites.installed.code`.
-        plan: What is counted and summed, see :class:`medfed.studies.plan.Plan`; ``None``: the sites
-            train.
-
-    Raises:
-        ConfigError: If names or overrides cannot be used.
-    """
-
-    sites: tuple[str, ...]
+    sites: tuple[str, ...]  # names of all sites, in the order of the federation
+    # The overrides for ``medfed train``, without those of a site's file.
     overrides: tuple[str, ...] = ()
+    # Whether all sites hold the same data set and the partition gives each its share, for a
+    # demonstration. Otherwise all patients at a site are its own.
     cut: bool = False
-    medfed: str = __version__
+    medfed: str = __version__  # the version of medfed
+    # Gradient steps by which the last site joins the others, which have trained; 0: all train
+    # together.
     joins: int = 0
+    # The hash of its code, from :func:`medfed.sites.installed.code`.
     code: str = field(default_factory=installed.code)
+    # What is counted and summed, see :class:`medfed.studies.plan.Plan`; ``None``: the sites train.
     plan: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -150,19 +141,8 @@ class Agreed:
     ) -> tuple[Agreed, list[str], list[str]]:
         """Makes an agreement from the coordinator's overrides.
 
-        Args:
-            overrides: As for ``medfed train``; unless `cut` is set, the defaults are those for the
-                user's data.
-            sites: Their names.
-            cut: See the class.
-            plan: See the class.
-
-        Returns:
-            The agreement; the overrides that apply only at the coordinator, such as its logger; and
-            a sentence about each override that is not agreed.
-
-        Raises:
-            ConfigError: If it cannot be used.
+        Returns the agreement; the overrides that apply only at the coordinator, such as its logger;
+        and a sentence about each override that is not agreed.
         """
         typed = hydra_spelling(overrides)
         if not cut:
@@ -185,12 +165,7 @@ class Agreed:
 
     @classmethod
     def read(cls, path: Path) -> Agreed:
-        """Reads the file from `write`.
-
-        Raises:
-            CheckpointError: If it cannot be read.
-            ConfigError: If its content cannot be used.
-        """
+        """Reads the file from `write`."""
         return cls(**read_json(path, AgreedRecord))
 
     def record(self) -> AgreedRecord:
@@ -212,22 +187,14 @@ class Agreed:
     def config(self, plugins: Sequence[str] = ()) -> RunDescription:
         """Describes the agreed run, with the keys of sites at their defaults.
 
-        Args:
-            plugins: The folders that this site has named; code from nowhere else is found.
-
-        Raises:
-            ConfigError: If it cannot be composed, or names what no site builds for others.
+        `plugins`: the folders that this site has named; code from nowhere else is found.
         """
         return describe(self.source(plugins))
 
     def source(self, plugins: Sequence[str] = ()) -> dict[str, Any]:
         """Composes the agreed configuration, with the keys of sites at their defaults.
 
-        Args:
-            plugins: The folders that this site has named; code from nowhere else is found.
-
-        Raises:
-            ConfigError: If it cannot be composed, or names what no site builds for others.
+        `plugins`: the folders that this site has named; code from nowhere else is found.
         """
         named = [f"plugins=[{','.join(plugins)}]"] if plugins else []
         source, plain = written(load([*self.overrides, *named])), usual()
@@ -268,8 +235,7 @@ def usual() -> dict[str, Any]:
 def agreed_values(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of a configuration that all sites must share, by key, as JSON.
 
-    Args:
-        config: Its values; facts of the data are not filled in.
+    `config`: its values; facts of the data are not filled in.
 
     Example:
         >>> agreed_values({"seed": 1, "threads": 4, "data": {"path": "/a", "seed": 1}})
@@ -283,9 +249,6 @@ def agreed_values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def fingerprints(config: Mapping[str, Any]) -> dict[str, str]:
     """Returns a hash of each agreed value, by key, so that no value travels.
-
-    Args:
-        config: As for `agreed_values`.
 
     Example:
         >>> fingerprints({"seed": 1})
@@ -322,11 +285,7 @@ def _is_site_key(key: str) -> bool:
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:
-    """Refuses overrides other than one value of one key, before composing.
-
-    Raises:
-        ConfigError: If an override sweeps, or is of a site's own key.
-    """
+    """Refuses overrides other than one value of one key, before composing."""
     if len(overrides) > _MOST or any(len(o) > _MOST for o in overrides):
         raise ConfigError(f"More than {_MOST} overrides, or characters in one, are refused.")
     for override in overrides:
@@ -342,11 +301,7 @@ def _check_overrides(overrides: Sequence[str]) -> None:
 
 
 def _check_interpolations(config: dict[str, Any], plugins: Sequence[str]) -> None:
-    """Refuses interpolations other than those of the files that are installed here.
-
-    Raises:
-        ConfigError: If there is one; the key is named.
-    """
+    """Refuses interpolations other than those of the files that are installed here."""
     known = _interpolations(CONFIG_DIR).union(*(_interpolations(Path(each)) for each in plugins))
     for key, value in walk(config):
         name = _leaf(key)
@@ -372,11 +327,7 @@ def _leaf(key: str) -> str:
 
 
 def _check_targets(config: Mapping[str, Any]) -> None:
-    """Refuses, at any place, names that a site builds only for itself.
-
-    Raises:
-        ConfigError: If there is one; the key is named.
-    """
+    """Refuses, at any place, names that a site builds only for itself."""
     for key, node in targets(_agreed_part(config)):
         if str(target := node["_target_"]).startswith(_NOT):
             raise ConfigError(
@@ -416,35 +367,21 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class SiteFile:
-    """The content of a site's file.
+    """The content of a site's file."""
 
-    Attributes:
-        site: Its name in the federation.
-        folder: Its folder for its results.
-        values: Its keys.
-        plugins: Folders of code that this site runs.
-        trainer: An option of the group, or some of its keys.
-        logger: An option of the group.
-        approved: Hashes of the agreements that may run here; ``None``: any may.
-        policy: Its limits, for every agreement.
-    """
-
-    site: str
-    folder: Path
-    values: Mapping[str, Any] = field(default_factory=dict)
-    plugins: tuple[str, ...] = ()
-    trainer: str | Mapping[str, Any] = "cpu"
-    logger: str = "none"
+    site: str  # its name in the federation
+    folder: Path  # its folder for its results
+    values: Mapping[str, Any] = field(default_factory=dict)  # its keys
+    plugins: tuple[str, ...] = ()  # folders of code that this site runs
+    trainer: str | Mapping[str, Any] = "cpu"  # an option of the group, or some of its keys
+    logger: str = "none"  # an option of the group
+    # Hashes of the agreements that may run here; ``None``: any may.
     approved: tuple[str, ...] | None = None
-    policy: Policy = NO_LIMITS
+    policy: Policy = NO_LIMITS  # its limits, for every agreement
 
     @classmethod
     def read(cls, path: Path) -> SiteFile:
-        """Reads a site's file.
-
-        Raises:
-            ConfigError: If it cannot be read, or sets a key that a site may not set.
-        """
+        """Reads a site's file."""
         try:
             content = read_yaml(path)
         except MedfedError as error:
@@ -474,11 +411,7 @@ class SiteFile:
         return cls(known.site, folder, values, code, *how, named, known.policy)
 
     def check_approved(self, agreed: Agreed) -> None:
-        """Refuses a study that the file does not name, where it names any.
-
-        Raises:
-            VetoError: If nobody here has approved it.
-        """
+        """Refuses a study that the file does not name, where it names any."""
         if self.approved is not None and agreed.digest not in self.approved:
             raise VetoError(
                 f"This study was not approved at site {self.site}: its agreement is "
@@ -494,15 +427,7 @@ class SiteFile:
         return words_for("approval")[how].format(site=self.site, hash=agreed.digest)
 
     def config(self, agreed: Agreed) -> RunDescription:
-        """Describes this site's run: the agreement with the site's keys.
-
-        Args:
-            agreed: The agreement.
-
-        Raises:
-            ConfigError: If the site is not in the federation, or a value cannot be used.
-            DataError: If a required file or folder is missing.
-        """
+        """Describes this site's run: the agreement with the site's keys."""
         if self.site not in agreed.sites:
             raise ConfigError(
                 f"site: {self.site} is not in the agreement"
@@ -573,11 +498,7 @@ def _flat(content: Mapping[str, Any], place: str = "") -> list[tuple[str, Any]]:
 
 
 def _check_keys(path: Path, values: Mapping[str, Any]) -> None:
-    """Refuses keys that a site's file may not set.
-
-    Raises:
-        ConfigError: If there is one; it is named.
-    """
+    """Refuses keys that a site's file may not set."""
     allowed = [key for key in SITE_KEYS if key not in _NOT_IN_FILE]
     whole = f"{_READER}._target_" in values
     for key in values:

@@ -33,22 +33,16 @@ INNOCENT = (calls.SILENT, calls.BUSY, calls.UNREADY)  # reasons that do not coun
 
 @dataclass
 class SitesProgress:
-    """The progress of the sites, which the coordinator's checkpoints hold for resuming.
+    """The progress of the sites, which the coordinator's checkpoints hold for resuming."""
 
-    Attributes:
-        at: The last round that each site took part in.
-        spent: Steps and passes of each.
-        absent: The absent sites of each round.
-        rounds: ``at`` after the last rounds and the best one, which sites may have to restore.
-        left_out: Round, site and reason, each time that a site was left out.
-        epsilons: What the run has spent on a site's patients, as the site declares it.
-    """
-
-    at: dict[str, int]
-    spent: dict[str, tuple[int, Passes]]
-    absent: dict[int, list[str]] = field(default_factory=dict)
+    at: dict[str, int]  # the last round that each site took part in
+    spent: dict[str, tuple[int, Passes]]  # steps and passes of each
+    absent: dict[int, list[str]] = field(default_factory=dict)  # the absent sites of each round
+    # ``at`` after the last rounds and the best one, which sites may have to restore.
     rounds: dict[int, dict[str, int]] = field(default_factory=dict)
+    # Round, site and reason, each time that a site was left out.
     left_out: list[tuple[int, str, str]] = field(default_factory=list)
+    # What the run has spent on a site's patients, as the site declares it.
     epsilons: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -71,20 +65,7 @@ class SitesProgress:
 class Attendance:
     """Knows which sites take part in a round.
 
-    Args:
-        caller: Reaches them.
-        federation: The server's half, without clients.
-        facts: The sites' facts about their models, by site.
-        answers: The answers to the sites before they built their models.
-        job: Names the federation, so that no site mixes its rounds with another's.
-        progress: The progress so far.
-        withdrawn: Sites that have withdrawn.
-        tell: Called with what happens, the round, the absent sites and the last round of each.
-
-    Attributes:
-        away: The absent sites, each with the reason.
-        planned: The cohort of the configuration.
-        summed: Sites of a sum of this round, which stays the only one.
+    `job`: names the federation, so that no site mixes its rounds with another's.
     """
 
     caller: calls.Caller
@@ -95,11 +76,12 @@ class Attendance:
     progress: SitesProgress
     withdrawn: Sequence[str] = ()
     tell: Callable[[str, int, Mapping[str, str], Mapping[str, int]], None] = lambda *_: None
-    summed: tuple[str, ...] = ()
+    summed: tuple[str, ...] = ()  # sites of a sum of this round, which stays the only one
 
     def __post_init__(self) -> None:
+        # The absent sites, each with the reason.
         self.away = {**self.caller.lacking, **dict.fromkeys(self.withdrawn, "it has withdrawn")}
-        self.planned: Cohort = self.federation.cohort
+        self.planned: Cohort = self.federation.cohort  # the cohort of the configuration
         self._probes: dict[str, Future[str | None]] = {}
         self._faults: Counter[str] = Counter()
 
@@ -113,11 +95,7 @@ class Attendance:
         self.tell(doing, round, self.away, self.progress.at)
 
     def begin(self) -> None:
-        """Starts a session at every site.
-
-        Raises:
-            SiteError: If a site cannot start, or has lost a round that is needed.
-        """
+        """Starts a session at every site."""
         method = self.federation.algorithm
         if self.federation.channel.sums is not None and len(method.phases(0)) > 1:
             _log.warning(
@@ -141,12 +119,7 @@ class Attendance:
         return None
 
     def leave_out(self, why: Mapping[str, str], number: int) -> None:
-        """Continues without some sites until they answer again.
-
-        Args:
-            why: The reason for each.
-            number: The round in which they were lost.
-        """
+        """Continues without some sites until they answer again."""
         self.away |= why
         self._faults.update(c for c, reason in why.items() if reason not in INNOCENT)
         self.progress.left_out += [(number, site, reason) for site, reason in why.items()]
@@ -200,8 +173,7 @@ class Attendance:
     def readmit(self, sites: Sequence[str] | None = None) -> None:
         """Checks briefly whether absent sites are back.
 
-        Args:
-            sites: The sites, all by default; those with repeated unusable answers stay excluded.
+        `sites`: the sites, all by default; those with repeated unusable answers stay excluded.
         """
         able = [c for c in (self.away if sites is None else sites) if c not in self.withdrawn]
         sites = [c for c in able if self._faults[c] < self.caller.terms.faults]

@@ -31,32 +31,23 @@ ENDED = "the run has ended"
 
 @dataclass(frozen=True)
 class Terms:
-    """When a coordinator waits, and when it continues without a site.
+    """When a coordinator waits, and when it continues without a site."""
 
-    Attributes:
-        quorum: Share of a round's cohort that must take part; methods that need all clients in
-            every round wait for all.
-        timeout: Seconds that a site may take for one request, such as the local steps of a phase.
-        hello: Seconds that it may take to start: to import, and to read and prepare its data.
-        grace: Seconds for requesting a lost reply again.
-        probe: Seconds before a round in which an absent site may report that it is back.
-        patience: Seconds to wait for a quorum before the run stops, to be resumed.
-        faults: Unusable answers or failures after which a site is excluded until the run is
-            resumed; silence does not count.
-        across: Whether each site's model is tested at every site, at the end.
-
-    Raises:
-        ConfigError: If a value is out of range.
-    """
-
+    # Share of a round's cohort that must take part; methods that need all clients in every round
+    # wait for all.
     quorum: Annotated[float, within("(0, 1]")] = 0.5
+    # Seconds that a site may take for one request, such as the local steps of a phase.
     timeout: _Seconds = 600.0
+    # Seconds that it may take to start: to import, and to read and prepare its data.
     hello: _Seconds = 3600.0
-    grace: _Seconds = 10.0
+    grace: _Seconds = 10.0  # seconds for requesting a lost reply again
+    # Seconds before a round in which an absent site may report that it is back.
     probe: _Seconds = 2.0
-    patience: _Seconds = 3600.0
+    patience: _Seconds = 3600.0  # seconds to wait for a quorum before the run stops, to be resumed
+    # Unusable answers or failures after which a site is excluded until the run is resumed; silence
+    # does not count.
     faults: float = 3
-    across: bool = False
+    across: bool = False  # whether each site's model is tested at every site, at the end
 
     def __post_init__(self) -> None:
         check_fields("terms", self)
@@ -67,26 +58,17 @@ class Caller:
 
     It is a context manager: at its end no thread sends a request any more, not even one that asks
     whether an absent site is back.
-
-    Args:
-        transport: Carries the bytes.
-        sites: All sites, in the order of clients.
-        terms: How long to wait.
-
-    Attributes:
-        lacking: Sites that did not answer when a run was resumed, with the reason.
-        session: A new random id per coordinator process, which identifies messages of an earlier
-            one.
-        traffic: Counts every byte.
     """
 
     def __init__(self, transport: Transport, sites: Sequence[str], terms: Terms) -> None:
         self.transport = transport
         self.sites = list(sites)
         self.terms = terms
+        # A new random id per coordinator process, which identifies messages of an earlier one.
         self.session = secrets.token_hex(8)
+        # Sites that did not answer when a run was resumed, with the reason.
         self.lacking: dict[str, str] = {}
-        self.traffic = Traffic()
+        self.traffic = Traffic()  # counts every byte
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -124,21 +106,13 @@ class Caller:
     ) -> tuple[dict[str, Answer], dict[str, str]]:
         """Sends requests to several sites in parallel.
 
-        Returns:
-            The usable replies, and the reasons for the others; both in the order of requests.
-
-        Raises:
-            NonFiniteError: If training failed at a site as it would in a simulation.
+        Returns the usable replies, and the reasons for the others; both in the order of requests.
         """
         futures = {c: self.in_thread(ask or self.one, r, timeout) for c, r in requests.items()}
         return _divided({c: future.result() for c, future in futures.items()})
 
     def one(self, asked: Asking[Answer], timeout: float) -> Answer | str:
-        """Sends a request to one site; retries once without a reply, which may have been lost.
-
-        Returns:
-            An ``ok``, or the reason why there is none.
-        """
+        """Sends a request to one site; retries once without a reply, which may have been lost."""
         data, waits = asked.to_bytes(), (timeout, min(timeout, self.terms.grace))
         for number, seconds in enumerate(waits):
             answer = b""
@@ -163,11 +137,7 @@ class Caller:
         return SILENT
 
     def everyone(self, requests: Mapping[str, Asking[Answer]]) -> dict[str, Answer]:
-        """Sends a request to all sites before the first round; all must answer.
-
-        Raises:
-            SiteError: If a site gives no usable answer.
-        """
+        """Sends a request to all sites before the first round; all must answer."""
         replies, wrong = self.all(requests, self.terms.hello, self.hello)
         if wrong:
             raise SiteError(
@@ -181,9 +151,6 @@ class Caller:
 
         A site may need as long as before the first round, as it may have been started again. Once
         a quorum answers, the others have no longer than for any request.
-
-        Raises:
-            SiteError: If none answers.
         """
         futures = {c: self.in_thread(self.hello, r, self.terms.hello) for c, r in requests.items()}
         end, least = time.monotonic() + self.terms.hello, self.terms.quorum * len(futures)
@@ -235,14 +202,8 @@ def refusal(reply: wire.Reply) -> str:
 def greet(caller: Caller, some: bool = False) -> dict[str, Greeting]:
     """Requests the facts that all sites must share; all must answer equally.
 
-    Args:
-        caller: Reaches them.
-        some: Whether some sites are enough, as for a resumed run; the caller then continues with
-            those and records why the others are missing.
-
-    Raises:
-        SiteError: If a site does not answer, or another configuration or kind of data is there; it
-            is named, and what differs.
+    `some`: whether some sites are enough, as for a resumed run; the caller then continues with
+    those and records why the others are missing.
     """
     asked = {c: caller.request(wire.Hello, c) for c in caller.sites}
     replies = caller.greet_some(asked) if some else caller.everyone(asked)
@@ -258,17 +219,8 @@ def agree_on_data(
 ) -> tuple[dict[str, Facts], list[bytes], list[Exchanged]]:
     """Lets sites agree on the inputs; then each reads its data and builds the model.
 
-    Args:
-        caller: Reaches them.
-        server: The coordinator's half, from `FederatedDataModule.merging`.
-        claims: What it has noted of the sites' counts.
-
-    Returns:
-        Each site's facts, the answers (which a restarted site needs), and the byte records, in the
-        order of a simulation.
-
-    Raises:
-        SiteError: If a site does not answer, or has other data or weights than the others.
+    Returns each site's facts, the answers (which a restarted site needs), and the byte records, in
+    the order of a simulation.
     """
     answers: list[bytes] = []
     exchanged: list[Exchanged] = []
@@ -313,14 +265,7 @@ def agree_on_data(
 def catch_up(
     caller: Caller, site: str, answers: Sequence[bytes], exchanged: list[Exchanged] | None = None
 ) -> wire.Described | str:
-    """Repeats `agree_on_data` for a site that was restarted or that joins.
-
-    Args:
-        caller: Reaches it.
-        site: Its name.
-        answers: The answers to all sites.
-        exchanged: Records the messages, if given.
-    """
+    """Repeats `agree_on_data` for a site that was restarted or that joins."""
     answer: wire.Described | str = SILENT
     for number in range(len(answers) + 1):
         body = answers[number - 1] if number else b""
@@ -334,17 +279,7 @@ def catch_up(
 
 
 def compare(one: Greeting, other: Greeting, name: str, site: str) -> None:
-    """Checks that two ends have the same experiment.
-
-    Args:
-        one: The facts of one end, the coordinator or a site.
-        other: The facts of a site.
-        name: The name of the first end.
-        site: The site's name.
-
-    Raises:
-        SiteError: If they differ; it names the keys, not the values.
-    """
+    """Checks that two ends have the same experiment."""
     if differ := _differing(one.agreed, other.agreed):
         raise _differs(f"another configuration than {shown(name)}", differ, site)
     if differ := _differing(one.data, other.data):
@@ -353,10 +288,6 @@ def compare(one: Greeting, other: Greeting, name: str, site: str) -> None:
 
 def other_versions(here: Mapping[str, str], sites: Mapping[str, Greeting]) -> list[str]:
     """Says where the versions at sites differ from the coordinator's.
-
-    Args:
-        here: The coordinator's.
-        sites: The sites' facts.
 
     Example:
         >>> sites = {c: Greeting({}, {}, {"torch": c}) for c in ("2.13.0", "2.12.1")}
@@ -378,11 +309,7 @@ def other_versions(here: Mapping[str, str], sites: Mapping[str, Greeting]) -> li
 
 
 def compare_models(one: Facts, other: Facts, name: str, site: str) -> None:
-    """Checks that two ends have built the same model; arguments as in :func:`compare`.
-
-    Raises:
-        SiteError: If the models differ.
-    """
+    """Checks that two ends have built the same model; arguments as in :func:`compare`."""
     if differ := _differing(one.data, other.data):
         raise _differs(f"another kind of data than {shown(name)}", differ, site)
     if one.weights != other.weights:

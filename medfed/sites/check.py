@@ -50,19 +50,12 @@ OTHER = "a part specific to the method, see its page"
 
 @dataclass(frozen=True)
 class Traffic:
-    """The bytes of one part of the messages in one direction.
+    """The bytes of one part of the messages in one direction."""
 
-    Attributes:
-        direction: ``up`` leaves the site.
-        part: Its name.
-        first: Bytes in the first round, including those before it.
-        further: Bytes in the second round; about the same in every later one.
-    """
-
-    direction: Direction
-    part: str
-    first: int
-    further: int
+    direction: Direction  # ``up`` leaves the site
+    part: str  # its name
+    first: int  # bytes in the first round, including those before it
+    further: int  # bytes in the second round; about the same in every later one
 
     @property
     def meaning(self) -> str:
@@ -79,17 +72,8 @@ def try_rounds(
 ) -> Federation:
     """Runs two short rounds at one site, which also answers for all others.
 
-    Args:
-        config: The site's, facts of the data filled in.
-        data: Its own, read.
-        task: The task for these data; it is trained, so do not use it afterwards.
-        sites: Names of all.
-
-    Raises:
-        ConfigError: If the method does not support sites.
-
-    Returns:
-        The federation, whose ledger counts everything.
+    `task`: the task for these data; it is trained, so do not use it afterwards. Returns the
+    federation, whose ledger counts everything.
     """
     (client,) = data.clients.values()
     together = copy.copy(data)
@@ -113,13 +97,6 @@ def try_rounds(
 
 def traffic_of(ledger: Ledger, site: str) -> list[Traffic]:
     """Sums up the entries of one site.
-
-    Args:
-        ledger: Of two rounds.
-        site: Its name.
-
-    Returns:
-        The entries by direction and part, those that leave first.
 
     Example:
         >>> from medfed.federation.wire.ledger import Entry
@@ -157,14 +134,7 @@ def print_traffic(traffic: Sequence[Traffic], rounds: int, console: Console) -> 
 def sentences(
     config: RunDescription, data: FederatedDataModule, federation: Federation, file: SiteFile
 ) -> list[str]:
-    """Says what else leaves a site, and what never leaves it.
-
-    Args:
-        config: The site's.
-        data: Its own, read.
-        federation: From `try_rounds`.
-        file: The site's file.
-    """
+    """Says what else leaves a site, and what never leaves it."""
     site = file.site
     words = {"data": data, "config": config, "federation": federation, "site": site, "few": few}
     text = filled(
@@ -185,15 +155,7 @@ def warnings(
     file: SiteFile,
     joins: int | None = None,
 ) -> list[str]:
-    """Says what could single out a patient.
-
-    Args:
-        config: The site's.
-        data: Its own, read.
-        federation: From `try_rounds`.
-        file: The site's file.
-        joins: Steps that the site may take if it joins.
-    """
+    """Says what could single out a patient."""
     plan, every = data.plans[file.site].patients, statistics_of(federation.algorithm, data)
     lines = [line for one in every if (line := one.too_few(file.policy.least))]
     patients = policy.patients_of_message(config, data, file.site, joins)
@@ -215,18 +177,8 @@ _log = logging.getLogger(__name__)
 def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Traffic]:
     """Reads a site's data, and reports what would leave.
 
-    Nothing is sent, and nothing is kept except the site's data cache.
-
-    Args:
-        terms: The agreement of all sites.
-        file: The site's file.
-        config: The configuration of both.
-
-    Returns:
-        The bytes, part by part.
-
-    Raises:
-        MedfedError: If anything does not fit; nothing has left the site.
+    Nothing is sent, and nothing is kept except the site's data cache. `config`: the configuration
+    of both.
     """
     if terms.plan is not None:
         check_plan(terms, file, config)
@@ -265,11 +217,7 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
 
 
 def check_plan(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
-    """Reads a site's data, and says what each part of a study would send, of how many patients.
-
-    Raises:
-        MedfedError: If the site would refuse the study; nothing has left it.
-    """
+    """Reads a site's data, and says what each part of a study would send, of how many patients."""
     place = place_of(terms, file, config)
     data, patients = place.patients_behind()
     console = wide_console()
@@ -300,11 +248,7 @@ def check_plan(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
 def describe_site(terms: Agreed, file: SiteFile, config: RunDescription, folder: Path) -> None:
     """Writes what a site has, without numbers of fewer patients than its policy and all allow.
 
-    Args:
-        terms: The agreement of all sites.
-        file: The site's file.
-        config: The configuration of both.
-        folder: A new or empty folder.
+    `config`: the configuration of both. `folder`: a new or empty folder.
     """
     policy.check_study(file.policy, config)
     data = _data_of(terms, file, read_start(config)[1])
@@ -328,12 +272,7 @@ def _data_of(terms: Agreed, file: SiteFile, config: RunDescription) -> Federated
 
 
 def read_by_itself(data: FederatedDataModule, site: str) -> None:
-    """Reads a site's data as if it were the only site, and counts its messages.
-
-    Args:
-        data: A data module that is not set up.
-        site: Its name.
-    """
+    """Reads a site's data as if it were the only site, and counts its messages."""
 
     def server() -> Merging:
         yield from data.merging(data.facts())  # which are known once the half has begun

@@ -39,39 +39,21 @@ _log = logging.getLogger(__name__)
 class Coordinator:
     """Runs rounds across sites.
 
-    Args:
-        attendance: Who takes part.
-        best: Gives the best round so far.
-
-    Attributes:
-        requests: What is asked and summed.
-        losses: Of the last round's training steps, by site.
+    `losses`: of the last round's training steps, by site.
     """
 
     attendance: Attendance
     best: Callable[[], int | None] = lambda: None
 
     def __post_init__(self) -> None:
-        self.requests = Requests(self.attendance)
+        self.requests = Requests(self.attendance)  # what is asked and summed
         self.caller, self.federation = self.attendance.caller, self.attendance.federation
         self.progress, self.losses = self.attendance.progress, dict[str, float]()
         self._turn = 0
         self._at: Mapping[str, int] = {}  # the last round of each site up to the tested one
 
     def round(self, number: int, evaluated: bool = True) -> Metrics:
-        """Runs a round with the sites that stay until its end.
-
-        Args:
-            number: Its number.
-            evaluated: Whether it is followed by an evaluation.
-
-        Returns:
-            The metrics of every site that answered, in the order of clients.
-
-        Raises:
-            SiteError: If no quorum takes part within the terms' patience.
-            NonFiniteError: If a loss at a site is not finite.
-        """
+        """Runs a round with the sites that stay until its end."""
         left, attempt = self.caller.terms.patience, 0
         self.attendance.summed = ()
         out: dict[str, str] = {}  # of this round, unless there is no quorum otherwise
@@ -166,12 +148,7 @@ class Coordinator:
         lost: Mapping[str, str],
         memory: dict[Direction, State],
     ) -> Round:
-        """Continues a round without sites that sent nothing usable, if the sum can be unmasked.
-
-        Raises:
-            Lost: If it cannot; or if the other sites would have been sent something else in a round
-                without these, so that a simulation would differ.
-        """
+        """Continues a round without sites that sent nothing usable, if the sum can be unmasked."""
         federation, number, there = self.federation, current.number, list(packets)
         least = max(self.attendance.least(number), needed(len(current.recipients)))
         late = federation.channel.sums is None or current.position or self.attendance.summed
@@ -242,9 +219,7 @@ class Coordinator:
     def test(self, rounds: int, selected: int | None) -> Metrics:
         """Evaluates the model of the selected round on every site's test data.
 
-        Args:
-            rounds: How many rounds there were.
-            selected: The selected round; ``None``: the last one.
+        `selected`: the selected round; ``None``: the last one.
         """
         self.attendance.say("tests", rounds)
         self._turn += 1
@@ -281,11 +256,7 @@ class Coordinator:
     def across(self, rounds: int) -> dict[str, Metrics]:
         """Evaluates each site's tested model at every site, where both policies allow it.
 
-        Args:
-            rounds: How many rounds there were.
-
-        Returns:
-            Metrics by model and by the site whose patients they are of, empty where it refused.
+        Returns metrics by model and by the site whose patients they are of, empty where it refused.
         """
         self.attendance.say("tests every model at every site", rounds)
         federation, there = self.federation, self.attendance.there

@@ -37,20 +37,14 @@ class Refusal(Exception):  # noqa: N818 - it becomes a reply
 class Agreement(Protocol):
     """What a site must know of its workplace: see :class:`medfed.sites.site.ConfiguredSite`.
 
-    Attributes:
-        name: The site.
-        rounds: How many rounds are agreed on.
-        members: All sites of the agreement, in order; ``None``: any.
-        joins: Steps that the site may take as the last one, which joins; 0: it trains with all.
-        parts: The parts of a study of statistics; none: it trains.
-        policy: What the site allows.
+    `rounds`: how many rounds are agreed on.
     """
 
-    name: str
-    members: Sequence[str] | None
-    joins: int
-    parts: Sequence[Part | Separate]
-    policy: Policy
+    name: str  # the site
+    members: Sequence[str] | None  # all sites of the agreement, in order; ``None``: any
+    joins: int  # steps that the site may take as the last one, which joins; 0: it trains with all
+    parts: Sequence[Part | Separate]  # the parts of a study of statistics; none: it trains
+    policy: Policy  # what the site allows
 
     @property
     def rounds(self) -> int:
@@ -77,47 +71,28 @@ class Agreement(Protocol):
 
 @dataclass(eq=False)
 class Gate:
-    """Where a site is in its session, and what it lets pass.
+    """Where a site is in its session, and what it lets pass."""
 
-    Attributes:
-        workplace: Its agreement, policy and data.
-        counted: What it has answered of this agreement.
-        go_to: Restores the state of a kept round, or refuses.
-        plan: The phases of a round, by the agreed method.
-        session: The id of the coordinator's process that the site last greeted.
-        ids: All clients of the session.
-        latest: Round and attempt of the last request.
-        phases: Those that were answered of it.
-        here: The kept round of the current state; None within a round.
-        base: The kept round before the current one.
-        half: The site's half of the sum under masks that is being made.
-        asked: How many questions the site has answered as one that joins; None: it does not.
-        replies: Those to requests of this round, by the request's hash.
-        tested: Whether the session's test metrics were asked for.
-    """
-
-    workplace: Agreement
-    counted: Counted
-    go_to: Callable[[int], None]
+    workplace: Agreement  # its agreement, policy and data
+    counted: Counted  # what it has answered of this agreement
+    go_to: Callable[[int], None]  # restores the state of a kept round, or refuses
+    # The phases of a round, by the agreed method.
     plan: Callable[[int], Sequence[str]] = lambda _: ()
-    session: str = ""
-    ids: tuple[str, ...] = ()
-    latest: tuple[int, int] = (START, 0)
-    phases: list[int] = field(default_factory=list)
-    here: int | None = START
-    base: int = START
-    half: masks.Half | None = None
+    session: str = ""  # the id of the coordinator's process that the site last greeted
+    ids: tuple[str, ...] = ()  # all clients of the session
+    latest: tuple[int, int] = (START, 0)  # round and attempt of the last request
+    phases: list[int] = field(default_factory=list)  # those that were answered of it
+    here: int | None = START  # the kept round of the current state; None within a round
+    base: int = START  # the kept round before the current one
+    half: masks.Half | None = None  # the site's half of the sum under masks that is being made
+    # How many questions the site has answered as one that joins; None: it does not.
     asked: int | None = None
+    # Those to requests of this round, by the request's hash.
     replies: dict[bytes, bytes] = field(default_factory=dict)
-    tested: bool = False
+    tested: bool = False  # whether the session's test metrics were asked for
 
     def admit(self, asked: Request) -> None:
-        """Checks and counts a request before anything is computed for it.
-
-        Raises:
-            Refusal: If it cannot be answered now.
-            VetoError: If the site's file does not allow it.
-        """
+        """Checks and counts a request before anything is computed for it."""
         rule = RULES[type(asked)]
         for check in rule.checks:
             check(self, asked)
@@ -318,36 +293,25 @@ class Gate:
 
 
 class Count(NamedTuple):
-    """What is counted by agreement.
+    """What is counted by agreement."""
 
-    Attributes:
-        what: In words.
-        of: Gives the counter's key and what is added to it; empty: nothing.
-        once: Whether only one may be added; otherwise one for each site and `MODELS` more.
-        reason: Of the refusal of more.
-    """
-
-    what: str
+    what: str  # in words
+    # Gives the counter's key and what is added to it; empty: nothing.
     of: Callable[[Gate, Any], tuple[str, str]]
+    # Whether only one may be added; otherwise one for each site and `MODELS` more.
     once: bool = False
-    reason: str = "replay"
+    reason: str = "replay"  # of the refusal of more
 
 
 class Rule(NamedTuple):
-    """What a site does with one kind of request.
+    """What a site does with one kind of request."""
 
-    Attributes:
-        checks: What must hold, in order; the first sentence of each says it.
-        leaves: What the answer holds.
-        policy: The keys of the site's policy that apply.
-        counts: What is counted once all checks have passed.
-        then: What must hold then, and cannot be known without using the request.
-    """
-
+    # What must hold, in order; the first sentence of each says it.
     checks: tuple[Callable[[Gate, Any], None], ...]
-    leaves: str
-    policy: tuple[str, ...] = ()
-    counts: tuple[Count, ...] = ()
+    leaves: str  # what the answer holds
+    policy: tuple[str, ...] = ()  # the keys of the site's policy that apply
+    counts: tuple[Count, ...] = ()  # what is counted once all checks have passed
+    # What must hold then, and cannot be known without using the request.
     then: tuple[Callable[[Gate, Any], None], ...] = ()
 
 

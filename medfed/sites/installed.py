@@ -44,11 +44,7 @@ def code() -> str:
 
 
 def check(version: str, agreed: str) -> None:
-    """Compares what is installed here with an agreement.
-
-    Raises:
-        VetoError: If it is another version, or other code.
-    """
+    """Compares what is installed here with an agreement."""
     if (version, agreed) != (medfed.__version__, code()):
         raise VetoError(
             f"The sites have agreed on medfed {version}, code {agreed:.12}, and this is "
@@ -71,15 +67,7 @@ def _code() -> dict[str, Path]:
 def pack(package: str, folder: Path) -> Path:
     """Packs a wheel of an installed package; the same files give the same bytes.
 
-    Args:
-        package: Its name; medfed may be installed from a clone.
-        folder: Where.
-
-    Returns:
-        The wheel.
-
-    Raises:
-        ConfigError: If the package is not installed, or a file is not as it was installed.
+    `package`: its name; medfed may be installed from a clone.
     """
     try:
         found = metadata.distribution(package)
@@ -117,15 +105,7 @@ def pack(package: str, folder: Path) -> Path:
 
 
 def write_install(folder: Path, lock: Path | None = None) -> None:
-    """Writes the folder ``install``.
-
-    Args:
-        folder: A new folder.
-        lock: Replaces the lock of this release, such as one with a build of PyTorch for CPUs.
-
-    Raises:
-        MedfedError: If a package has no hash in the lock, or a wheel cannot be packed.
-    """
+    """Writes the folder ``install``."""
     source = lock or TEMPLATES / LOCK
     with untrusted.reading(source):
         text = source.read_text("utf-8")

@@ -57,11 +57,7 @@ class Certificate:
     """The certificate of a kit of NVIDIA FLARE, by the root that the kits of all sites share.
 
     Whoever holds the root's key can make a certificate in any site's name, so a site writes down
-    which one each other site had first, and accepts no other.
-
-    Args:
-        folder: Holds ``client.crt``, ``client.key`` and ``rootCA.pem``.
-        known: The file of the other sites' certificates.
+    which one each other site had first, in the file ``known``, and accepts no other.
     """
 
     def __init__(self, folder: Path, known: Path) -> None:
@@ -125,11 +121,6 @@ def needed(sites: int) -> int:
 def divided(secret: bytes, holders: int, least: int) -> list[bytes]:
     """Returns Shamir's shares of up to 64 bytes, of which any ``least`` give the secret.
 
-    Args:
-        secret: The bytes.
-        holders: How many shares.
-        least: How many of them are needed.
-
     Example:
         >>> shares = divided(b"secret", 5, 3)
         >>> joined({5: shares[4], 1: shares[0], 3: shares[2]}, 6)
@@ -146,15 +137,7 @@ def divided(secret: bytes, holders: int, least: int) -> list[bytes]:
 
 
 def joined(shares: Mapping[int, bytes], length: int) -> bytes:
-    """Returns the secret of :func:`divided`, by Lagrange's polynomial at 0.
-
-    Args:
-        shares: As many as are needed, by number from 1.
-        length: Bytes of the secret.
-
-    Raises:
-        CodecError: If the shares are of no secret of this length.
-    """
+    """Returns the secret of :func:`divided`, by Lagrange's polynomial at 0."""
     secret = 0
     for x, share in shares.items():
         above, below = 1, 1
@@ -175,10 +158,7 @@ def context_of(head: Head, sites: Sequence[str]) -> str:
 class Half:
     """A site's half of one sum.
 
-    Args:
-        name: The site's.
-        asked: The request for its keys.
-        signer: Its certificate; ``None``: the keys are not signed.
+    `signer`: its certificate; ``None``: the keys are not signed.
     """
 
     def __init__(self, name: str, asked: Head, sites: Sequence[str], signer: Signer | None) -> None:
@@ -205,14 +185,7 @@ class Half:
         return json.dumps([self._context, site, keys.mask, keys.box, keys.seal]).encode()
 
     def boxes(self, keys: Keys) -> dict[str, str]:
-        """Returns each other site's shares, encrypted for it.
-
-        Args:
-            keys: What all sites have announced.
-
-        Raises:
-            CodecError: If a key is missing, occurs twice, or is not signed by its site.
-        """
+        """Returns each other site's shares, encrypted for it."""
         public = [one.mask for one in keys.values()]
         if sorted(keys) != self.sites or len({*public}) < len(public):
             raise CodecError("The keys are not those of all sites of this sum.")
@@ -245,16 +218,7 @@ class Half:
         return sums.added(packet, self.mask(len(sums.read(packet)), boxes))
 
     def mask(self, length: int, boxes: Mapping[str, str], kind: type[Any] = np.uint32) -> Any:
-        """Returns what the site adds to its numbers, modulo 2^32 or 2^64.
-
-        Args:
-            length: How many numbers.
-            boxes: The other sites' shares for this site.
-            kind: The numbers' type.
-
-        Raises:
-            CodecError: If the shares of a site are missing or were not encrypted by it.
-        """
+        """Returns what the site adds to its numbers, modulo 2^32 or 2^64."""
         from cryptography.exceptions import InvalidTag
 
         if sorted([*boxes, self.name]) != self.sites or not self._keys:
@@ -271,14 +235,7 @@ class Half:
         return total
 
     def shares(self, sent: Sequence[str]) -> dict[str, str]:
-        """Returns one share for each site: of its seed if it has sent numbers, of its key if not.
-
-        Args:
-            sent: The sites whose numbers are summed.
-
-        Raises:
-            CodecError: If they are too few, or not sites of this sum.
-        """
+        """Returns a share for each site: of its seed if it has sent numbers, of its key if not."""
         there = {*sent}
         if len(there) < needed(len(self.sites)) or not {self.name} <= there <= {*self.sites}:
             raise CodecError("A sum of these sites is not to be unmasked.")
@@ -295,19 +252,7 @@ def unmasked(
     length: int,
     kind: type[Any] = np.uint32,
 ) -> Any:
-    """Returns what to add to the sum of the sites' numbers, so that no mask is left in it.
-
-    Args:
-        context: From :func:`context_of`.
-        keys: What all sites have announced.
-        sent: The sites whose numbers are summed.
-        shares: What each of those that answered has given, at least :func:`needed` of them.
-        length: How many numbers.
-        kind: See :meth:`Half.mask`.
-
-    Raises:
-        CodecError: If the shares do not give the secrets whose hashes or public keys are known.
-    """
+    """Returns what to add to the sum of the sites' numbers, so that no mask is left in it."""
     sites, least = sorted(keys), needed(len(keys))
     total = np.zeros(length, kind)
     for site in sites:

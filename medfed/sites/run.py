@@ -82,11 +82,7 @@ class SitesEvaluation(PersonalEvaluation):
 class SitesModule(FederatedModule):
     """Lets a coordinator run the rounds, each as one task.
 
-    Args:
-        task: The task; it says how a round is selected.
-        federation: The server's half.
-        local: The training loop, which holds the network.
-        coordinator: Reaches the sites.
+    `task`: the task; it says how a round is selected.
     """
 
     needs_rounds = False
@@ -138,11 +134,7 @@ class SitesModule(FederatedModule):
         checkpoint["sites"] = self.coordinator.progress.state_dict()
 
     def restore(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-        """Restores the server.
-
-        Raises:
-            CheckpointError: If the checkpoint is of another run.
-        """
+        """Restores the server."""
         if "sites" not in checkpoint:
             raise CheckpointError("This checkpoint is of a simulation, not of a run across sites.")
         return super().restore(checkpoint)
@@ -158,21 +150,7 @@ def coordinate(
     terms: calls.Terms | None = None,
     logs: bool = False,
 ) -> dict[str, Any]:
-    """Runs or resumes an experiment across sites, and leaves an ordinary run folder.
-
-    Args:
-        config: The run's configuration; its data are not read.
-        transport: Reaches the sites.
-        sites: Their names, in the order of clients in the equivalent simulation.
-        terms: When to wait, and when to continue without a site.
-        logs: Whether the run folder gets a log.
-
-    Returns:
-        The summary that ``summary.json`` holds.
-
-    Raises:
-        MedfedError: If something does not fit, such as a site.
-    """
+    """Runs or resumes an experiment across sites, and leaves an ordinary run folder."""
     if config.adapters is not None:
         raise ConfigError("adapters are not for runs across sites yet; set adapters=none.")
     with claim.locked_run_folder(config, logs):
@@ -271,16 +249,7 @@ def _coordinate(
 def as_before(folder: Path, facts: Mapping[str, Facts], caller: calls.Caller) -> dict[str, Facts]:
     """Compares the sites' facts with those at the start of the run.
 
-    Args:
-        folder: The run folder.
-        facts: The facts of the sites that answer.
-        caller: Continues without the sites that claim another number of training samples.
-
-    Returns:
-        Those of all sites.
-
-    Raises:
-        SiteError: If a site has another kind of data, or builds another model.
+    `caller`: continues without the sites that claim another number of training samples.
     """
     kept = SitesRecord.read(folder).clients
     for site, now in facts.items():
@@ -292,16 +261,7 @@ def as_before(folder: Path, facts: Mapping[str, Facts], caller: calls.Caller) ->
 
 
 def take_facts(config: RunDescription, data: Mapping[str, Any]) -> RunDescription:
-    """Takes from the sites the facts that a simulation takes from the data.
-
-    Args:
-        config: What the run is to do.
-        data: The facts that all sites share.
-
-    Raises:
-        SiteError: If a site omits a fact that the network needs.
-        ConfigError: If a fact is set to something else.
-    """
+    """Takes from the sites the facts that a simulation takes from the data."""
     if lacking := {*FACTS, "personal", "shape", "channels", "labels"} - set(data):
         raise SiteError(
             f"The sites do not report {min(lacking)}; install the same version at all ends."
@@ -359,21 +319,7 @@ def write(
     trainer: pl.Trainer,
     memberships: Memberships | None = None,
 ) -> dict[str, Any]:
-    """Writes metrics, ledger, summary and pictures of a finished run; models are at the sites.
-
-    Args:
-        config: What the run is to do.
-        module: The run.
-        evaluation: The sites' metrics.
-        trainer: The trainer, whose logger gets the final metrics.
-        memberships: Memberships in canonical models, if there are any.
-
-    Returns:
-        The summary.
-
-    Raises:
-        SiteError: If no site was tested.
-    """
+    """Writes metrics, ledger, summary and pictures of a finished run; models are at the sites."""
     from medfed.run.pictures import bytes_per_client, membership_figures, metric_curves  # late
 
     run, federation = RunFolder(Path(config.folder)), module.federation

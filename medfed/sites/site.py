@@ -88,18 +88,9 @@ class Keeper(Protocol):
 class Site:
     """Answers a coordinator; see :class:`medfed.sites.wire.Answers`.
 
-    Args:
-        workplace: Its data, the model, and the agreement.
-        folder: The folder of kept rounds of one federation; with a keeper the prefix of the folders
-            of all federations.
-        keeper: Keeps results other than rounds.
-        signer: Signs the keys of masks; ``None``: they are not signed.
-        counted: What the site has answered; ``None``: a file in its folder remembers it.
-
-    Attributes:
-        gate: What every request passes.
-        module: The federation at this site, once a session has started.
-        metrics: Of the last evaluation, with all digits, which stay here.
+    `folder`: the folder of kept rounds of one federation; with a keeper the prefix of the folders
+    of all federations. `signer`: signs the keys of masks; ``None``: they are not signed. `counted`:
+    what the site has answered; ``None``: a file in its folder remembers it.
     """
 
     workplace: Agreement
@@ -111,9 +102,11 @@ class Site:
     def __post_init__(self) -> None:
         self.name, self._root = self.workplace.name, self.folder
         counted = self.counted or policy.Counted(self.folder / policy.COUNTED)
-        self.gate = Gate(self.workplace, counted, self._go_to)
+        self.gate = Gate(self.workplace, counted, self._go_to)  # what every request passes
         self.log = logging.getLogger(f"{__name__}.{self.name}")
+        # The federation at this site, once a session has started.
         self.module: FederatedModule | None = None
+        # Of the last evaluation, with all digits, which stay here.
         self.metrics: dict[str, float] = {}
         self._lock = threading.Lock()
         self._states: dict[int, Kept] = {}  # those of the start and of the round before
@@ -427,21 +420,10 @@ class SiteModule(FederatedModule):
 class ConfiguredSite:
     """A site's components, from a configuration: its data, the model, and the agreement.
 
-    Args:
-        config: The composed configuration, with the site's keys (data, device, folders).
-        name: This site's client.
-        sites: All sites, in order, if the data belong to this site only; None if the data of all
-            sites are here, as in a rehearsal, and the agreed partition divides them.
-        policy: What the site allows.
-        members: All sites of the agreement; ``None``: any.
-        joins: See :class:`medfed.sites.gate.Agreement`.
-
-    Attributes:
-        data: The data, once they are read.
-        task: The task, after the agreement.
-
-    Raises:
-        VetoError: If it does not allow what the configuration says.
+    `config`: the composed configuration, with the site's keys (data, device, folders). `sites`: all
+    sites, in order, if the data belong to this site only; None if the data of all sites are here,
+    as in a rehearsal, and the agreed partition divides them. `members`: all sites of the agreement;
+    ``None``: any.
     """
 
     config: RunDescription
@@ -451,8 +433,8 @@ class ConfiguredSite:
     members: Sequence[str] | None = None
     joins: int = 0
     parts: Sequence[Part | Separate] = ()
-    data: FederatedDataModule = field(init=False, repr=False)
-    task: TaskModule = field(init=False, repr=False)
+    data: FederatedDataModule = field(init=False, repr=False)  # the data, once they are read
+    task: TaskModule = field(init=False, repr=False)  # the task, after the agreement
 
     def __post_init__(self) -> None:
         policy.check_study(self.policy, self.config)
@@ -464,11 +446,7 @@ class ConfiguredSite:
 
     @classmethod
     def of(cls, agreed: agreement.Agreed, file: agreement.SiteFile) -> ConfiguredSite:
-        """Makes a site from the agreement and its file.
-
-        Raises:
-            MedfedError: If they contradict each other.
-        """
+        """Makes a site from the agreement and its file."""
         file.check_approved(agreed)
         sites = None if agreed.cut else agreed.sites
         config = file.config(agreed)
@@ -499,15 +477,8 @@ class ConfiguredSite:
     def agree(self, number: int, answer: bytes) -> bytes | None:
         """Returns the site's messages about its data, for the coordinator.
 
-        Args:
-            number: How many messages it has already sent.
-            answer: The coordinator's answer to the last message; empty at first.
-
-        Returns:
-            The next message; None after the last one, when the data are read.
-
-        Raises:
-            DataError: If the coordinator's answer differs from an earlier one.
+        `answer`: the coordinator's answer to the last message; empty at first. The result is the
+        next message; None after the last one, when the data are read.
         """
         self.greeting()
         if number and self._answers[number - 1 : number] not in ([], [answer]):
@@ -559,19 +530,11 @@ class ConfiguredSite:
         return str(self.config.data.get("path")), patients
 
     def check_cohort(self, cohort: Sequence[str]) -> None:
-        """Refuses a round with these sites if the site's policy does not allow it.
-
-        Raises:
-            VetoError: If one site has more than the largest share of this round's samples.
-        """
+        """Refuses a round with these sites if the site's policy does not allow it."""
         self.policy.check_sizes({name: self._samples[name] for name in cohort})
 
     def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
-        """Returns the federation at this site: with this client only, in its initial state.
-
-        Args:
-            everyone: All clients, in order.
-        """
+        """Returns the federation at this site: with this client only, in its initial state."""
         self._samples = {c.id: c.num_samples for c in everyone}
         self.check_cohort([c.id for c in everyone])
         task, config = self.task, self.config
@@ -595,9 +558,7 @@ class ConfiguredSite:
 def facts_of(config: RunDescription, data: FederatedDataModule) -> dict[str, Any]:
     """Returns the facts of the data that all sites must share and the coordinator needs.
 
-    Args:
-        config: The configuration, facts of the data filled in.
-        data: The site's data.
+    `config`: the configuration, facts of the data filled in.
     """
     (client,) = data.clients.values()
     return {key: getattr(config.facts, key) for key in FACTS} | {
@@ -609,11 +570,7 @@ def facts_of(config: RunDescription, data: FederatedDataModule) -> dict[str, Any
 
 
 def versions_here(accelerator: str) -> dict[str, str]:
-    """Returns the versions of an end, on which the bits of a run depend.
-
-    Args:
-        accelerator: The trainer's.
-    """
+    """Returns the versions of an end, on which the bits of a run depend."""
     packages = versions()
     gpu = accelerator in ("gpu", "cuda") and torch.cuda.is_available()
     return {

@@ -67,17 +67,7 @@ def hospital(
     keep_bundle: Callable[[Path], object],
     signer: Signer | None = None,
 ) -> Site:
-    """Makes a site from the agreement and its file; each federation has a separate folder.
-
-    Args:
-        agreed: The agreement.
-        file: The site's file.
-        keep_bundle: Makes the bundle of the model in a run folder.
-        signer: Signs the keys of masks.
-
-    Raises:
-        MedfedError: If they contradict each other.
-    """
+    """Makes a site from the agreement and its file; each federation has a separate folder."""
     workplace = ConfiguredSite.of(agreed, file)
     name = re.sub(r"[^\w.-]", "_", str(workplace.config.name))[:40]
     counted = Counted(file.folder / COUNTED, agreed.digest)
@@ -92,18 +82,7 @@ def hospital(
 
 @dataclass(eq=False)
 class SiteFolder:
-    """Implements :class:`medfed.sites.site.Keeper`.
-
-    Args:
-        workplace: The site's workplace.
-        keep_bundle: Makes the bundle of the model in a run folder.
-        counted: Counts the models whose test metrics leave.
-        spending: Adds up the privacy that all runs spend.
-
-    Attributes:
-        ledger: The bytes that this site has sent and received in finished rounds.
-        history: Its validation metrics.
-    """
+    """Implements :class:`medfed.sites.site.Keeper`."""
 
     workplace: ConfiguredSite
     keep_bundle: Callable[[Path], object]
@@ -114,8 +93,8 @@ class SiteFolder:
         self._protection: Protection | None = None
         self._gradients = 0  # of this session, also of rounds that came to nothing
         self.name = self.workplace.name
-        self.ledger = Ledger()
-        self.history: list[Record] = []
+        self.ledger = Ledger()  # the bytes that this site has sent and received in finished rounds
+        self.history: list[Record] = []  # its validation metrics
         self._of_round = Ledger()
         self._turn = (START, 0)
         self._spent: tuple[int, Passes] = (0, Passes())
@@ -293,12 +272,8 @@ class SiteFolder:
 def listen(name: str, folder: Path) -> logging.Logger:
     """Writes the log of a site, and of no other in this process, to files.
 
-    Args:
-        name: The site's.
-        folder: Of all its federations.
-
-    Returns:
-        The log; what its child ``refused`` gets is in the file of refusals, too.
+    `folder`: of all its federations. Returns the log; what its child ``refused`` gets is in the
+    file of refusals, too.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = logging.getLogger(f"medfed.sites.site.{name}")

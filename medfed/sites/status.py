@@ -44,12 +44,7 @@ class Traffic:
     def add(self, site: str, kind: str, down: int, up: int, requests: int = 1) -> None:
         """Adds a request and its reply.
 
-        Args:
-            site: The site.
-            kind: The kind of request.
-            down: Bytes to the site.
-            up: Bytes from it; 0 if no reply came.
-            requests: How many they are.
+        `up`: bytes from it; 0 if no reply came.
         """
         with self._lock:
             before = self.counts.get((site, kind), (0, 0, 0))
@@ -88,35 +83,20 @@ class SiteState:
 
 @dataclass
 class Status:
-    """The content of ``status.json``.
+    """The content of ``status.json``."""
 
-    Attributes:
-        rounds: How many rounds there will be.
-        round: The round that runs, from 0.
-        doing: What happens in it.
-        since: Since when.
-        sites: The sites' states.
-        remarks: What is unusual about what sites have sent before the first round.
-    """
-
-    rounds: schemas.Count
-    round: RoundNumber = 0
-    doing: str = "starts"
-    since: str = ""
-    sites: dict[str, SiteState] = field(default_factory=dict)
+    rounds: schemas.Count  # how many rounds there will be
+    round: RoundNumber = 0  # the round that runs, from 0
+    doing: str = "starts"  # what happens in it
+    since: str = ""  # since when
+    sites: dict[str, SiteState] = field(default_factory=dict)  # the sites' states
+    # What is unusual about what sites have sent before the first round.
     remarks: list[str] = field(default_factory=list)
 
     def change(
         self, doing: str, round: int, away: Mapping[str, str], at: Mapping[str, int]
     ) -> None:
-        """Takes over what has changed.
-
-        Args:
-            doing: What happens.
-            round: In which round.
-            away: The sites that are not there, each with the reason.
-            at: The last round of each site.
-        """
+        """Takes over what has changed."""
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         if (doing, round) != (self.doing, self.round):
             self.doing, self.round, self.since = doing, round, now
@@ -147,14 +127,7 @@ def ended(status: Status, traffic: Traffic, run: RunFolder) -> Iterator[None]:
 
 
 def tables(run: RunFolder) -> Group:
-    """Returns the state of a run as tables.
-
-    Args:
-        run: The coordinator's run folder.
-
-    Raises:
-        ConfigError: If it is not of a run across sites.
-    """
+    """Returns the state of a run as tables."""
     if not run.status_json.is_file():
         raise errors.ConfigError(
             f"run={run.folder} is no folder of a run across sites (it has no status.json)."
@@ -186,11 +159,7 @@ def tables(run: RunFolder) -> Group:
 
 
 def show(folder: Path) -> None:
-    """Prints the state of a run.
-
-    Args:
-        folder: The coordinator's run folder.
-    """
+    """Prints the state of a run."""
     Terminal().print(tables(RunFolder(folder)))
 
 

@@ -59,25 +59,16 @@ Samples = Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)]
 
 
 class Head(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
-    """What a request and its reply have in common.
+    """What a request and its reply have in common."""
 
-    Attributes:
-        site: The site of the request.
-        session: The coordinator process's random id.
-        round: The round's number.
-        attempt: How often the round has already been tried.
-        phase: Position of the phase within the round.
-        at: The last round that the site took part in, as the coordinator believes.
-        body: A packet, or empty.
-    """
-
-    site: Name
-    session: Name = ""
-    round: RoundNumber = START
-    attempt: RoundNumber = 0
-    phase: RoundNumber = 0
+    site: Name  # the site of the request
+    session: Name = ""  # the coordinator process's random id
+    round: RoundNumber = START  # the round's number
+    attempt: RoundNumber = 0  # how often the round has already been tried
+    phase: RoundNumber = 0  # position of the phase within the round
+    # The last round that the site took part in, as the coordinator believes.
     at: RoundNumber = START
-    body: bytes = b""
+    body: bytes = b""  # a packet, or empty
 
     @property
     def kind(self) -> str:
@@ -97,11 +88,7 @@ class Head(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Reads what :meth:`to_bytes` wrote, and trusts nothing in it.
-
-        Raises:
-            CodecError: If the bytes are foreign, incomplete, or invalid for this class.
-        """
+        """Reads what :meth:`to_bytes` wrote, and trusts nothing in it."""
         head, body = _unpacked(data)
         what = "request" if cls is Request else "reply"
         try:
@@ -142,33 +129,22 @@ class PublicKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Facts:
-    """A site's facts after it has read its data and built the model.
+    """A site's facts after it has read its data and built the model."""
 
-    Attributes:
-        num_samples: Training samples.
-        weights: Hash of the initial weights.
-        data: Facts that the network must fit, such as numbers of channels and classes, as JSON.
-        absent: The channels of which the site has no file.
-    """
-
-    num_samples: Samples
-    weights: str
+    num_samples: Samples  # training samples
+    weights: str  # hash of the initial weights
+    # Facts that the network must fit, such as numbers of channels and classes, as JSON.
     data: Mapping[str, Any]
-    absent: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)  # the channels of which the site has no file
 
 
 @dataclass(frozen=True)
 class Greeting:
-    """A site's facts before it reads its data.
+    """A site's facts before it reads its data."""
 
-    Attributes:
-        agreed: A hash for each key of the configuration that all sites must share.
-        data: Facts of the data that all sites must share, as JSON.
-        versions: Of medfed, PyTorch and MONAI there; its commit, and the device.
-    """
-
-    agreed: Mapping[str, str]
-    data: Mapping[str, Any]
+    agreed: Mapping[str, str]  # a hash for each key of the configuration that all sites must share
+    data: Mapping[str, Any]  # facts of the data that all sites must share, as JSON
+    # Of medfed, PyTorch and MONAI there; its commit, and the device.
     versions: Mapping[str, Name] = field(default_factory=dict)
 
 
@@ -177,15 +153,10 @@ class Request(Head, frozen=True):
 
 
 class Reply(Head, frozen=True):
-    """A site's reply.
+    """A site's reply."""
 
-    Attributes:
-        status: Whether it was done.
-        reason: Why not.
-    """
-
-    status: ClassVar[Status] = "ok"
-    reason: ClassVar[str] = ""
+    status: ClassVar[Status] = "ok"  # whether it was done
+    reason: ClassVar[str] = ""  # why not
 
     @classmethod
     def to(cls, request: Request, **rest: Any) -> Self:
@@ -284,16 +255,12 @@ class Joined(Reply, frozen=True, kw_only=True, tag="onboard"):
 
 
 class Declined(Reply, frozen=True, kw_only=True, tag="declined"):
-    """What was asked was not done.
+    """What was asked was not done."""
 
-    Attributes:
-        of: The kind of the request.
-        status: What the site is, or does.
-        reason: Of what is refused, one of :data:`REASONS`; of what failed, the error's type.
-    """
-
-    of: str
+    of: str  # the kind of the request
+    # What the site is, or does.
     status: Literal["busy", "unready", "refused", "failed"]  # type: ignore[misc]
+    # Of what is refused, one of :data:`REASONS`; of what failed, the error's type.
     reason: str = ""  # type: ignore[misc]
 
     @property
@@ -437,11 +404,7 @@ def framed(*pieces: bytes) -> bytes:
 
 
 def _unpacked(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """Returns head and body.
-
-    Raises:
-        CodecError: If the head is missing, too long, torn or no mapping.
-    """
+    """Returns head and body."""
     if not isinstance(data, bytes) or data[:4] != MAGIC or len(data) < _FIRST:
         raise CodecError("These bytes are not of a medfed site or coordinator.")
     rest = memoryview(data)[4 + _HASH :]
@@ -475,14 +438,5 @@ class Transport(Protocol):
     def call(self, site: str, request: bytes, timeout: float) -> bytes:
         """Sends a request to a site and waits for its reply; called from many threads in parallel.
 
-        Args:
-            site: Its name.
-            request: The bytes.
-            timeout: Seconds to wait.
-
-        Returns:
-            The reply.
-
-        Raises:
-            Silent: If no reply arrives in time, or the site is known to be down.
+        `timeout`: seconds to wait.
         """

@@ -25,29 +25,17 @@ from medfed.sites.wire import Facts
 
 @dataclass(frozen=True)
 class SitesRecord:
-    """The content of the run folder's ``sites.json``: the sites' facts at the start of the run.
+    """The content of the run folder's ``sites.json``: the sites' facts at the start of the run."""
 
-    Attributes:
-        job: Names the federation.
-        greeting: The facts of all sites before they read their data.
-        clients: Each site's facts about its data and model.
-        answers: The server's answers about the data of all.
-        versions: At each site.
-    """
-
-    job: str
-    greeting: dict[str, Any]
-    clients: dict[str, Facts]
-    answers: list[str]
-    versions: dict[str, dict[str, str]] = field(default_factory=dict)
+    job: str  # names the federation
+    greeting: dict[str, Any]  # the facts of all sites before they read their data
+    clients: dict[str, Facts]  # each site's facts about its data and model
+    answers: list[str]  # the server's answers about the data of all
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)  # at each site
 
     @classmethod
     def read(cls, folder: Path) -> SitesRecord:
-        """Reads it.
-
-        Raises:
-            CheckpointError: If it is missing, incomplete, or has another content.
-        """
+        """Reads it."""
         return untrusted.read_json(RunFolder(folder).sites_json, cls)
 
 
@@ -77,20 +65,7 @@ def withdrawn_of(folder: Path) -> list[str]:
 
 
 def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
-    """Takes a site out of all later rounds of a stopped run, which can then be resumed.
-
-    Args:
-        folder: The coordinator's run folder.
-        site: The site.
-        forget: Whether the server deletes the site's state in all its checkpoints.
-
-    Returns:
-        Sentences about what was done.
-
-    Raises:
-        CheckpointError: If it is not a folder of a run across sites.
-        ConfigError: If the site does not exist, or the run cannot continue without it.
-    """
+    """Takes a site out of all later rounds of a stopped run, which can then be resumed."""
     run = RunFolder(folder)
     config = run.config
     sites, known = list(SitesRecord.read(folder).clients), _Withdrawals.read(folder).sites
@@ -148,16 +123,7 @@ def forgotten_state(
 
     Entries under its name become 0. If the rows of a matrix are the clients' models, its row
     becomes the mean of the others, so that coupled clients are pulled to the mean; the solver's
-    state is then dropped.
-
-    Args:
-        server: The state; it does not change.
-        site: The client's name.
-        place: Its position among all.
-        count: The number of clients.
-
-    Returns:
-        The new state, and the groups with deleted entries.
+    state is then dropped. `server`: the state; it does not change. `count`: the number of clients.
 
     Example:
         >>> server = {"num_samples": {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}}
@@ -192,9 +158,6 @@ def replayed(answers: Sequence[str]) -> Generator[bytes, Sequence[bytes], None]:
     """The server's half of the sites' agreement on their data, repeated from earlier answers.
 
     Withdrawn sites are still part of it: scaling may not change within a run.
-
-    Args:
-        answers: The server's answers.
 
     Example:
         >>> server = replayed(["x"])

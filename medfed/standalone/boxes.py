@@ -27,24 +27,16 @@ _MULTIPLE = 8  # of which the sides of a window and of a scan are
 
 @dataclass(frozen=True)
 class BoxInference(Inference):
-    """From scans, window by window, to the map of anchors and to boxes.
+    """From scans, window by window, to the map of anchors and to boxes."""
 
-    Attributes:
-        anchors: Sides of each anchor, in voxels: even numbers.
-        patch_size: The window.
-        overlap: Share of a window that neighbouring windows have in common.
-        window_batch: Windows per forward pass.
-        threshold: Boxes of a lower score are dropped.
-        boxes: The most boxes of a scan.
-        iou: Of two boxes that overlap by more, intersection over union, the better one is kept.
-    """
-
+    # Sides of each anchor, in voxels: even numbers.
     anchors: Sequence[Sequence[int]] = ((4, 4, 4), (6, 6, 6), (10, 10, 10))
-    patch_size: tuple[int, ...] = (48, 48, 24)
-    overlap: float = 0.25
-    window_batch: int = 4
-    threshold: float = 0.01
-    boxes: int = 50
+    patch_size: tuple[int, ...] = (48, 48, 24)  # the window
+    overlap: float = 0.25  # share of a window that neighbouring windows have in common
+    window_batch: int = 4  # windows per forward pass
+    threshold: float = 0.01  # boxes of a lower score are dropped
+    boxes: int = 50  # the most boxes of a scan
+    # Of two boxes that overlap by more, intersection over union, the better one is kept.
     iou: float = 0.1
 
     def logits(
@@ -90,9 +82,7 @@ class BoxInference(Inference):
     def found(self, logits: Tensor, size: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """Returns the boxes ``(n, 6)`` of every scan and their scores ``(n,)``, the best first.
 
-        Args:
-            logits: The map of anchors, finite.
-            size: Voxels of the scans; boxes are cut off at their ends.
+        `size`: voxels of the scans; boxes are cut off at their ends.
         """
         choose = BoxSelector(
             apply_sigmoid=True,

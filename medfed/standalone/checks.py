@@ -26,13 +26,6 @@ def check_fields(section: str, holder: object) -> None:
     takes the key and the value. Null passes where the annotation allows it. In the place of another
     dataclass there may be no text, number or list.
 
-    Args:
-        section: The section that configures the object; empty: keys of the top level.
-        holder: The object.
-
-    Raises:
-        ConfigError: If a field has another value.
-
     Example:
         >>> class Step:
         ...     size: Literal["scaled", "literal"] = "scaled"
@@ -48,7 +41,7 @@ def check_fields(section: str, holder: object) -> None:
         if not kind.__module__.startswith(("pytorch_lightning", "torch")):
             # A subclass that gives only another default keeps the limits.
             hints = typing.get_type_hints(kind, include_extras=True)
-            limits |= {name: checks for name, hint in hints.items() if (checks := checks_of(hint))}
+            limits |= {name: checks for name, hint in hints.items() if (checks := _checks_of(hint))}
     for name, checks in limits.items():
         for check in checks:
             check(f"{section}.{name}".lstrip("."), getattr(holder, name))
@@ -56,9 +49,6 @@ def check_fields(section: str, holder: object) -> None:
 
 def checked(section: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Returns a decorator that checks arguments by their annotations, as `check_fields` does.
-
-    Args:
-        section: The section that configures the arguments.
 
     Example:
         >>> @checked("data.reader")
@@ -74,9 +64,8 @@ def checked(section: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             hints = typing.get_type_hints(function, include_extras=True)
-            for name, value in signature(function).bind(*args, **kwargs).arguments.items():
-                for check in checks_of(hints.get(name)):
-                    check(f"{section}.{name}", value)
+            given = signature(function).bind(*args, **kwargs).arguments
+            check_limits((f"{section}.{name}", v, hints.get(name)) for name, v in given.items())
             return function(*args, **kwargs)
 
         return call
@@ -84,7 +73,14 @@ def checked(section: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorate
 
 
-def checks_of(hint: Any) -> tuple[Check, ...]:
+def check_limits(values: Iterable[tuple[str, Any, Any]]) -> None:
+    """Checks keys, values and annotations, as `check_fields` does."""
+    for key, value, hint in values:
+        for check in _checks_of(hint):
+            check(key, value)
+
+
+def _checks_of(hint: Any) -> tuple[Check, ...]:
     """Returns the checks of an annotation, which take the key and the value."""
     if get_origin(hint) is Annotated:
         null = NoneType in get_args(hint.__origin__)
@@ -115,21 +111,12 @@ def _check_map(key: str, value: Any) -> None:
 def check_known(key: str, value: object, known: Iterable[str | bool | None]) -> None:
     """Checks that a value is known.
 
-    Args:
-        key: The key of the value.
-        value: The value.
-        known: The accepted values.
-
-    Raises:
-        ConfigError: If it is unknown; the error names the known values.
-
     Example:
         >>> check_known("data.reader.color", "gray", ["grey", "rgb"])
         Traceback (most recent call last):
         ...
-        medfed.standalone.errors.ConfigError: data.reader.color='gray' is unknown; choose grey or \
-rgb.
-    """
+        medfed.standalone.errors.ConfigError: data.reader.color='gray' is unknown; choose grey or rgb.
+    """  # noqa: E501
     if value in (known := list(known)):
         return
     names = [name if isinstance(name, str) else json.dumps(name) for name in known]
@@ -141,9 +128,6 @@ rgb.
 
 def check_not_negative(key: str, value: float) -> None:
     """Checks that a number is 0 or more.
-
-    Raises:
-        ConfigError: If it is negative or not a number.
 
     Example:
         >>> check_not_negative("algorithm.strength", -1.0)
@@ -158,9 +142,6 @@ def check_not_negative(key: str, value: float) -> None:
 def check_positive(key: str, value: float) -> None:
     """Checks that a number is more than 0.
 
-    Raises:
-        ConfigError: If it is 0, negative or not a number.
-
     Example:
         >>> check_positive("algorithm.strength", 0.0)
         Traceback (most recent call last):
@@ -174,11 +155,8 @@ def check_positive(key: str, value: float) -> None:
 def within(interval: str) -> Check:
     """Returns a check that a number is in an interval.
 
-    Args:
-        interval: The allowed interval; a round bracket excludes its end.
-
-    Returns:
-        The check, which raises a ConfigError for other numbers and for what is not a number.
+    `interval`: the allowed interval; a round bracket excludes its end. The result is the check,
+    which raises a ConfigError for other numbers and for what is not a number.
 
     Example:
         >>> within("(0, 1]")("algorithm.keep", 1.0)
@@ -200,13 +178,7 @@ def within(interval: str) -> Check:
 def check_count(key: str, value: int, null: str = "") -> None:
     """Checks that a count is 1 or more.
 
-    Args:
-        key: The key of the value.
-        value: The value.
-        null: Words for the error where null is allowed, too.
-
-    Raises:
-        ConfigError: If it is less than 1.
+    `null`: words for the error where null is allowed, too.
 
     Example:
         >>> check_count("algorithm.rounds", 0)
@@ -223,13 +195,6 @@ check_optional_count = partial(check_count, null=" or null,")
 
 def checked_scale(scale: object, key: str) -> tuple[float, float]:
     """Returns mean and standard deviation of an outcome, after checking them.
-
-    Args:
-        scale: The mean and the standard deviation.
-        key: The key of the value.
-
-    Raises:
-        ConfigError: If they are not a finite mean and a finite deviation above 0.
 
     Example:
         >>> checked_scale([450, 60], "data.outcome_scale")

@@ -24,16 +24,11 @@ class Columns:
     A column of numbers is one input. A column of categories is an input per category, 1 if a row
     has it; for two categories only the second one. Then come the indicators, 1 if a cell is
     missing. A category that is missing or unknown is 0 in all inputs.
-
-    Attributes:
-        names: (F) names of the columns.
-        categories: The categories of each column with categories.
-        indicators: Columns with an indicator of missing cells.
     """
 
-    names: tuple[str, ...]
-    categories: Mapping[str, tuple[str, ...]]
-    indicators: tuple[str, ...]
+    names: tuple[str, ...]  # (F) names of the columns
+    categories: Mapping[str, tuple[str, ...]]  # the categories of each column with categories
+    indicators: tuple[str, ...]  # columns with an indicator of missing cells
 
     @property
     def numeric(self) -> list[int]:
@@ -68,12 +63,8 @@ class Columns:
     def encode(self, rows: Array, numbers: Array) -> NDArray[np.float32]:
         """Makes the inputs of rows.
 
-        Args:
-            rows: (N, F); NaN is missing, a category is its position, -1 where it is unknown.
-            numbers: (N, P) scaled numbers, without gaps.
-
-        Returns:
-            (N, C), in the order of `inputs`.
+        `rows` is (N, F); NaN is missing, a category is its position, -1 where it is unknown.
+        `numbers` is (N, P) scaled numbers, without gaps. Returns (N, C), in the order of `inputs`.
 
         Example:
             >>> columns = Columns(("age", "sex"), {"sex": ("f", "m")}, ("age",))
@@ -127,22 +118,14 @@ _STANDARD = ("low", "high", "median", "mean", "sd")
 
 @dataclass(frozen=True)
 class Standard:
-    """Standardisation of P columns that one outlier does not rule; all attributes are (P,).
+    """Standardisation of P columns that one outlier does not rule; all attributes are (P,)."""
 
-    Attributes:
-        low: The lower limit; lower values become this.
-        high: The upper limit; higher values become this.
-        median: The replacement of a missing cell.
-        mean: The value that becomes 0.
-        sd: The deviation that becomes 1; 1 if all values are equal.
-        slopes: By position of a covariate of `combat`, what a unit of it above its median adds.
-    """
-
-    low: Array
-    high: Array
-    median: Array
-    mean: Array
-    sd: Array
+    low: Array  # the lower limit; lower values become this
+    high: Array  # the upper limit; higher values become this
+    median: Array  # the replacement of a missing cell
+    mean: Array  # the value that becomes 0
+    sd: Array  # the deviation that becomes 1; 1 if all values are equal
+    # By position of a covariate of `combat`, what a unit of it above its median adds.
     slopes: Mapping[int, Array] = field(default_factory=dict)
 
     def scale(self, values: Array) -> Array:
@@ -170,17 +153,11 @@ class Standard:
 
 @dataclass(frozen=True)
 class MinMax:
-    """Scaling of P columns between -1 and 1; a column without any value has both ends 0.
+    """Scaling of P columns between -1 and 1; a column without any value has both ends 0."""
 
-    Attributes:
-        minimum: (P,), the values that become -1.
-        maximum: (P,), the values that become 1.
-        exact: Whether they are the values of patients.
-    """
-
-    minimum: Array
-    maximum: Array
-    exact: bool = False
+    minimum: Array  # (P,), the values that become -1
+    maximum: Array  # (P,), the values that become 1
+    exact: bool = False  # whether they are the values of patients
 
     def scale(self, values: Array) -> Array:
         """Scales (N, P) values and clips them; NaN is missing and becomes 0.

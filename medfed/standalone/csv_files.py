@@ -30,17 +30,9 @@ _QUOTED = re.compile(r'"[^"]*"')
 def csv_rows(path: Path, absent: str = "copy it there") -> Iterator[list[str]]:
     """Reads a CSV file.
 
-    Args:
-        path: The file, in UTF-8, UTF-16 or the Latin-1 of Windows; its cells are separated as
-            `delimiter` says.
-        absent: What to do if it does not exist.
-
-    Returns:
-        Its rows, the header first, without empty ones. The quote that this package writes before a
-        cell, to keep spreadsheets from reading a formula, is removed.
-
-    Raises:
-        DataError: If it cannot be read.
+    `path`: the file, in UTF-8, UTF-16 or the Latin-1 of Windows; its cells are separated as
+    `delimiter` says. Returns its rows, the header first, without empty ones. The quote that this
+    package writes before a cell, to keep spreadsheets from reading a formula, is removed.
     """
     return (row for row in _rows(path, _text(path, absent)[0]) if any(map(str.strip, row)))
 
@@ -90,10 +82,8 @@ def _rows(path: Path, text: str) -> Iterator[list[str]]:
 def delimiter(text: str) -> str:
     """Finds the separator of the cells: the comma, semicolon or tab that gives the most cells.
 
-    Excel's first line ``sep=;`` names another.
-
-    Args:
-        text: Of a file whose first line that is not empty is the header, or a row.
+    Excel's first line ``sep=;`` names another. `text`: of a file whose first line that is not empty
+    is the header, or a row.
 
     Example:
         >>> delimiter("age;weight, kg;sex")
@@ -130,27 +120,19 @@ Limits = Literal["refuse", "half", "value"]
 
 @dataclass(frozen=True)
 class Sheet:
-    """The cells of a file; data rows count from 1.
+    """The cells of a file; data rows count from 1."""
 
-    Attributes:
-        path: The file.
-        columns: Its column names.
-        rows: The cells of every row, as many as there are columns.
-        decimal_comma: Whether the separator is not a comma, so that ``27,5`` can only be a number.
-        numbered: The rows' numbers in the file; empty where no row was left out.
-        missing: Words of missing cells, as `missing_words` returns them.
-        limits: What a cell such as ``<0.5`` is among numbers: an error; half of 0.5, and of ``>10``
-            10; or the value of either.
-        left_out: By reason, the numbers of rows that were left out; 0 for empty ones.
-    """
-
-    path: Path
+    path: Path  # the file
     columns: list[str]
-    rows: list[list[str]]
+    rows: list[list[str]]  # the cells of every row, as many as there are columns
+    # Whether the separator is not a comma, so that ``27,5`` can only be a number.
     decimal_comma: bool = False
-    numbered: Sequence[int] = ()
-    missing: Collection[str] = MISSING
+    numbered: Sequence[int] = ()  # the rows' numbers in the file; empty where no row was left out
+    missing: Collection[str] = MISSING  # words of missing cells, as `missing_words` returns them
+    # What a cell such as ``<0.5`` is among numbers: an error; half of 0.5, and of ``>10`` 10; or
+    # the value of either.
     limits: Limits = "refuse"
+    # By reason, the numbers of rows that were left out; 0 for empty ones.
     left_out: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
@@ -161,18 +143,7 @@ class Sheet:
         missing: Collection[str] = MISSING,
         limits: Limits = "refuse",
     ) -> Sheet:
-        """Reads a file; drops columns without a name and without cells, as from trailing commas.
-
-        Args:
-            path: The file.
-            header: Column names for a file without a header line.
-            missing: See `Sheet`.
-            limits: See `Sheet`.
-
-        Raises:
-            DataError: If there is no row, a column's name is invalid or occurs twice, or a row has
-                another length.
-        """
+        """Reads a file; drops columns without a name and without cells, as from trailing commas."""
         content, latin = _text(path, "set data.path to a CSV file")
         every = list(_rows(path, content))
         rows = [row for row in every if any(map(str.strip, row))]
@@ -246,11 +217,7 @@ class Sheet:
     def aged(self, names: Sequence[str]) -> Sheet:
         """Adds columns such as ``years from birth to admission``, by the ISO dates in both columns.
 
-        Args:
-            names: The columns to add; one that is there stays.
-
-        Raises:
-            DataError: If a cell is no ISO date; it is named.
+        `names`: the columns to add; one that is there stays.
         """
         rows, missing = self.rows, [n for n in names if n.lower() not in self.places]
         for name in missing:
@@ -298,12 +265,7 @@ class Sheet:
                 )
         return [text for _, text in self.cells(name)]
 
-    def names(
-        self,
-        name: str,
-        instead: str = REMOVE,
-        of: Callable[[str], str] = fold,
-    ) -> list[str]:
+    def names(self, name: str, instead: str = REMOVE, of: Callable[[str], str] = fold) -> list[str]:
         """The names in a column, of labels, patients, hospitals or cases; see `names.same`."""
         texts, first = self.known(name, instead), dict[str, str]()
         where = f"{self.path}, column {name}"
@@ -319,12 +281,7 @@ class Sheet:
         return tidy(fold(text)).lower() in self.missing
 
     def numbers(self, names: Sequence[str]) -> NDArray[np.float64]:
-        """(N, F) feature cells, NaN for a missing cell.
-
-        Raises:
-            DataError: Naming the first cell that is not a number, and how many others are not; of
-                several columns the first such cell of each.
-        """
+        """(N, F) feature cells, NaN for a missing cell."""
         numbers = np.full((len(self.rows), len(names)), np.nan)
         wrong: dict[str, list[tuple[int, str]]] = {}
         commas: dict[str, str] = {}
@@ -435,16 +392,7 @@ def listed_columns(
 ) -> dict[str, list[str]]:
     """Returns the columns of a table that lists pictures.
 
-    Args:
-        sheet: The table.
-        columns: The name of each role's column; one that the user did not name may be missing.
-        needed: The roles that must be there.
-
-    Returns:
-        The cells by role, without those of missing columns.
-
-    Raises:
-        DataError: If a column or a cell is missing.
+    `columns`: the name of each role's column; one that the user did not name may be missing.
     """
     cells = {}
     for role, name in columns.items():
@@ -516,16 +464,8 @@ def as_number(text: str) -> float:
 def read_cells(sheet: Sheet, names: Sequence[str], categories: Categories) -> NDArray[np.float64]:
     """Reads the features.
 
-    Args:
-        sheet: The cells.
-        names: F columns.
-        categories: Of those that have some.
-
-    Returns:
-        (N, F): numbers, or the position of the category, -1 where it is none; NaN where missing.
-
-    Raises:
-        DataError: If a cell of another column is no number.
+    Returns (N, F): numbers, or the position of the category, -1 where it is none; NaN where
+    missing.
     """
     numeric = [at for at, name in enumerate(names) if name not in categories]
     cells = np.empty((len(sheet.rows), len(names)))
@@ -548,22 +488,12 @@ def read_features(
 ) -> tuple[NDArray[np.float64], dict[str, list[str]], dict[str, list[str | None]]]:
     """Reads features alone, of a table that may lack labels.
 
-    Args:
-        path: A CSV file with a header; columns are found by name, in any order and case.
-        names: F features.
-        categories: Of the columns that have some.
-        missing: Further words of missing cells.
-        limits: See `Sheet`.
-
-    Returns:
-        (N, F), NaN where a cell is missing, -1 where a category is unknown; the cells of all other
-        columns by name; and those of the columns with categories.
-
-    Raises:
-        DataError: Naming the file, row and column of what cannot be used.
+    `path`: a CSV file with a header; columns are found by name, in any order and case. Returns (N,
+    F), NaN where a cell is missing, -1 where a category is unknown; the cells of all other columns
+    by name; and those of the columns with categories.
     """
     sheet, categories = Sheet.read(path, None, missing_words(missing), limits), categories or {}
-    ages = {name: found.groups() for name in names if (found := AGE.fullmatch(name))}
+    ages = {name: match.groups() for name in names if (match := AGE.fullmatch(name))}
     sheet = sheet.aged([n for n, of in ages.items() if {c.lower() for c in of} <= {*sheet.places}])
     known = {column.lower() for column in sheet.columns}
     if lacking := [name for name in names if name.lower() not in known]:

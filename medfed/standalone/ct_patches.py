@@ -32,23 +32,16 @@ _HOUNSFIELD = 4096  # 12 bits; most of a scan lies within
 
 @dataclass(frozen=True)
 class PatchSpec:
-    """Describes the patches to cut.
+    """Describes the patches to cut."""
 
-    Attributes:
-        size: (h, w) for axial patches or (h, w, d) for cubes, in pixels.
-        slices: How many adjacent slices become the channels of a 2-D patch, an odd number: 3 is
-            2.5-D.
-        spacing: mm per pixel to resample to, in-plane for 2-D and along all axes for 3-D; None
-            keeps the scan's spacing.
-        window: The least and greatest HU; values outside are clipped.
-        pad_hu: HU outside the scan, before the clipping; -1000 is air.
-    """
-
-    size: tuple[int, ...] = (32, 32)
+    size: tuple[int, ...] = (32, 32)  # (h, w) for axial patches or (h, w, d) for cubes, in pixels
+    # How many adjacent slices become the channels of a 2-D patch, an odd number: 3 is 2.5-D.
     slices: int = 1
+    # mm per pixel to resample to, in-plane for 2-D and along all axes for 3-D; None keeps the
+    # scan's spacing.
     spacing: Annotated[float | None, check_positive] = None
-    window: tuple[int, int] = (-1000, 400)
-    pad_hu: int = -1000
+    window: tuple[int, int] = (-1000, 400)  # the least and greatest HU; values outside are clipped
+    pad_hu: int = -1000  # HU outside the scan, before the clipping; -1000 is air.
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", tuple(self.size))
@@ -110,9 +103,8 @@ class PatchSpec:
 def read_patches(header: Path, candidates: Candidates, spec: PatchSpec) -> dict[str, NDArray[Any]]:
     """Reads the patches of one scan for the cache, in worker processes.
 
-    Returns:
-        ``image`` (n, C, h, w[, d]) int16 HU, ``label`` (n,) and ``row`` (n,) int64, the row in the
-        candidates' CSV.
+    Returns ``image`` (n, C, h, w[, d]) int16 HU, ``label`` (n,) and ``row`` (n,) int64, the row in
+    the candidates' CSV.
     """
     image = extract(header, candidates, spec)
     return {"image": image, "label": candidates.label, "row": candidates.row}
@@ -165,12 +157,8 @@ def hounsfield(header: Path, grid: Geometry) -> NDArray[np.int16]:
 def locate(grid: Geometry, world: NDArray[np.float64]) -> NDArray[np.float64]:
     """Transforms points of a CSV, whose axes are ITK's: to the left, the back and the head.
 
-    Args:
-        grid: The voxels of a scan.
-        world: (n, 3) mm x y z.
-
-    Returns:
-        (n, 3) continuous index into the voxels; an integer is the middle of one.
+    `world` is (n, 3) mm x y z. Returns (n, 3) continuous index into the voxels; an integer is the
+    middle of one.
 
     Example:
         >>> grid = Geometry((4, 4, 4), np.diag([-2.0, -2.0, 1.0, 1.0]), 1, np.eye(4), np.eye(2))
@@ -184,9 +172,8 @@ def locate(grid: Geometry, world: NDArray[np.float64]) -> NDArray[np.float64]:
 def centre_voxels(header: Path, grid: Geometry, candidates: Candidates) -> Ints:
     """Finds the voxels that hold the candidates.
 
-    Returns:
-        (n, 3) x, y, z of the patient grid. On the border of two voxels this is the one further to
-        the left, back or head, for every storage order of the scan.
+    Returns (n, 3) x, y, z of the patient grid. On the border of two voxels this is the one further
+    to the left, back or head, for every storage order of the scan.
     """
     # Rounding errors of the transform must not decide the side of a border.
     voxels = np.floor(np.round(locate(grid, candidates.world), 6) + 0.5).astype(np.int64)
@@ -227,13 +214,9 @@ def to_unit(
 ) -> NDArray[np.float32]:
     """Scales HU to [-1, 1].
 
-    Args:
-        patches: (n, C, *spatial) int16 HU inside the window.
-        window: The HU that become -1 and 1.
-        present: (C,) the client's channels; the others become 0. None has all.
-
-    Returns:
-        float32 of the same shape.
+    `patches` is (n, C, *spatial) int16 HU inside the window. `window`: the HU that become -1 and 1.
+    `present` is (C,) the client's channels; the others become 0. None has all. Returns float32 of
+    the same shape.
 
     Example:
         >>> hu = np.array([[[[-1000, -300]], [[400, 400]]]], np.int16)
@@ -274,38 +257,23 @@ _WORLD = ("coordX", "coordY", "coordZ")
 
 @dataclass(frozen=True)
 class Points:
-    """A CSV of points in scans.
+    """A CSV of points in scans."""
 
-    Attributes:
-        series: Series ids, each once, in the order of the file.
-        scan: (n,) int64 index into `series`.
-        world: (n, 3) mm x y z.
-        value: (n,) the last column: a class or a diameter in mm.
-        row: (n,) int64 row in the file; the first data row is 1.
-    """
-
-    series: tuple[str, ...]
-    scan: NDArray[np.int64]
-    world: NDArray[np.float64]
-    value: NDArray[np.float64]
-    row: NDArray[np.int64]
+    series: tuple[str, ...]  # series ids, each once, in the order of the file
+    scan: NDArray[np.int64]  # (n,) int64 index into `series`
+    world: NDArray[np.float64]  # (n, 3) mm x y z
+    value: NDArray[np.float64]  # (n,) the last column: a class or a diameter in mm
+    row: NDArray[np.int64]  # (n,) int64 row in the file; the first data row is 1
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of one scan.
+    """The candidates of one scan."""
 
-    Attributes:
-        world: (n, 3) mm x y z, as in the CSV.
-        label: (n,) int64, 1 = nodule.
-        row: (n,) int64 row in the CSV; the first data row is 1.
-        source: The CSV, for error sentences.
-    """
-
-    world: NDArray[np.float64]
-    label: NDArray[np.int64]
-    row: NDArray[np.int64]
-    source: str = "candidates"
+    world: NDArray[np.float64]  # (n, 3) mm x y z, as in the CSV
+    label: NDArray[np.int64]  # (n,) int64, 1 = nodule
+    row: NDArray[np.int64]  # (n,) int64 row in the CSV; the first data row is 1
+    source: str = "candidates"  # the CSV, for error sentences
 
     def __len__(self) -> int:
         return len(self.row)
@@ -314,8 +282,7 @@ class Candidates:
 def read_points(path: Path, last: str | None) -> Points:
     """Reads a CSV with the columns ``seriesuid, coordX, coordY, coordZ`` and one more.
 
-    Returns:
-        The points; the 754,975 rows of ``candidates_V2.csv`` take some three seconds.
+    Returns the points; the 754,975 rows of ``candidates_V2.csv`` take some three seconds.
     """
     names: dict[str, int] = {}
     scan, numbers = array("q"), array("d")

@@ -24,14 +24,10 @@ _AIR = -200  # HU; other tissues, and other kinds of images, are above
 
 @dataclass(frozen=True)
 class ScanSpec:
-    """How a scan is prepared.
+    """How a scan is prepared."""
 
-    Attributes:
-        spacing: mm between voxels along h, w and d.
-        window: The HU that become 0 and 1; values outside are clipped.
-    """
-
-    spacing: tuple[float, ...] = (1.5, 1.5, 1.5)
+    spacing: tuple[float, ...] = (1.5, 1.5, 1.5)  # mm between voxels along h, w and d
+    # The HU that become 0 and 1; values outside are clipped.
     window: tuple[int, int] = (-1000, 400)
 
     def __post_init__(self) -> None:
@@ -57,8 +53,7 @@ class ScanSpec:
 def read_scan(header: Path, spec: ScanSpec) -> NDArray[np.uint16]:
     """Reads a scan, clips it and resamples it linearly.
 
-    Returns:
-        (h, w, d) HU above the window's lower end.
+    Returns (h, w, d) HU above the window's lower end.
     """
     from scipy.ndimage import affine_transform
 

@@ -44,12 +44,12 @@ def detect(predictor: Predictor, name: str, path: Path, file: Path) -> list[floa
     low, high = boxes.double().numpy().reshape(-1, 2, 3).swapaxes(0, 1)
     world = world_of(read_geometry(path, "LPS"), (low + high) / 2, spec.spacing).round(4)
     sides = ((high - low) * spec.spacing)[:, [1, 0, 2]].round(4)
-    found = zip(world.tolist(), sides.tolist(), scores.tolist(), strict=True)
+    boxes_of_rows = zip(world.tolist(), sides.tolist(), scores.tolist(), strict=True)
     content = {
         "seriesuid": (dicom.series_uid(path) if path.is_dir() else "") or name,
         "bundle_manifest_sha256": sha256(Path(predictor.name) / "configs" / "manifest.json"),
         "axes": _AXES,
-        "boxes": [{"centre_mm": c, "size_mm": s, "probability": p} for c, s, p in found],
+        "boxes": [{"centre_mm": c, "size_mm": s, "probability": p} for c, s, p in boxes_of_rows],
     }
     with writing(file, "choose another output"):
         write_json(file, content)

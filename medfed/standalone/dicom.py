@@ -41,25 +41,15 @@ _TILT = 0.01  # tangent of the angle between the line through the slices and the
 
 
 class _Slice(NamedTuple):
-    """The header of one file, or of one frame of a file.
+    """The header of one file, or of one frame of a file."""
 
-    Attributes:
-        path: The file.
-        series: Its series.
-        size: (3,) voxels; the third is the number of frames.
-        channels: Values per voxel.
-        affine: (4, 4) to mm in RAS.
-        inverted: Whether white is 0.
-        frame: The number of the frame from 0, where a file has several.
-    """
-
-    path: Path
+    path: Path  # the file
     series: str
-    size: tuple[int, int, int]
-    channels: int
-    affine: NDArray[np.float64]
-    inverted: bool
-    frame: int | None = None
+    size: tuple[int, int, int]  # (3,) voxels; the third is the number of frames
+    channels: int  # values per voxel
+    affine: NDArray[np.float64]  # (4, 4) to mm in RAS
+    inverted: bool  # whether white is 0
+    frame: int | None = None  # the number of the frame from 0, where a file has several
 
     @property
     def name(self) -> str:
@@ -73,23 +63,12 @@ def is_series(folder: Path) -> bool:
 
 
 def files(folder: Path) -> list[Path]:
-    """Lists the images of a folder, sorted by name; the other DICOM objects are left out.
-
-    Raises:
-        DataError: If there is none.
-    """
+    """Lists the images of a folder, sorted by name; the other DICOM objects are left out."""
     return [path for path, other in _kinds(folder).items() if other is None]
 
 
 def others(folder: Path) -> dict[Path, str]:
-    """Lists the DICOM objects of a folder that are no images, such as structures and reports.
-
-    Returns:
-        What each file is.
-
-    Raises:
-        DataError: See :func:`files`.
-    """
+    """Lists the DICOM objects of a folder that are no images, such as structures and reports."""
     return {path: other for path, other in _kinds(folder).items() if other is not None}
 
 
@@ -136,20 +115,12 @@ def _tags(path: Path, *names: str) -> Any:
 
 
 def in_order(folder: Path) -> list[Path]:
-    """Lists the files of a series in the order of the slices that :func:`voxels` returns.
-
-    Raises:
-        DataError: See :func:`header`.
-    """
+    """Lists the files of a series in the order of the slices that :func:`voxels` returns."""
     return list(dict.fromkeys(one.path for one in _checked(folder)[0]))
 
 
 def series_uid(folder: Path) -> str:
-    """Returns the SeriesInstanceUID; empty where the files have none.
-
-    Raises:
-        DataError: See :func:`header`.
-    """
+    """Returns the SeriesInstanceUID; empty where the files have none."""
     return _checked(folder)[0][0].series
 
 
@@ -158,18 +129,9 @@ def header(
 ) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
     """Reads no voxels.
 
-    Args:
-        folder: Holds the slices of one series, or one file with a whole volume.
-        series: UIDs or descriptions, of which the folder has one; where it is empty, there is one
-            series.
-
-    Returns:
-        The sizes along the rows, the columns and the slices, values per voxel, and the affine
-        (4, 4) to mm in RAS.
-
-    Raises:
-        DataError: If a file is damaged, a slice is missing, the slices are sheared or of different
-            sizes, or there are several series or a single slice.
+    `series`: UIDs or descriptions, of which the folder has one; where it is empty, there is one
+    series. Returns the sizes along the rows, the columns and the slices, values per voxel, and the
+    affine (4, 4) to mm in RAS.
     """
     slices, step = _checked(folder, series)
     first = slices[0]
@@ -181,11 +143,7 @@ def header(
 def voxels(folder: Path, series: Sequence[str] = ()) -> NDArray[Any]:
     """Reads all voxels, with slope and intercept applied.
 
-    Returns:
-        (i, j, k) or (i, j, k, C) float32.
-
-    Raises:
-        DataError: See :func:`header`.
+    Returns (i, j, k) or (i, j, k, C) float32.
     """
     import SimpleITK as sitk
 
@@ -302,13 +260,13 @@ def _frames(file: _Slice) -> list[_Slice]:
         raise _not_read(file.path, why)
     frames, scales = [], set()
     for number, frame in enumerate(each):
-        found = Dataset()
+        elements = Dataset()
         for group in (group for of in (*shared, frame) for group in of if group.VR == "SQ"):
             for item in group.value:
-                found.update(item)
-        _check_usable(f"{file.path}, frame {number + 1},", found, _PLACE)
-        scales.add(tuple(found.get(name) for name in _SCALE))
-        place, turn, steps = (np.array(found[name].value, dtype=np.float64) for name in _PLACE)
+                elements.update(item)
+        _check_usable(f"{file.path}, frame {number + 1},", elements, _PLACE)
+        scales.add(tuple(elements.get(name) for name in _SCALE))
+        place, turn, steps = (np.array(elements[name].value, dtype=np.float64) for name in _PLACE)
         affine = np.eye(4)
         affine[:3, 0], affine[:3, 1] = turn[:3] * steps[1], turn[3:] * steps[0]
         affine[:3, 2] = np.cross(turn[:3], turn[3:])

@@ -61,13 +61,8 @@ def first_line(error: BaseException) -> str:
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
     """Names the closest known names, for the end of an error sentence.
 
-    Args:
-        name: What the user wrote.
-        known: The accepted names.
-        count: Largest number of names to suggest.
-
-    Returns:
-        ``" (did you mean a, b?)"``, or an empty string if no name is close.
+    `count`: largest number of names to suggest. Returns ``" (did you mean a, b?)"``, or an empty
+    string if no name is close.
 
     Example:
         >>> did_you_mean("fedavgg", ["fedavg", "fedprox"])

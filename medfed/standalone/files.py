@@ -95,14 +95,15 @@ def visible_files(folder: Path) -> list[Path]:
     return sorted(file for file in files if not file.is_dir())
 
 
-def slashed(folder: Path, name: str) -> str:
-    r"""Returns a file's name in a list; that of a list from Windows gets slashes.
+def slashed(folder: Path, names: Iterable[str]) -> list[str]:
+    r"""Returns the names of files in a list; those of a list from Windows get slashes.
 
     Example:
-        >>> slashed(Path("."), r"images\a.png")
-        'images/a.png'
+        >>> slashed(Path("."), [r"images\a.png", "b.png"])
+        ['images/a.png', 'b.png']
     """
-    return name if "\\" not in name or (folder / name).exists() else name.replace("\\", "/")
+    pairs = [(name, name.replace("\\", "/")) for name in names]
+    return [old if old == new or (folder / old).exists() else new for old, new in pairs]
 
 
 def is_visible(name: str) -> bool:

@@ -23,15 +23,10 @@ def on_grid(
 ) -> Tensor:
     """Looks values up on another grid.
 
-    Args:
-        values: (K, *spatial), of two or three dimensions.
-        grid: (d + 1, d + 1) from the wanted voxels to those of `values`.
-        size: (d,) wanted voxels.
-        nearest: Take the nearest voxel instead of interpolating linearly.
-        outside: (K,) for voxels that lie more than half a voxel outside; None repeats the border.
-
-    Returns:
-        (K, *size) of the type of `values`.
+    `values` is (K, *spatial), of two or three dimensions. `grid` is (d + 1, d + 1) from the wanted
+    voxels to those of `values`. `size` is (d,) wanted voxels. `outside` is (K,) for voxels that lie
+    more than half a voxel outside; None repeats the border. Returns (K, *size) of the type of
+    `values`.
 
     Example:
         >>> values = torch.tensor([[[0.0], [1.0], [2.0]]])
@@ -74,13 +69,8 @@ def plane_of(grid: Tensor) -> Tensor:
 def with_neighbours(volume: Tensor, count: int) -> Tensor:
     """Gives every axial slice its neighbours as channels; beyond the ends they are 0.
 
-    Args:
-        volume: (C, H, W, D).
-        count: Odd: 3 gives each slice the one below and the one above.
-
-    Returns:
-        (C * count, H, W, D): of the first channel the slices below, itself, those above; then of
-        the second.
+    `volume` is (C, H, W, D). Returns (C * count, H, W, D): of the first channel the slices below,
+    itself, those above; then of the second.
 
     Example:
         >>> with_neighbours(torch.tensor([[[[1.0, 2.0, 3.0]]]]), 3)[:, 0, 0].tolist()
@@ -97,12 +87,7 @@ def with_neighbours(volume: Tensor, count: int) -> Tensor:
 def axial(volume: Tensor, slices: Tensor) -> Tensor:
     """Stacks axial slices.
 
-    Args:
-        volume: (C, H, W, D).
-        slices: (S,) slice numbers.
-
-    Returns:
-        (S, C, H, W), contiguous.
+    `volume` is (C, H, W, D). `slices` is (S,) slice numbers. Returns (S, C, H, W), contiguous.
 
     Example:
         >>> axial(torch.zeros(2, 5, 6, 7), torch.tensor([1, 3])).shape
@@ -116,13 +101,7 @@ def axial(volume: Tensor, slices: Tensor) -> Tensor:
 def brain_slices(brain: Tensor, every: int = 1) -> Tensor:
     """Chooses axial slices by a rule that does not use the label.
 
-    Args:
-        brain: (H, W, D) bool.
-        every: Keep every n-th of the slices that contain brain, starting with the middle of the
-            first n.
-
-    Returns:
-        (S,) slice numbers.
+    `brain` is (H, W, D) bool. Returns (S,) slice numbers.
 
     Example:
         >>> brain = torch.tensor([0, 1, 1, 1, 0]).bool().reshape(1, 1, 5)
@@ -136,11 +115,8 @@ def brain_slices(brain: Tensor, every: int = 1) -> Tensor:
 def bounding_box(mask: NDArray[np.bool_]) -> tuple[slice, ...]:
     """Finds the smallest box around the voxels of a mask.
 
-    Args:
-        mask: Of any number of axes.
-
-    Returns:
-        A slice per axis; one voxel at the origin if the mask is empty.
+    `mask`: of any number of axes. Returns a slice per axis; one voxel at the origin if the mask is
+    empty.
 
     Example:
         >>> mask = np.zeros((4, 4, 4), bool)

@@ -32,12 +32,8 @@ class Inference(ABC):
     ) -> Tensor:
         """Returns the logits of images, which may be larger than training patches.
 
-        Args:
-            network: From images to logits.
-            image: ``(B, C, *spatial)`` or ``(B, F)``.
-            grids: ``(B, d + 1, d + 1)``, from the output voxels to those of the image; None if they
-                are the same, or the output has no voxels.
-            size: With grids: the size of the output in voxels.
+        `image` is ``(B, C, *spatial)`` or ``(B, F)``. `grids` is ``(B, d + 1, d + 1)``, from the
+        output voxels to those of the image; None if they are the same, or the output has no voxels.
         """
         return network(image)
 
@@ -50,17 +46,13 @@ class Inference(ABC):
 class ClassInference(Inference):
     """Exclusive classes, ``(B, K)``.
 
-    Attributes:
-        slope: Of the calibration: the logarithms of probabilities are multiplied by it.
-        shift: Of the calibration: what is then added to that of class 1.
-
     Example:
         >>> ClassInference().probabilities(torch.zeros(1, 2)).tolist()
         [[0.5, 0.5]]
     """
 
-    slope: float = 1.0
-    shift: float = 0.0
+    slope: float = 1.0  # of the calibration: the logarithms of probabilities are multiplied by it
+    shift: float = 0.0  # of the calibration: what is then added to that of class 1
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Returns the softmax over classes, calibrated."""
@@ -103,17 +95,13 @@ class SurvivalInference(Inference):
 class OutcomeInference(Inference):
     """A continuous outcome, which the network predicts in standard units.
 
-    Attributes:
-        mean: The outcome's mean, in its unit.
-        deviation: The outcome's deviation, above 0.
-
     Example:
         >>> OutcomeInference(450.0, 60.0).probabilities(torch.tensor([[1.0]])).tolist()
         [[510.0]]
     """
 
-    mean: float = 0.0
-    deviation: float = 1.0
+    mean: float = 0.0  # the outcome's mean, in its unit
+    deviation: float = 1.0  # the outcome's deviation, above 0
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Returns the outcome in its unit."""
@@ -122,24 +110,19 @@ class OutcomeInference(Inference):
 
 @dataclass(frozen=True)
 class RegionInference(Inference):
-    """Regions of images or volumes.
+    """Regions of images or volumes."""
 
-    Attributes:
-        exclusive: Whether no voxel is in two regions (softmax, the first logit is the background's)
-            or regions may overlap (sigmoid).
-        threshold: Probability above which a voxel belongs to a region that may overlap others; one
-            for all regions, or one for each.
-        patch_size: Window; None passes whole images through the network, in a margin of zeros if
-            the network needs sides that are multiples of a power of two.
-        overlap: Fraction by which neighbouring windows overlap.
-        window_batch: Windows per forward pass.
-    """
-
+    # Whether no voxel is in two regions (softmax, the first logit is the background's) or regions
+    # may overlap (sigmoid).
     exclusive: bool = False
+    # Probability above which a voxel belongs to a region that may overlap others; one for all
+    # regions, or one for each.
     threshold: float | Sequence[float] = 0.5
+    # Window; None passes whole images through the network, in a margin of zeros if the network
+    # needs sides that are multiples of a power of two.
     patch_size: tuple[int, ...] | None = None
-    overlap: float = 0.25
-    window_batch: int = 16
+    overlap: float = 0.25  # fraction by which neighbouring windows overlap
+    window_batch: int = 16  # windows per forward pass
     # Which multiple fits images of a size: otherwise each batch would try all of them again.
     _fits: dict[tuple[int, ...], int] = field(default_factory=dict, init=False, compare=False)
 
@@ -211,10 +194,7 @@ class RegionInference(Inference):
 def with_margin(network: Network, image: Tensor, multiple: int) -> Tensor:
     """Passes images through a network in a margin of zeros, and cuts the margin off the answer.
 
-    Args:
-        network: From images to logits of their size.
-        image: ``(B, C, *spatial)``.
-        multiple: The margin extends each side to a multiple of this, equally at both ends.
+    `image` is ``(B, C, *spatial)``.
 
     Example:
         >>> sizes = []
@@ -241,11 +221,7 @@ def blended(image: Tensor, *window: Any, **more: Any) -> Tensor:
 def exclusive_masks(probabilities: Tensor) -> Tensor:
     """Assigns every voxel to its most probable class, if no voxel is in two regions.
 
-    Args:
-        probabilities: ``(B, R, *spatial)`` of the R regions; the rest up to 1 is background.
-
-    Returns:
-        The same shape, bool.
+    `probabilities` is ``(B, R, *spatial)`` of the R regions; the rest up to 1 is background.
 
     Example:
         >>> exclusive_masks(torch.tensor([[[0.3, 0.4, 0.2], [0.1, 0.35, 0.45]]])).int().tolist()
@@ -261,12 +237,7 @@ def margins(probabilities: Tensor) -> Tensor:
     """Maps the probabilities of exclusive regions so that 0.5 is where two classes are equal.
 
     A contour at 0.5 then lies between the voxels of :func:`exclusive_masks` and the others.
-
-    Args:
-        probabilities: ``(R, *spatial)``.
-
-    Returns:
-        The same shape: half of 1 plus the lead over the likeliest other class.
+    `probabilities` is ``(R, *spatial)``.
 
     Example:
         >>> margins(torch.tensor([[0.25, 0.375], [0.0, 0.375]]))

@@ -64,25 +64,15 @@ _NRRD_FORMS = {  # values in small letters
 
 
 class Source(NamedTuple):
-    """The voxels of a file that nobody has read yet.
+    """The voxels of a file that nobody has read yet."""
 
-    Attributes:
-        reader: SimpleITK's ``ImageFileReader``, which has read the header.
-        file: The file with the voxels: the header itself, or one next to it.
-        start: Bytes of `file` before the voxels.
-        packed: Whether the voxels are one zlib or gzip stream.
-        plain: Whether the voxels lie in `file` as a little-endian processor has them.
-        exact: Whether nothing follows them.
-        unit: The mm of the header's unit of length.
-    """
-
-    reader: Any
-    file: Path
-    start: int
-    packed: bool
-    plain: bool
-    exact: bool = True
-    unit: float = 1.0
+    reader: Any  # SimpleITK's ``ImageFileReader``, which has read the header
+    file: Path  # the file with the voxels: the header itself, or one next to it
+    start: int  # bytes of `file` before the voxels
+    packed: bool  # whether the voxels are one zlib or gzip stream
+    plain: bool  # whether the voxels lie in `file` as a little-endian processor has them
+    exact: bool = True  # whether nothing follows them
+    unit: float = 1.0  # the mm of the header's unit of length
 
 
 log = logging.getLogger(__name__)
@@ -97,14 +87,7 @@ def say_once(path: Path, what: str) -> None:
 
 
 def source_of(path: Path) -> Source:
-    """Reads a header, and checks the length of the file with the voxels.
-
-    Args:
-        path: A ``.nrrd``, ``.mhd`` or ``.mha`` file.
-
-    Raises:
-        DataError: If the header cannot be used, or voxels are missing, too few or too many.
-    """
+    """Reads a header, and checks the length of the file with the voxels."""
     nrrd = path.suffix.lower() in (".nrrd", ".nhdr")
     layout = (_nrrd if nrrd else _metaimage)(path)
     reader, file, start = itk_header(path, f"{'Nrrd' if nrrd else 'Meta'}ImageIO"), *layout[1:3]
@@ -131,12 +114,8 @@ def source_of(path: Path) -> Source:
 def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
     """Reads the header only.
 
-    Returns:
-        The three spatial sizes as they are stored, values per voxel, and the affine (4, 4) to mm
-        in RAS.
-
-    Raises:
-        DataError: See :func:`source_of`.
+    Returns the three spatial sizes as they are stored, values per voxel, and the affine (4, 4) to
+    mm in RAS.
     """
     source = source_of(path)
     reader, affine = source.reader, affine_of(source.reader)
@@ -147,11 +126,7 @@ def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
 def voxels(path: Path) -> NDArray[Any]:
     """Reads all voxels; int16 ones that are not packed are read from disk on access.
 
-    Returns:
-        (i, j, k) or (i, j, k, C).
-
-    Raises:
-        DataError: See :func:`source_of`; also if the voxels are corrupt.
+    Returns (i, j, k) or (i, j, k, C).
     """
     import SimpleITK as sitk
 
@@ -174,9 +149,6 @@ def voxels(path: Path) -> NDArray[Any]:
 def check_packed(data: bytes, length: int) -> None:
     """Unpacks a zlib or gzip stream of `length` bytes, and checks its checksum.
 
-    Raises:
-        zlib.error: If it is damaged, ends too early or late, or holds another number of bytes.
-
     Example:
         >>> check_packed(zlib.compress(b"ab"), 2)
         >>> check_packed(zlib.compress(b"ab")[:-1], 2)
@@ -185,12 +157,12 @@ def check_packed(data: bytes, length: int) -> None:
         zlib.error: the packed data end too early
     """
     stream = zlib.decompressobj(wbits=47)
-    found = len(stream.decompress(data, length + 1))
+    unpacked = len(stream.decompress(data, length + 1))
     # zlib reads the checksum, too, only if there is room for more bytes.
-    found += len(stream.decompress(stream.unconsumed_tail, 1))
-    if found != length:
+    unpacked += len(stream.decompress(stream.unconsumed_tail, 1))
+    if unpacked != length:
         raise zlib.error(
-            f"it unpacks to {'more' if found > length else 'fewer'} bytes than {length}"
+            f"it unpacks to {'more' if unpacked > length else 'fewer'} bytes than {length}"
         )
     if not stream.eof or stream.unused_data:
         raise zlib.error(
@@ -218,18 +190,7 @@ def reason(error: Exception) -> ValueError:
 
 
 def itk_header(path: Path, kind: str) -> Any:
-    """Lets SimpleITK read a header.
-
-    Args:
-        path: The file.
-        kind: The name of ITK's reader of the format, such as ``"NrrdImageIO"``.
-
-    Returns:
-        SimpleITK's ``ImageFileReader``, which has read no voxel yet.
-
-    Raises:
-        DataError: If the file is truncated or corrupt.
-    """
+    """Lets SimpleITK read a header."""
     import SimpleITK as sitk  # imported here, as it takes a while
 
     reader = sitk.ImageFileReader()

@@ -76,14 +76,8 @@ def label_map(masks: Mapping[str, Tensor], codes: Mapping[str, int]) -> Tensor:
     """Writes regions into one map, the innermost last: one label per voxel, as viewers show it.
 
     A voxel that is predicted to lie in a region but not in the one around it gets the inner
-    region's label; the outer region is then the union of both.
-
-    Args:
-        masks: ``(H, W, D)`` bool per region.
-        codes: From :func:`label_codes`, an outer region before those within it.
-
-    Returns:
-        ``(H, W, D)`` uint8, or int32 where a value needs it.
+    region's label; the outer region is then the union of both. `masks` is ``(H, W, D)`` bool per
+    region. Returns ``(H, W, D)`` uint8, or int32 where a value needs it.
 
     Example:
         >>> masks = {"whole": torch.tensor([1, 1, 0]) > 0, "core": torch.tensor([0, 1, 0]) > 0}
@@ -151,14 +145,9 @@ def save_like(
 ) -> None:
     """Writes an array in RAS as NIfTI, on a scan's own axes and grid.
 
-    Args:
-        array: ``(H, W, D)`` or ``(H, W, D, n)``, as :func:`readers.volumes.read_volume` turns the
-            scan.
-        geometry: Of the scan.
-        source: The scan; of a NIfTI's header the grid alone goes on, as other fields may hold a
-            name.
-        target: The file to write; whole, or not at all.
-        note: The description in the header, of which the first 79 bytes are kept.
+    `array` is ``(H, W, D)`` or ``(H, W, D, n)``, as :func:`readers.volumes.read_volume` turns the
+    scan. `source`: the scan; of a NIfTI's header the grid alone goes on, as other fields may hold a
+    name. `target`: the file to write; whole, or not at all.
     """
     import nibabel as nib  # tables need none of it
 

@@ -23,17 +23,11 @@ Slot = tuple[dict[str, nn.Module | None], str]
 
 
 class Taken(NamedTuple):
-    """A network without some of its layers.
-
-    Attributes:
-        network: The network.
-        layers: The layers by name.
-        slots: Where each of them belongs.
-    """
+    """A network without some of its layers."""
 
     network: nn.Module
-    layers: dict[str, nn.Module]
-    slots: list[list[Slot]]
+    layers: dict[str, nn.Module]  # the layers by name
+    slots: list[list[Slot]]  # where each of them belongs
 
 
 class Mixture(nn.Module):
@@ -112,14 +106,9 @@ class _Part(nn.Module):
 def mix_outputs(outputs: Sequence[Tensor], membership: Tensor, activation: Activation) -> Tensor:
     """Mixes K outputs, as probabilities unless the activation is the identity.
 
-    Args:
-        outputs: K tensors ``(B, ...)``; for ``softmax`` classes are axis 1.
-        membership: ``(K,)`` weights c, 0 or more.
-        activation: ``softmax``, ``sigmoid`` or ``identity``.
-
-    Returns:
-        A tensor like one output: the logarithm of the mixed class probabilities, the logit of the
-        mixed region probabilities, or the mixed outputs.
+    `outputs`: k tensors ``(B, ...)``; for ``softmax`` classes are axis 1. `membership` is ``(K,)``
+    weights c, 0 or more. Returns a tensor like one output: the logarithm of the mixed class
+    probabilities, the logit of the mixed region probabilities, or the mixed outputs.
 
     Example:
         >>> outputs = [torch.tensor([[0.0, 0.0]]), torch.tensor([[9.0, 0.0]])]
@@ -151,15 +140,18 @@ def _computed_once(layers: Sequence[nn.Module]) -> Iterator[None]:
     This saves time; dropout is then the same for all instances, and BatchNorm counts a batch once.
     """
     # An instance's own forward is found before that of its class.
-    kept = [(held, {n: held[n] for n in held if n == "forward"}) for held in map(vars, layers)]
+    kept = [
+        (attributes, {n: attributes[n] for n in attributes if n == "forward"})
+        for attributes in map(vars, layers)
+    ]
     for layer in layers:
         layer.__dict__["forward"] = _once(layer.forward)
     try:
         yield
     finally:
-        for held, before in kept:
-            held.pop("forward")
-            held.update(before)
+        for attributes, before in kept:
+            attributes.pop("forward")
+            attributes.update(before)
 
 
 def _once(function: Callable[..., Any]) -> Callable[..., Any]:

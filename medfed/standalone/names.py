@@ -34,8 +34,8 @@ def tidy(text: str) -> str:
         >>> [tidy(text) for text in ("1.0", "1", "one", "0744", "1E50")]
         ['1', '1', 'one', '0744', '1E50']
     """
-    found = _WHOLE.fullmatch(text)
-    return found[1] if found else text
+    match = _WHOLE.fullmatch(text)
+    return match[1] if match else text
 
 
 def code_among(texts: Collection[str]) -> str | None:
@@ -62,10 +62,10 @@ def _visible(text: str) -> str:
 
 def _as_number(text: str) -> str:
     """The text, or its number without what does not change it."""
-    found = None if _ZERO_FIRST.fullmatch(text) else _NUMBER.fullmatch(text)
-    if found is None:
+    match = None if _ZERO_FIRST.fullmatch(text) else _NUMBER.fullmatch(text)
+    if match is None:
         return text
-    sign, whole, part = found.groups("")
+    sign, whole, part = match.groups("")
     part = part.rstrip("0")
     return f"{sign}{whole}{'.' * bool(part)}{part}"
 

@@ -26,9 +26,7 @@ _FIRST = ("out", "logits")
 def heads(output: object, image: Tensor) -> list[Tensor]:
     """Returns the outputs for the loss; the first one is used in evaluation.
 
-    Args:
-        output: The network's output.
-        image: ``(B, C, *spatial)``, its input.
+    `image` is ``(B, C, *spatial)``, its input.
 
     Example:
         >>> import torch
@@ -102,9 +100,7 @@ def shares(count: int) -> list[float]:
 def resized(batch: Mapping[str, Tensor], head: Tensor) -> dict[str, Tensor]:
     """Returns a batch whose label has the size of a head, by nearest voxels.
 
-    Args:
-        batch: ``label (B, R, *spatial)`` among others.
-        head: ``(B, C, *smaller)``.
+    `batch` is ``label (B, R, *spatial)`` among others. `head` is ``(B, C, *smaller)``.
 
     Example:
         >>> import torch

@@ -32,17 +32,7 @@ _GREY = ("1", "L", "LA", "I", "F")
 
 
 def picture_header(file: Path) -> tuple[int, int, Color]:
-    """Reads the size of a picture or mask, and whether it has colours.
-
-    Args:
-        file: The file.
-
-    Returns:
-        The displayed width and height, and ``"grey"`` or ``"rgb"``.
-
-    Raises:
-        DataError: If it cannot be read, or has several pages.
-    """
+    """Reads the size of a picture or mask, and whether it has colours."""
     with opened(file) as picture:
         width, height = picture.size
         if picture.getexif().get(_ORIENTATION) in _TURNED:
@@ -53,16 +43,8 @@ def picture_header(file: Path) -> tuple[int, int, Color]:
 def read_picture(file: Path, color: Color) -> tuple[Pixels, int | None]:
     """Reads a picture with all its grey values.
 
-    Args:
-        file: The file.
-        color: The result: ``"grey"`` (the luminance of colours) or ``"rgb"``.
-
-    Returns:
-        (C, height, width), rows from the top; and the value of white: 255, for 16 bits 65535, None
-        if it is unknown, as for 32 bits.
-
-    Raises:
-        DataError: If it cannot be read, is transparent anywhere, has NaN, or one value everywhere.
+    Returns (C, height, width), rows from the top; and the value of white: 255, for 16 bits 65535,
+    None if it is unknown, as for 32 bits.
     """
     with opened(file) as picture:
         _check_opaque(picture, file)
@@ -84,18 +66,9 @@ def read_picture(file: Path, color: Color) -> tuple[Pixels, int | None]:
 def load_picture(file: Path, color: Color, scale: float, normalization: str) -> Pixels:
     """Reads a picture for a network.
 
-    Args:
-        file: The file.
-        color: As of `read_picture`.
-        scale: As of `shrink`.
-        normalization: ``"zscore"``: every channel to mean 0 and deviation 1 over the whole picture
-            (a channel of one value becomes 0); ``"unit"``: black to 0 and white to 1.
-
-    Returns:
-        (C, w, h): the first axis runs to the right and the second upwards.
-
-    Raises:
-        DataError: As `read_picture`, and if white is unknown but needed.
+    `normalization` is ``"zscore"``: every channel to mean 0 and deviation 1 over the whole picture
+    (a channel of one value becomes 0); ``"unit"``: black to 0 and white to 1. Returns (C, w, h):
+    the first axis runs to the right and the second upwards.
     """
     pixels, white = read_picture(file, color)
     small = shrink(pixels, scale)
@@ -112,8 +85,7 @@ def load_picture(file: Path, color: Color, scale: float, normalization: str) -> 
 def zscore(pixels: Pixels) -> Pixels:
     """Scales every channel to mean 0 and deviation 1; a channel of one value becomes 0.
 
-    Args:
-        pixels: (C, height, width).
+    `pixels` is (C, height, width).
 
     Example:
         >>> zscore(np.array([[[1, 3]], [[5, 5]]], np.float32)).tolist()
@@ -129,15 +101,7 @@ def read_mask(file: Path) -> NDArray[np.int64]:
     """Reads a mask: a value per pixel.
 
     With a palette of greys the value is the grey, with a palette of colours the colour's number.
-
-    Args:
-        file: The file.
-
-    Returns:
-        (height, width), rows from the top; 0 and 1 for masks of one bit.
-
-    Raises:
-        DataError: If it cannot be read, has colours or is transparent anywhere.
+    Returns (height, width), rows from the top; 0 and 1 for masks of one bit.
     """
     with opened(file) as picture:
         indexed = picture.mode == "P" and _color(picture) == "rgb"
@@ -165,14 +129,7 @@ _INFLATION = 1 << 14  # the most pixels per byte: an empty mask compresses very 
 
 @contextmanager
 def opened(file: Path) -> Iterator[Image.Image]:
-    """Opens a picture of one page.
-
-    Args:
-        file: The file.
-
-    Raises:
-        DataError: If it cannot be read, here or within the block, or has several pages.
-    """
+    """Opens a picture of one page."""
     from PIL import Image
 
     refuse_special(file)
@@ -180,9 +137,9 @@ def opened(file: Path) -> Iterator[Image.Image]:
         with Image.open(file) as picture:
             if (pages := getattr(picture, "n_frames", 1)) > 1:
                 raise DataError(f"{file} has {pages} pages; save each as a separate picture.")
-            if picture.width * picture.height > _INFLATION * (held := file.stat().st_size):
+            if picture.width * picture.height > _INFLATION * (length := file.stat().st_size):
                 raise DataError(
-                    f"{file} cannot hold in {held} bytes the {picture.width} x {picture.height} "
+                    f"{file} cannot hold in {length} bytes the {picture.width} x {picture.height} "
                     "pixels of its header; copy it again or remove it."
                 )
             tags = getattr(picture, "tag_v2", {})
@@ -215,12 +172,7 @@ def scaled(size: Sequence[int], scale: float) -> tuple[int, ...]:
 def shrink(pixels: Pixels, scale: float) -> Pixels:
     """Resamples a picture to a smaller size, bilinearly and with antialiasing.
 
-    Args:
-        pixels: (C, height, width).
-        scale: In (0, 1]; 1 changes nothing.
-
-    Returns:
-        (C, h, w).
+    `pixels` is (C, height, width). `scale`: in (0, 1]; 1 changes nothing. Returns (C, h, w).
 
     Example:
         >>> shrink(np.full((1, 4, 6), 7, np.float32), 0.5).tolist()
@@ -232,9 +184,7 @@ def shrink(pixels: Pixels, scale: float) -> Pixels:
 def resized(pixels: Pixels, size: Sequence[int]) -> Pixels:
     """Resamples a picture to a size, bilinearly, with antialiasing if it gets smaller.
 
-    Args:
-        pixels: (C, height, width).
-        size: The height and width of the result.
+    `pixels` is (C, height, width).
     """
     from PIL import Image
 
@@ -246,14 +196,8 @@ def resized(pixels: Pixels, size: Sequence[int]) -> Pixels:
 def shrink_mask(values: NDArray[np.int64], scale: float) -> NDArray[np.int64]:
     """Resamples a mask with the weights of `shrink`: every pixel gets the value of most weight.
 
-    Among equal weights it gets the greatest value, so that background does not win.
-
-    Args:
-        values: (height, width).
-        scale: In (0, 1]; 1 changes nothing.
-
-    Returns:
-        (h, w).
+    Among equal weights it gets the greatest value, so that background does not win. `values` is
+    (height, width). `scale`: in (0, 1]; 1 changes nothing. Returns (h, w).
 
     Example:
         >>> mask = np.zeros((6, 6), np.int64)
@@ -313,12 +257,8 @@ def _check_opaque(picture: Image.Image, file: Path) -> None:
 def white_of(files: Iterable[Path]) -> int:
     """Returns the white of pictures of 16 bits, of which cameras and scanners use fewer.
 
-    Args:
-        files: All pictures; it is the largest value of the least whole number of bits, from 8,
-            that holds their values.
-
-    Raises:
-        DataError: If one cannot be read.
+    `files`: all pictures; it is the largest value of the least whole number of bits, from 8, that
+    holds their values.
     """
     largest = 0
     for file in files:
@@ -333,17 +273,7 @@ def read_image(
 ) -> NDArray[np.uint8]:
     """Reads one image.
 
-    Args:
-        file: The file.
-        size: Height and width.
-        color: ``"grey"`` or ``"rgb"``.
-        white: The white of grey values of 16 bits, see `white_of`.
-
-    Returns:
-        (C, height, width).
-
-    Raises:
-        DataError: If it cannot be read, or has several pages.
+    Returns (C, height, width).
     """
     from PIL import Image
 
@@ -359,15 +289,7 @@ def read_image(
 def eight_bits(image: Image.Image, white: int = 65535) -> Image.Image:
     """Scales 16-bit grey values to 8 bits, which Pillow's own conversion would clip.
 
-    Args:
-        image: Of any mode.
-        white: The value that becomes 255; larger ones, too.
-
-    Returns:
-        The image, or one of mode ``L``.
-
-    Raises:
-        ValueError: If its values are of an unknown range (32 bits, or floating).
+    `white`: the value that becomes 255; larger ones, too.
 
     Example:
         >>> from PIL import Image
@@ -390,10 +312,8 @@ def unit_range(
 ) -> NDArray[np.float32]:
     """Turns the bytes of images into numbers.
 
-    Args:
-        images: (N, C, *spatial).
-        peak: The value that becomes 1; 0 becomes -1.
-        present: (C,) bool; the other channels are 0.
+    `images` is (N, C, *spatial). `peak`: the value that becomes 1; 0 becomes -1. `present` is (C,)
+    bool; the other channels are 0.
 
     Example:
         >>> unit_range(np.array([[[0, 16]]], np.uint8), 16, np.array([True])).tolist()
@@ -409,11 +329,7 @@ def unit_range(
 
 @contextmanager
 def arrays_of(path: Path) -> Iterator[Mapping[str, NDArray[np.uint8]]]:
-    """Opens an ``.npz`` file for as long as its arrays are read, without pickle.
-
-    Raises:
-        DataError: If it cannot be read.
-    """
+    """Opens an ``.npz`` file for as long as its arrays are read, without pickle."""
     if path.exists() and not zipfile.is_zipfile(path):
         raise DataError(f"{path} is no whole .npz file; download or write it again.")
     try:
@@ -431,16 +347,8 @@ def arrays_of(path: Path) -> Iterator[Mapping[str, NDArray[np.uint8]]]:
 def channels_first(path: Path, split: str, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Moves or adds the channel axis.
 
-    Args:
-        path: For the message.
-        split: For the message.
-        images: (n, h, w), (n, h, w, 1), (n, h, w, 3), (n, 3, h, w) or (n, d, h, w), uint8.
-
-    Returns:
-        (n, 1, h, w), (n, 3, h, w) or (n, 1, d, h, w), a view.
-
-    Raises:
-        DataError: If they are of another type or shape.
+    `images` is (n, h, w), (n, h, w, 1), (n, h, w, 3), (n, 3, h, w) or (n, d, h, w), uint8. Returns
+    (n, 1, h, w), (n, 3, h, w) or (n, 1, d, h, w), a view.
 
     Example:
         >>> channels_first(Path("a.npz"), "val", np.zeros((5, 28, 28, 3), np.uint8)).shape

@@ -44,22 +44,14 @@ def channels_of(source: object, count: int, facts: Mapping[str, Any]) -> list[st
 
 @dataclass(frozen=True)
 class Predictor:
-    """A network in evaluation mode, and the facts that its training data left behind.
+    """A network in evaluation mode, and the facts that its training data left behind."""
 
-    Attributes:
-        network: From images or features to logits, in evaluation mode.
-        inference: What the logits mean.
-        facts: The part of the metadata under ``medfed``.
-        batch_size: Samples or slices per forward pass.
-        name: The bundle's folder.
-        level: Of two classes, the probability of the second one from which a case belongs to it.
-    """
-
-    network: nn.Module
-    inference: Inference
-    facts: Mapping[str, Any]
-    batch_size: int = 16
-    name: str = ""
+    network: nn.Module  # from images or features to logits, in evaluation mode
+    inference: Inference  # what the logits mean
+    facts: Mapping[str, Any]  # the part of the metadata under ``medfed``
+    batch_size: int = 16  # samples or slices per forward pass
+    name: str = ""  # the bundle's folder
+    # Of two classes, the probability of the second one from which a case belongs to it.
     level: float | None = None
 
     @classmethod
@@ -158,16 +150,10 @@ class Predictor:
     ) -> Tensor:
         """Segments one volume.
 
-        Args:
-            image: ``(C, h, w, d)`` prepared, RAS.
-            body: ``(h, w, d)`` bool; a 2-D model sees the axial slices that contain some of it,
-                as in evaluation, and elsewhere the probabilities are 0.
-            source: The scan, for error sentences.
-            grid: (4, 4) from the scan's voxels to those of the image; None where they are the same.
-            size: With a grid: the scan's voxels.
-
-        Returns:
-            ``(R, H, W, D)`` float32 probabilities, on the scan's own grid.
+        `image` is ``(C, h, w, d)`` prepared, RAS. `body` is ``(h, w, d)`` bool; a 2-D model sees
+        the axial slices that contain some of it, as in evaluation, and elsewhere the probabilities
+        are 0. `grid` is (4, 4) from the scan's voxels to those of the image; None where they are
+        the same. Returns ``(R, H, W, D)`` float32 probabilities, on the scan's own grid.
         """
         size = tuple(image.shape[1:]) if grid is None else size
         image = with_neighbours(image, self.facts["input"].get("adjacent_slices") or 1)
@@ -187,14 +173,10 @@ class Predictor:
     def classify(self, seen: Tensor, source: object) -> Tensor:
         """Classifies samples, or predicts their outcome.
 
-        Args:
-            seen: What the model sees: ``(N, C, *spatial)`` or ``(N, F)``, normalised.
-            source: Where they are from, for error sentences.
-
-        Returns:
-            The values of :attr:`columns`: ``(N, K)`` float32 probabilities or ``(N, 1)`` outcomes;
-            of two classes with a threshold whether the second one's probability reaches it, 1 or
-            0; whether a class is in the set, 1 or 0, or the ends of the interval.
+        `seen`: what the model sees: ``(N, C, *spatial)`` or ``(N, F)``, normalised. Returns ``(N,
+        K)`` float32 probabilities, or ``(N, 1)`` outcomes; of two classes with a threshold also
+        whether the second one's probability reaches it, 1 or 0; and whether a class is in the set,
+        1 or 0, or the ends of the interval.
         """
         answers = torch.cat([self.answer(part, source) for part in seen.split(self.batch_size)])
         parts = [answers]
@@ -211,12 +193,8 @@ class Predictor:
     def boxes(self, image: Tensor, source: object) -> tuple[Tensor, Tensor]:
         """Finds lesions in a scan.
 
-        Args:
-            image: ``(1, C, h, w, d)`` prepared.
-            source: The scan, for error sentences.
-
-        Returns:
-            Corners ``(n, 6)`` in voxels and scores ``(n,)``, the best first.
+        `image` is ``(1, C, h, w, d)`` prepared. Returns corners ``(n, 6)`` in voxels and scores
+        ``(n,)``, the best first.
         """
         assert isinstance(self.inference, BoxInference)
         logits = self._logits(image, source).cpu()
@@ -229,11 +207,8 @@ class Predictor:
     ) -> Tensor:
         """Computes the probabilities of a batch, or its outcomes.
 
-        Args:
-            image: ``(B, C, *spatial)`` or ``(B, F)``.
-            source: Where it is from, for error sentences.
-            grid: From the wanted voxels to those of the image; None where they are the same.
-            size: With a grid: the wanted voxels.
+        `image` is ``(B, C, *spatial)`` or ``(B, F)``. `grid`: from the wanted voxels to those of
+        the image; None where they are the same.
         """
         answer = self.inference.probabilities(self._logits(image, source, grid, size)).cpu()
         self._check(answer, len(self.labels), f"{len(self.labels)} labels", source)

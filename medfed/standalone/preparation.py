@@ -32,23 +32,16 @@ PERCENTILES = (1, 10, 20, 30, 40, 50, 60, 70, 80, 90, 99)
 
 @dataclass(frozen=True)
 class Rule:
-    """How the grey values of a channel are normalised.
+    """How the grey values of a channel are normalised."""
 
-    Attributes:
-        name: ``zscore_nonzero`` (mean 0 and deviation 1 over voxels that are not 0, which stay 0),
-            ``zscore`` (over all voxels), ``window`` (values from `low` to `high`, cut off there,
-            scaled to 0..1), ``percentiles`` (the same between two percentiles of the scan),
-            ``clip_zscore`` (values from `low` to `high`, cut off there, less a mean, over a
-            deviation), or ``none``.
-        low: Lower end, if there is one.
-        high: Upper end.
-        scale: Mean and deviation of ``clip_zscore``.
-    """
-
+    # ``zscore_nonzero`` (mean 0 and deviation 1 over voxels that are not 0, which stay 0),
+    # ``zscore`` (over all voxels), ``window`` (values from `low` to `high`, cut off there, scaled
+    # to 0..1), ``percentiles`` (the same between two percentiles of the scan), ``clip_zscore``
+    # (values from `low` to `high`, cut off there, less a mean, over a deviation), or ``none``.
     name: str
-    low: float = 0.0
-    high: float = 0.0
-    scale: tuple[float, ...] = ()
+    low: float = 0.0  # lower end, if there is one
+    high: float = 0.0  # upper end
+    scale: tuple[float, ...] = ()  # mean and deviation of ``clip_zscore``
 
     def __post_init__(self) -> None:
         check_known("data.normalize", self.name, (*_PLAIN, *_RANGES, "clip_zscore"))
@@ -76,11 +69,7 @@ class Rule:
     def apply(self, channel: Tensor) -> Tensor:
         """Normalises one channel.
 
-        Args:
-            channel: (1, *spatial) float32; may be changed in place.
-
-        Returns:
-            The same shape. A channel of one value becomes 0.
+        `channel` is (1, *spatial) float32; may be changed in place.
 
         Example:
             >>> hounsfield = torch.tensor([[-1000.0, 37.5, 900.0]])
@@ -159,9 +148,6 @@ def rules_from(record: Mapping[str, Any], channels: int) -> tuple[Rule, ...]:
 def rules_of(setting: object, channels: Sequence[str]) -> tuple[Rule, ...]:
     """Reads ``data.normalize``.
 
-    Returns:
-        A rule per channel.
-
     Example:
         >>> [rule.name for rule in rules_of(None, ["CT", "PET"])]
         ['window', 'zscore_nonzero']
@@ -197,13 +183,8 @@ def is_ct(channel: str) -> bool:
 def zscore(image: Tensor) -> Tensor:
     """Normalises each channel over its voxels that are not zero; zero stays zero.
 
-    MONAI is not used: its transforms spend half of their time on tensors with metadata.
-
-    Args:
-        image: (C, *spatial) float32; changed in place.
-
-    Returns:
-        The same tensor. A channel of one value, or without voxels, becomes zero.
+    MONAI is not used: its transforms spend half of their time on tensors with metadata. `image` is
+    (C, *spatial) float32; changed in place.
 
     Example:
         >>> zscore(torch.tensor([[0.0, 1.0, 3.0]]))
@@ -221,11 +202,7 @@ def zscore(image: Tensor) -> Tensor:
 def percentiles_of(image: Tensor) -> NDArray[np.float64]:
     """Returns the `PERCENTILES` of each channel over its voxels that are not 0.
 
-    Args:
-        image: (C, *spatial).
-
-    Returns:
-        (C, L); NaN for an empty channel.
+    `image` is (C, *spatial). The result is (C, L); NaN for an empty channel.
 
     Example:
         >>> percentiles_of(torch.tensor([[0.0, 1.0, 3.0]]))[0, [0, 5, 10]]
@@ -242,12 +219,7 @@ def percentiles_of(image: Tensor) -> NDArray[np.float64]:
 def among(image: Tensor, there: Sequence[bool]) -> Tensor:
     """Puts the channels of a normalised image in their places; the others are zero.
 
-    Args:
-        image: (n, *spatial).
-        there: (C,) which channels they are.
-
-    Returns:
-        (C, *spatial).
+    `image` is (n, *spatial). `there` is (C,) which channels they are. Returns (C, *spatial).
 
     Example:
         >>> among(torch.tensor([[5.0], [7.0]]), [True, False, True]).tolist()
@@ -264,31 +236,22 @@ _LEAST = 0.01  # mm between voxels; below it a volume does not fit in memory
 
 
 class Prepared(NamedTuple):
-    """A volume prepared for a network.
+    """A volume prepared for a network."""
 
-    Attributes:
-        image: (C, h, w, d) float32.
-        grid: (4, 4) float64 from voxels of the scan to voxels of `image`.
-    """
-
-    image: Tensor
-    grid: Tensor
+    image: Tensor  # (C, h, w, d) float32
+    grid: Tensor  # (4, 4) float64 from voxels of the scan to voxels of `image`
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """The preparation of every volume of a data set.
+    """The preparation of every volume of a data set."""
 
-    Attributes:
-        rules: How each channel is normalised.
-        spacing: mm between voxels to which all volumes are resampled; None does not resample. Two
-            numbers apply within axial slices, whose distance then does not change.
-        crop: Whether to crop to the foreground: voxels that are not 0 in some channel; for CT in a
-            window, those above its lower end.
-    """
-
-    rules: tuple[Rule, ...]
+    rules: tuple[Rule, ...]  # how each channel is normalised
+    # mm between voxels to which all volumes are resampled; None does not resample. Two numbers
+    # apply within axial slices, whose distance then does not change.
     spacing: tuple[float, ...] | None = None
+    # Whether to crop to the foreground: voxels that are not 0 in some channel; for CT in a window,
+    # those above its lower end.
     crop: bool = False
 
     def __post_init__(self) -> None:
@@ -315,10 +278,8 @@ class Preparation:
     def apply(self, voxels: Tensor, spacing: Sequence[float]) -> Prepared:
         """Prepares one volume.
 
-        Args:
-            voxels: (C, H, W, D) float32 in RAS, from `readers.volumes.read_volume`; may be changed
-                in place.
-            spacing: (3,) mm between them.
+        `voxels` is (C, H, W, D) float32 in RAS, from `readers.volumes.read_volume`; may be changed
+        in place. `spacing` is (3,) mm between them.
 
         Example:
             >>> halved = Preparation((Rule("none"),), spacing=(2.0, 2.0, 2.0))

@@ -49,14 +49,8 @@ def unusual_cells(
 ) -> dict[int, list[str]]:
     """Names the cells of which a model has learnt nothing.
 
-    Args:
-        rows: (N, F), see `readers.csv_files.read_cells`.
-        columns: What the columns are.
-        facts: Of the bundle.
-        texts: (N) cells of the columns with categories.
-
-    Returns:
-        Sentences without a stop by row, counted from 1; rows without any are left out.
+    `rows` is (N, F), see `readers.csv_files.read_cells`. Returns sentences without a stop by row,
+    counted from 1; rows without any are left out.
 
     Example:
         >>> columns = Columns(("age", "sex"), {"sex": ("f", "m")}, ("sex",))
@@ -96,34 +90,14 @@ def _outside(value: float, low: float | None, high: float | None) -> str | None:
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Writes a CSV file, whole or not at all; numbers with eight digits.
-
-    Args:
-        path: Where to.
-        header: Column names.
-        rows: One sequence of cells per row.
-
-    Raises:
-        DataError: If the file cannot be written.
-    """
+    """Writes a CSV file, whole or not at all; numbers with eight digits."""
     written = ([f"{c:.8g}" if isinstance(c, float) else c for c in row] for row in rows)
     with writing(path, "choose another output"):
         write_text(path, csv_text(header, written))
 
 
 def predict_rows(predictor: Predictor, source: Path, output: Path) -> None:
-    """Predicts the rows of one CSV file, features by the names in the header.
-
-    Args:
-        predictor: What answers.
-        source: The table.
-        output: The file to write: ``row``, counted from 1, the cells of all columns that are no
-            features, ``warning``, and the answers. A column of the table that is named as one of
-            the output's gets ``input_`` in front.
-
-    Raises:
-        DataError: If a column is missing, or a cell is no number.
-    """
+    """Predicts the rows of one CSV file, features by the names in the header."""
     if source.is_dir():
         raise DataError(f"{source} is a folder; name one CSV file in input.")
     facts = predictor.facts["input"]
@@ -175,18 +149,6 @@ def predict_table(
     Candidates come in the order of their file, without those of scans that are not given or could
     not be used; a candidate outside of its scan makes the scan one of these, because then the
     coordinates are of another frame.
-
-    Args:
-        predictor: What answers.
-        kind: Of the input, see the metadata.
-        source: The input.
-        output: The CSV file.
-        each: Works through images or scans.
-        candidates: The CSV file with the candidates of CT scans.
-        tolerance: See :func:`scans.check_spacing`.
-
-    Raises:
-        MedfedError: If an input cannot be used, or nothing can be written.
     """
     if kind == "table":
         predict_rows(predictor, source, output)
@@ -210,20 +172,7 @@ def predict_table(
 
 
 class ScanCandidates:
-    """The candidates of a CSV file, and what a model says of those whose scans were read.
-
-    Args:
-        scans: A MetaImage scan, or the folder of several.
-        source: The CSV file.
-        predictor: What answers.
-        tolerance: See :func:`scans.check_spacing`.
-
-    Attributes:
-        series: The scans to read.
-
-    Raises:
-        DataError: If there is no scan or candidate, or the file cannot be read.
-    """
+    """The candidates of a CSV file, and what a model says of those whose scans were read."""
 
     def __init__(
         self, scans: Path, source: Path, predictor: Predictor, tolerance: float | None
@@ -232,6 +181,7 @@ class ScanCandidates:
         self.points = ct_patches.read_points(source, None)
         self.folder = scans
         self.scans = ct_patches.find_scans(scans) if scans.is_dir() else self._one_scan(scans)
+        # The scans to read.
         self.series = list(self.points.series if scans.is_dir() else self.scans)
         self.chances = np.full((len(self.points.row), len(predictor.columns)), np.nan)
 
@@ -250,11 +200,7 @@ class ScanCandidates:
         return {series: path}
 
     def classify(self, series: str) -> None:
-        """Classifies the candidates of one scan.
-
-        Raises:
-            DataError: If there is no such scan, it cannot be read, or a candidate lies outside.
-        """
+        """Classifies the candidates of one scan."""
         points = self.points
         rows = np.flatnonzero(points.scan == points.series.index(series))
         if series not in self.scans:
@@ -300,16 +246,7 @@ def _patches(
 
 
 def rows_of_image(file: Path, root: Path, predictor: Predictor) -> list[list[object]]:
-    """Classifies the image of a file, or the images of an ``.npz`` file.
-
-    Args:
-        file: The file.
-        root: The folder below which it lies.
-        predictor: What answers.
-
-    Returns:
-        A row per image: its name and the answer.
-    """
+    """Classifies the image of a file, or the images of an ``.npz`` file."""
     name = file.relative_to(root).as_posix()
     if file.suffix.lower() != ".npz":
         return [[name, *predictor.classify(read_pixels(file, predictor), file)[0].tolist()]]
@@ -323,17 +260,8 @@ def rows_of_image(file: Path, root: Path, predictor: Predictor) -> list[list[obj
 def read_pixels(file: Path, predictor: Predictor) -> Tensor:
     """Reads one image as in training.
 
-    Args:
-        file: An image, or a NumPy array ``(C, *spatial)`` of the values that training had.
-        predictor: Whose metadata say what that is.
-
-    Returns:
-        ``(1, C, *spatial)`` float32 in [-1, 1]; channels that the client lacks are 0.
-
-    Raises:
-        DataError: If the image cannot be read, or is of another size, colour or range than those
-            that the model was trained on. Images of a model that was trained on converted ones are
-            converted from any size and colour.
+    `file`: an image, or a NumPy array ``(C, *spatial)`` of the values that training had. Returns
+    ``(1, C, *spatial)`` float32 in [-1, 1]; channels that the client lacks are 0.
     """
     facts = predictor.facts["input"]
     size = list(facts["size"])
@@ -351,14 +279,8 @@ def read_pixels(file: Path, predictor: Predictor) -> Tensor:
 def read_arrays(file: Path) -> dict[str, NDArray[np.uint8]]:
     """Reads the images of an ``.npz`` file: ``images``, or ``test_images`` and so on (MedMNIST).
 
-    Args:
-        file: The file; it is read without pickle.
-
-    Returns:
-        Images ``(n, C, *spatial)`` by the name of their array.
-
-    Raises:
-        DataError: If it cannot be read or has no images.
+    `file`: the file; it is read without pickle. Returns images ``(n, C, *spatial)`` by the name of
+    their array.
     """
     with pictures.arrays_of(file) as arrays:
         names = [n for n in arrays if n == "images" or n.endswith("_images")]

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from . import dicom, pictures, volumes
-from .errors import DataError
+from .errors import DataError, few
 from .files import is_visible
 from .masks import SEG, label_map, mask_files, named_after, save_like, save_picture
 from .predictor import Predictor, channels_of
 from .preparation import Preparation, one_thread
 
 _log = logging.getLogger(__name__)
-_NAMED = 3
 RECORD = "prediction.json"  # in a folder of predictions
 
 
@@ -31,12 +30,8 @@ def walk(
 ) -> Iterator[Path]:
     """Yields the files below a folder, and the folders that are one input each, sorted by name.
 
-    Folders of earlier predictions are left out, with a line.
-
-    Args:
-        root: Where to begin; it is never yielded itself.
-        apart_from: A folder in it that is left out: the one for the results.
-        is_one: Whether a folder is an input as it is; nothing in it is then yielded.
+    Folders of earlier predictions are left out, with a line. `is_one`: whether a folder is an input
+    as it is; nothing in it is then yielded.
     """
     left_out = None if apart_from is None else apart_from.resolve()
     seen: set[Path] = set()  # links may lead in circles
@@ -68,9 +63,8 @@ def walk(
 def say_left_out(root: Path, others: Sequence[Path], what: str) -> None:
     """Says in one line which files were found that are none of what is wanted."""
     if others:
-        names = ", ".join(p.relative_to(root).as_posix() for p in others[:_NAMED])
-        more = f" and {len(others) - _NAMED} more" * (len(others) > _NAMED)
-        _log.warning("No %s, and left out, below %s: %s%s.", what, root, names, more)
+        names = few([p.relative_to(root).as_posix() for p in others], 3)
+        _log.warning("No %s, and left out, below %s: %s.", what, root, names)
 
 
 def stem_below(path: Path, root: Path, stem: str) -> str:
@@ -85,23 +79,18 @@ def stem_below(path: Path, root: Path, stem: str) -> str:
 
 @dataclass(frozen=True)
 class ScanFiles:
-    """One scan before it is read.
-
-    Attributes:
-        id: Its name, from which that of its mask is made.
-        path: A volume: a file, with one or several values per voxel, or the folder of a DICOM
-            series; or a folder with a volume per contrast.
-        stem: In a folder with the contrasts of several scans, as of nnU-Net: what the names of this
-            one begin with.
-        contrasts: There: its volumes.
-    """
+    """One scan before it is read."""
 
     what: ClassVar = "scans"
     unit: ClassVar = "ml"
-    id: str
+    id: str  # its name, from which that of its mask is made
+    # A volume: a file, with one or several values per voxel, or the folder of a DICOM series; or a
+    # folder with a volume per contrast.
     path: Path
+    # In a folder with the contrasts of several scans, as of nnU-Net: what the names of this one
+    # begin with.
     stem: str = ""
-    contrasts: tuple[Path, ...] = ()
+    contrasts: tuple[Path, ...] = ()  # there: its volumes
 
     @property
     def parts(self) -> Sequence[Path]:
@@ -127,11 +116,7 @@ class ScanFiles:
         return named_after(target, "", ".png")
 
     def segment(self, predictor: Predictor, tolerance: float | None) -> SegmentedScan:
-        """Reads and segments it.
-
-        Raises:
-            DataError: If it cannot be read, or the network cannot take it.
-        """
+        """Reads and segments it."""
         read = read_scan(self, predictor.facts, tolerance)
         regions = predictor.regions(
             read.image, read.body, self.path, read.grid, read.geometry.shape
@@ -140,36 +125,24 @@ class ScanFiles:
 
 
 class Scan(NamedTuple):
-    """One scan as a network sees it.
+    """One scan as a network sees it."""
 
-    Attributes:
-        image: ``(C, h, w, d)`` float32 in RAS, prepared as in training; channels that the client
-            lacks are 0.
-        body: ``(h, w, d)`` bool, where any channel of the scan is not 0.
-        grid: (4, 4) from the scan's voxels to those of the image; None where they are the same.
-        geometry: Where the scan's voxels lie.
-        source: A volume with this geometry.
-        channels: Those that the scan has and the network sees.
-    """
-
+    # ``(C, h, w, d)`` float32 in RAS, prepared as in training; channels that the client lacks are
+    # 0.
     image: Tensor
-    body: Tensor
+    body: Tensor  # ``(h, w, d)`` bool, where any channel of the scan is not 0
+    # (4, 4) from the scan's voxels to those of the image; None where they are the same.
     grid: Tensor | None
-    geometry: volumes.Geometry
-    source: Path
-    channels: Sequence[str]
+    geometry: volumes.Geometry  # where the scan's voxels lie
+    source: Path  # a volume with this geometry
+    channels: Sequence[str]  # those that the scan has and the network sees
 
 
 class SegmentedScan(NamedTuple):
-    """A scan and what a model says of it.
-
-    Attributes:
-        scan: The scan.
-        regions: ``(R, H, W, D)`` float32 probabilities on its own voxels.
-    """
+    """A scan and what a model says of it."""
 
     scan: Scan
-    regions: Tensor
+    regions: Tensor  # ``(R, H, W, D)`` float32 probabilities on its own voxels
 
     @property
     def factor(self) -> float:
@@ -193,17 +166,12 @@ class SegmentedScan(NamedTuple):
 
 @dataclass(frozen=True)
 class PictureFile:
-    """One picture before it is read.
-
-    Attributes:
-        id: Its name, from which that of its mask is made.
-        path: The file.
-    """
+    """One picture before it is read."""
 
     what: ClassVar = "pictures"
     unit: ClassVar = "percent"
-    id: str
-    path: Path
+    id: str  # its name, from which that of its mask is made
+    path: Path  # the file
 
     def files(self) -> list[Path]:
         """Lists the file."""
@@ -222,11 +190,7 @@ class PictureFile:
         return named_after(target, "_contours")
 
     def segment(self, predictor: Predictor, tolerance: float | None) -> SegmentedPicture:
-        """Reads and segments it.
-
-        Raises:
-            DataError: If it cannot be read, or the network cannot take it.
-        """
+        """Reads and segments it."""
         source, rule = predictor.facts["input"], predictor.facts["normalization"]["name"]
         width, height, color = pictures.picture_header(self.path)
         if (color, source["color"]) == ("grey", "rgb"):
@@ -241,16 +205,11 @@ class PictureFile:
 
 
 class SegmentedPicture(NamedTuple):
-    """A picture and what a model says of it.
+    """A picture and what a model says of it."""
 
-    Attributes:
-        image: ``(C, w, h)`` as the network sees it; channels that the client lacks are 0.
-        small: ``(R, w, h)`` probabilities, of the same size.
-        regions: ``(R, height, width)`` probabilities, rows from the top, of the picture's own size.
-    """
-
-    image: Tensor
-    small: Tensor
+    image: Tensor  # ``(C, w, h)`` as the network sees it; channels that the client lacks are 0
+    small: Tensor  # ``(R, w, h)`` probabilities, of the same size
+    # ``(R, height, width)`` probabilities, rows from the top, of the picture's own size.
     regions: Tensor
 
     @property
@@ -274,16 +233,7 @@ class SegmentedPicture(NamedTuple):
 def find_cases(
     path: Path, facts: Mapping[str, Any], apart_from: Path
 ) -> Sequence[ScanFiles | PictureFile]:
-    """Lists the scans or pictures that an input names, for a model that segments them.
-
-    Args:
-        path: The input.
-        facts: The bundle's.
-        apart_from: A folder in it that is left out: the one for the masks.
-
-    Raises:
-        DataError: If there is none.
-    """
+    """Lists the scans or pictures that an input names, for a model that segments them."""
     if facts["input"]["kind"] == "pictures":
         return find_pictures(path, apart_from)
     return find_scans(path, facts, apart_from)
@@ -294,18 +244,9 @@ def find_scans(
 ) -> list[ScanFiles]:
     """Lists the scans that an input names.
 
-    Args:
-        path: A volume (a file, or the folder of a DICOM series); a folder with one volume per
-            contrast, of one scan or of several whose names begin differently; or a folder of all
-            these, however deep.
-        facts: The bundle's, which name the files of a contrast.
-        apart_from: A folder in it that is left out: the one for the masks.
-
-    Returns:
-        The scans, sorted by name: their path below the folder, without suffix.
-
-    Raises:
-        DataError: If there is none.
+    `path`: a volume (a file, or the folder of a DICOM series); a folder with one volume per
+    contrast, of one scan or of several whose names begin differently; or a folder of all these,
+    however deep.
     """
     if not path.exists():
         raise DataError(f"{path} does not exist; name a scan, or a folder of scans, in input.")
@@ -329,41 +270,29 @@ def find_scans(
     if is_one(path):
         return scans_in(path, volumes.stem_of(path.resolve()))
     inside = [*walk(path, apart_from, is_one)]
-    found = [p for p in inside if p.is_dir() or volumes.suffix_of(p)]
-    if not found:
+    volume_paths = [p for p in inside if p.is_dir() or volumes.suffix_of(p)]
+    if not volume_paths:
         raise DataError(
             f"{path} has no volumes ({', '.join(volumes.SUFFIXES)}, folders of DICOM series) and "
             "no folders of them; name the folder with the scans in input."
         )
     of_headers = {".raw", ".zraw", ".gz"}
-    others = [p for p in inside if p not in found and p.suffix.lower() not in of_headers]
+    others = [p for p in inside if p not in volume_paths and p.suffix.lower() not in of_headers]
     say_left_out(path, others, "volumes")
-    stems = {p: p.name if p.is_dir() else volumes.stem_of(p) for p in found}
-    scans = [s for p in found for s in scans_in(p, stem_below(p, path, stems[p]))]
+    stems = {p: p.name if p.is_dir() else volumes.stem_of(p) for p in volume_paths}
+    scans = [s for p in volume_paths for s in scans_in(p, stem_below(p, path, stems[p]))]
     return sorted(scans, key=lambda scan: (scan.id, scan.path.is_dir(), scan.path))
 
 
 def find_pictures(path: Path, apart_from: Path | None = None) -> list[PictureFile]:
-    """Lists the pictures that an input names: a file, or all below a folder.
-
-    Args:
-        path: The file or folder.
-        apart_from: A folder in it that is left out: the one for the masks.
-
-    Raises:
-        DataError: If there is none.
-    """
+    """Lists the pictures that an input names: a file, or all below a folder."""
     files = _files_of_kind(path, "a picture", "pictures", pictures.SUFFIXES, apart_from)
     root = path if path.is_dir() else path.parent
     return [PictureFile(stem_below(file, root, file.stem), file) for file in files]
 
 
 def find_images(path: Path) -> list[Path]:
-    """Lists the images that an input names, arrays of NumPy among them.
-
-    Raises:
-        DataError: If there is none.
-    """
+    """Lists the images that an input names, arrays of NumPy among them."""
     return _files_of_kind(path, "an image", "images", (*pictures.SUFFIXES, ".npy", ".npz"))
 
 
@@ -383,16 +312,7 @@ def _files_of_kind(
 
 
 def read_scan(scan: ScanFiles, facts: Mapping[str, Any], tolerance: float | None) -> Scan:
-    """Reads one scan as the training data were read.
-
-    Args:
-        scan: From `find_scans`.
-        facts: The bundle's.
-        tolerance: See `check_spacing`.
-
-    Raises:
-        DataError: If the scan cannot be read or contradicts the metadata.
-    """
+    """Reads one scan as the training data were read."""
     if scan.path.is_dir() and not dicom.is_series(scan.path):
         files = _files_by_contrast(scan, facts)
         names, paths = list(files), list(files.values())
@@ -417,14 +337,8 @@ def prepare(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Prepares a scan as in training: cropped, normalised, resampled.
 
-    Args:
-        voxels: ``(n, H, W, D)`` float32 in RAS.
-        names: (n,) which channels they are; those that the model does not know are left out.
-        facts: The part of the metadata under ``medfed``.
-        spacing: (3,) mm between voxels.
-
-    Returns:
-        The image, the body and the grid of a `Scan`.
+    `voxels` is ``(n, H, W, D)`` float32 in RAS. `names` is (n,) which channels they are; those that
+    the model does not know are left out. `spacing` is (3,) mm between voxels.
     """
     channels = list(facts["channels"])
     prepared = Preparation.from_record(facts, len(channels))
@@ -448,16 +362,9 @@ def check_spacing(
 ) -> None:
     """Refuses a scan whose voxels are of another size than those that the model was trained on.
 
-    Args:
-        spacing: (3,) mm along the patient's axes.
-        facts: ``spacing_range``, least and greatest of the training scans, or ``spacing`` alone;
-            without both, anything goes.
-        tolerance: How far beyond the range a spacing may be, as a fraction; None checks nothing.
-        source: The scan, for the sentence.
-        axes: The axes that count.
-
-    Raises:
-        DataError: If a spacing lies outside.
+    `spacing` is (3,) mm along the patient's axes. `facts` is ``spacing_range``, least and greatest
+    of the training scans, or ``spacing`` alone; without both, anything goes. `tolerance`: how far
+    beyond the range a spacing may be, as a fraction; None checks nothing.
 
     Example:
         >>> facts = {"spacing_range": [[1.0, 1.0, 2.0], [1.0, 1.0, 3.0]]}
@@ -465,9 +372,8 @@ def check_spacing(
         >>> check_spacing((1.0, 1.0, 5.0), facts, 0.1, "scan.nii.gz")
         Traceback (most recent call last):
         ...
-        medfed.standalone.errors.DataError: scan.nii.gz has voxels of 1 × 1 × 5 mm, but the model \
-was trained on 1 × 1 × 2 to 1 × 1 × 3 mm; resample the scan, or set spacing_tolerance.
-    """
+        medfed.standalone.errors.DataError: scan.nii.gz has voxels of 1 × 1 × 5 mm, but the model was trained on 1 × 1 × 2 to 1 × 1 × 3 mm; resample the scan, or set spacing_tolerance.
+    """  # noqa: E501
     ends = facts.get("spacing_range") or [facts.get("spacing")] * 2
     if tolerance is None or ends[0] is None:
         return

@@ -41,20 +41,13 @@ _PADDING = 1 << 20  # zeros that may follow the voxels
 
 @dataclass(frozen=True, eq=False)
 class Geometry:
-    """Where the voxels of a volume lie.
+    """Where the voxels of a volume lie."""
 
-    Attributes:
-        shape: (3,) voxels to the right, to the front and to the head.
-        affine: (4, 4) from these voxels to mm in RAS.
-        channels: How many values a voxel has.
-        stored: (4, 4) from the voxels as the file has them to mm in RAS.
-        turn: (3, 2) how the file's axes become these, as nibabel's orientations write it.
-    """
-
-    shape: tuple[int, int, int]
-    affine: NDArray[np.float64]
-    channels: int
-    stored: NDArray[np.float64]
+    shape: tuple[int, int, int]  # (3,) voxels to the right, to the front and to the head
+    affine: NDArray[np.float64]  # (4, 4) from these voxels to mm in RAS
+    channels: int  # how many values a voxel has
+    stored: NDArray[np.float64]  # (4, 4) from the voxels as the file has them to mm in RAS
+    # (3, 2) how the file's axes become these, as nibabel's orientations write it.
     turn: NDArray[np.float64]
 
     @property
@@ -65,15 +58,10 @@ class Geometry:
 
 
 class Volume(NamedTuple):
-    """A volume in memory.
+    """A volume in memory."""
 
-    Attributes:
-        voxels: (C, H, W, D) float32, contiguous, RAS.
-        geometry: Where they lie.
-    """
-
-    voxels: Tensor
-    geometry: Geometry
+    voxels: Tensor  # (C, H, W, D) float32, contiguous, RAS
+    geometry: Geometry  # where they lie
 
 
 def is_volume(path: Path) -> bool:
@@ -117,11 +105,7 @@ def existing(paths: Iterable[Path]) -> list[Path]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Lists the files that make up a volume: those of a DICOM folder, a header and its voxels.
-
-    Raises:
-        DataError: If the folder or the header cannot be read.
-    """
+    """Lists the files that make up a volume: those of a DICOM folder, a header and its voxels."""
     if path.is_dir():
         return dicom.files(path)
     if path.suffix.lower() == ".mhd":
@@ -140,17 +124,7 @@ def files_of_case(files: Iterable[Path]) -> list[Path]:
 def read_geometry(path: Path, towards: str = "RAS", series: Sequence[str] = ()) -> Geometry:
     """Reads the header of a volume, and no voxel.
 
-    Args:
-        path: A NIfTI, NRRD or MetaImage file, or the folder of one DICOM series.
-        towards: Where the three axes run to; the affine leads to mm in RAS in any case.
-        series: What of a DICOM folder of several series, see :func:`dicom.header`.
-
-    Returns:
-        Where its voxels lie.
-
-    Raises:
-        DataError: If it is missing, unreadable, flat, sheared, of no valid affine, or a series with
-            a slice missing.
+    `towards`: where the three axes run to; the affine leads to mm in RAS in any case.
     """
     from nibabel.orientations import axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
 
@@ -184,18 +158,9 @@ def read_volume(
 ) -> Volume:
     """Reads a volume.
 
-    Args:
-        path: A NIfTI, NRRD or MetaImage file, or the folder of one DICOM series.
-        channels: Which of several values per voxel to return, in this order; None returns all.
-        geometry: What :func:`read_geometry` returned; None reads the header here.
-        series: See there.
-
-    Returns:
-        Voxels (C, H, W, D) float32, with slope and intercept applied, and where they lie.
-
-    Raises:
-        DataError: See :func:`read_geometry`; also if the voxels are torn, no real numbers, or lack
-            a channel.
+    `channels`: which of several values per voxel to return, in this order; None returns all.
+    `geometry`: what :func:`read_geometry` returned; None reads the header here. Returns voxels (C,
+    H, W, D) float32, with slope and intercept applied, and where they lie.
     """
     import torch  # here: the processes that cut patches need none of it
     from nibabel.orientations import apply_orientation
@@ -223,11 +188,7 @@ def read_volume(
 
 
 def stored_voxels(path: Path, series: Sequence[str] = ()) -> NDArray[Any]:
-    """Returns all voxels of a volume, (i, j, k) or (i, j, k, C), in the order of the file.
-
-    Raises:
-        DataError: If they are torn.
-    """
+    """Returns all voxels of a volume, (i, j, k) or (i, j, k, C), in the order of the file."""
     array: NDArray[Any] = _by_format(path, "voxels", series)
     return array
 
@@ -235,12 +196,7 @@ def stored_voxels(path: Path, series: Sequence[str] = ()) -> NDArray[Any]:
 def as_stored(array: NDArray[Any], geometry: Geometry) -> NDArray[Any]:
     """Turns an array back onto the axes of the file, where ``geometry.stored`` is its affine.
 
-    Args:
-        array: (H, W, D) or (H, W, D, n) in RAS.
-        geometry: Of the volume that it belongs to.
-
-    Returns:
-        The same voxels as the file orders them, contiguous.
+    `array` is (H, W, D) or (H, W, D, n) in RAS.
     """
     from nibabel.orientations import apply_orientation, axcodes2ornt, ornt_transform
 
@@ -252,16 +208,6 @@ def check_same_grid(paths: Sequence[Path], series: Sequence[str] = ()) -> list[G
     """Checks, from the headers alone, that all volumes of a patient lie on one grid.
 
     Formats and the order of the stored axes may differ.
-
-    Args:
-        paths: Images and mask.
-        series: See :func:`read_geometry`.
-
-    Returns:
-        Where the voxels of each one lie.
-
-    Raises:
-        DataError: Naming the first one that cannot be read, or lies on another grid.
     """
     geometries = [read_geometry(path, series=series) for path in paths]
     first, geometry = paths[0], geometries[0]
@@ -285,16 +231,7 @@ def check_same_grid(paths: Sequence[Path], series: Sequence[str] = ()) -> list[G
 def read_together(
     paths: Sequence[Path], channels: Sequence[int] | None = None, series: Sequence[str] = ()
 ) -> list[Volume]:
-    """Reads all volumes of a patient, which must lie on one grid.
-
-    Args:
-        paths: Images and mask.
-        channels: As for :func:`read_volume`, of the first one.
-        series: See :func:`read_geometry`.
-
-    Raises:
-        DataError: See :func:`check_same_grid` and :func:`read_volume`.
-    """
+    """Reads all volumes of a patient, which must lie on one grid."""
     geometries = check_same_grid(paths, series)
     return [
         read_volume(path, None if n else channels, geometry, series)
@@ -305,13 +242,7 @@ def read_together(
 def check_finite(image: Tensor, channels: Sequence[str], paths: Sequence[Path]) -> None:
     """Refuses NaN and infinity.
 
-    Args:
-        image: (C, H, W, D).
-        channels: Their names.
-        paths: The file of every channel, or the one of all.
-
-    Raises:
-        DataError: Naming the file and the channel.
+    `image` is (C, H, W, D).
     """
     for n, (name, voxels) in enumerate(zip(channels, image, strict=True)):
         # One pass without a mask; NumPy sums in float64 seven times faster than PyTorch.
@@ -334,14 +265,8 @@ def _by_format(path: Path, what: Literal["header", "voxels"], series: Sequence[s
 def _nifti_header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
     """Reads the header only.
 
-    Args:
-        path: ``.nii`` or ``.nii.gz`` of shape (i, j, k) or (i, j, k, C).
-
-    Returns:
-        The three spatial sizes as they are stored, C, and the affine (4, 4) to mm in RAS.
-
-    Raises:
-        DataError: If the file is missing, unreadable, or has another number of axes.
+    `path` is ``.nii`` or ``.nii.gz`` of shape (i, j, k) or (i, j, k, C). Returns the three spatial
+    sizes as they are stored, C, and the affine (4, 4) to mm in RAS.
     """
     image = _opened(path)
     shape = image.shape
@@ -366,16 +291,7 @@ def _nifti_voxels(path: Path) -> NDArray[Any]:
     """Reads all voxels, with slope and intercept applied.
 
     A compressed file is unpacked as a whole, so that its checksum is verified: nibabel stops at the
-    last voxel and would accept flipped bits.
-
-    Args:
-        path: See `_nifti_header`.
-
-    Returns:
-        (i, j, k) or (i, j, k, C).
-
-    Raises:
-        DataError: If the file is truncated or corrupt.
+    last voxel and would accept flipped bits. Returns (i, j, k) or (i, j, k, C).
     """
     image = _opened(path)
     try:
@@ -427,17 +343,7 @@ Pattern = str | Sequence[str]  # alternatives: the first that matches a file is 
 def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
     """Finds the one file that matches; of alternative patterns, the first with a match counts.
 
-    Args:
-        folder: The folder of a case.
-        role: A channel, or ``"label"``, for the message.
-        pattern: File name or glob pattern, or alternatives; ``T1/*.nii.gz`` is in a folder of it.
-
-    Returns:
-        The file.
-
-    Raises:
-        AbsentFileError: If there is none.
-        DataError: If there is more than one.
+    `pattern`: file name or glob pattern, or alternatives; ``T1/*.nii.gz`` is in a folder of it.
     """
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     # Archives made on a Mac hold a hidden shadow of every file.

@@ -17,7 +17,7 @@ from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.scikit_learn import read_digits
 from medfed.datamodules.splits import SPLITS
 from medfed.datamodules.tables.agreement import (
-    Question,
+    AgreementSettings,
     TrainRows,
     client_side,
     converse,
@@ -204,11 +204,11 @@ def test_patients_of_other_centres_are_left_out_and_said():
 
 def test_broken_messages_about_a_table_change_nothing():
     rows, names = np.array([[1.0, 0.0], [2.0, np.nan]]), ["crp", "sex"]
-    question = Question(names, "auto", "standard", pooled=True, categorical=["sex"])
+    settings = AgreementSettings(names, "auto", "standard", pooled=True, categorical=["sex"])
 
     def halves():
-        client = client_side(TrainRows(question, rows, {"sex": ("f", "m")}))
-        server = server_side(question)
+        client = client_side(TrainRows(settings, rows, {"sex": ("f", "m")}))
+        server = server_side(settings)
         next(server)
         return client, next(client), server
 
@@ -232,8 +232,8 @@ def test_broken_messages_about_a_table_change_nothing():
 
 def test_sites_that_do_not_read_alike_are_told():
     rows = np.array([[1.0], [2.0]])
-    question = Question(["x"], False, "standard", pooled=True)
-    halves = {"a": client_side(TrainRows(question, rows, {})), "b": iter(())}
-    server = server_side(question)
+    settings = AgreementSettings(["x"], False, "standard", pooled=True)
+    halves = {"a": client_side(TrainRows(settings, rows, {})), "b": iter(())}
+    server = server_side(settings)
     with pytest.raises(DataError, match="a shares other facts about its data than the others"):
         converse(server, ["a", "b"], lambda c, answer: next(halves[c], None))

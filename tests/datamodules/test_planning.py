@@ -184,6 +184,6 @@ def test_messages_that_cannot_be_are_refused(changed, sentence):
     with pytest.raises(
         DataError, match=f"A message about training cases is malformed: .*({sentence})"
     ):
-        Planning().agree([message(**changed)], ["FLAIR"], 2, 3)
+        Planning().server_answer([message(**changed)], ["FLAIR"], 2, 3)
     with pytest.raises(DataError, match="plan of the server is malformed"):
         Agreed.read(b'{"plan": {"spacing": [1]}}')

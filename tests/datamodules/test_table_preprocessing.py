@@ -15,7 +15,7 @@ from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.readers.table import read_csv
-from medfed.datamodules.tables.agreement import Question, agree
+from medfed.datamodules.tables.agreement import AgreementSettings, agree
 from medfed.datamodules.tables.columns import fit, fit_standard, limits, value_range
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.cohort import cohort_record
@@ -149,7 +149,7 @@ def test_pooled_means_are_those_of_all_rows_together():
     rng = np.random.default_rng(2)
     parts = {c: rng.normal(1e4 * k, 3, (20 + k, 2)) for k, c in enumerate("abc")}
     parts["b"][:5, 0], parts["c"][:, 1] = np.nan, np.nan
-    agreed, _ = agree(Question(["x", "y"], False, "standard", pooled=True), parts, {})
+    agreed, _ = agree(AgreementSettings(["x", "y"], False, "standard", pooled=True), parts, {})
     scaling = agreed.scaling
     clipped = np.clip(np.concatenate(list(parts.values())), scaling.low, scaling.high)
     theirs = StandardScaler().fit(clipped)
@@ -170,8 +170,10 @@ def test_one_outlier_hardly_moves_the_others():
     naive = StandardScaler().fit_transform(after)[:-1]
     assert np.ptp(naive) < 0.01  # what it does otherwise
     parts = {"a": after, "b": rng.normal(240, 50, (60, 1))}
-    kept, _ = agree(Question(["chol"], False, "standard", pooled=True), parts, {})
-    clean, _ = agree(Question(["chol"], False, "standard", pooled=True), {**parts, "a": before}, {})
+    kept, _ = agree(AgreementSettings(["chol"], False, "standard", pooled=True), parts, {})
+    clean, _ = agree(
+        AgreementSettings(["chol"], False, "standard", pooled=True), {**parts, "a": before}, {}
+    )
     both = kept.scaling.scale(before) - clean.scaling.scale(before)
     assert np.abs(both).max() < 0.3
 
@@ -243,7 +245,7 @@ def test_categories_of_few_patients_leave_no_client():
     rows = {"a": np.array([0] * 9 + [1] * 5 + [2] * 4), "b": np.array([0] * 5 + [2] * 5 + [3] * 5)}
     texts = {"drug": ("A", "B", "C", "D")}
     patients = {"a": np.arange(18), "b": np.r_[:10, [10] * 5]}
-    asked = Question(["drug"], False, "standard", False, ["drug"])
+    asked = AgreementSettings(["drug"], False, "standard", False, ["drug"])
     columns = {client: r[:, None].astype(float) for client, r in rows.items()}
     agreed, sent = agree(asked, columns, texts, patients=patients)
     assert agreed.columns.categories == {"drug": ("A", "B", "C")}

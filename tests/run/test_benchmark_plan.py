@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext, redirect_stderr, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -25,11 +26,13 @@ from medfed.benchmark.suite import (
     chosen_arms,
     chosen_methods,
     chosen_suites,
-    points,
     read_suite,
     search_space,
     suites,
+    trial_settings,
+    wanted_of,
 )
+from medfed.commands.advise import check_methods
 from medfed.commands.benchmark import main
 from medfed.commands.methods import method, yamls
 from medfed.common.errors import ConfigError, RankError
@@ -118,7 +121,7 @@ def test_what_a_card_would_tune_its_yaml_has(name):
 def test_all_methods_try_the_same_learning_rates_after_their_defaults():
     lr = Range(0.01, 1.0)
     cards = [method(n, yamls()[n]).kind.card for n in ("fedavg", "ditto", "clusteredfl")]
-    tried = [points(search_space(card, lr), 6) for card in cards]
+    tried = [trial_settings(search_space(card, lr), 6) for card in cards]
     assert [len(t) for t in tried] == [6, 6, 6]
     assert [t[0] for t in tried] == [{}, {}, {}]
     rates = [[p["optimizer.lr"] for p in t[1:]] for t in tried]
@@ -407,3 +410,15 @@ def test_what_a_killed_benchmark_left_is_removed_and_nobody_else_s(tmp_path, mon
     kept = {named[name].name for name in ("works", "new", "his")}
     assert there == {*kept, own.rpartition("/")[2]}
     assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+@pytest.mark.parametrize("below", ["", "configs"])
+def test_every_command_knows_the_methods_and_suites_of_a_plugin_folder(
+    tmp_path: Path, below: str
+) -> None:
+    (tmp_path / below / "algorithm").mkdir(parents=True)
+    (tmp_path / below / "algorithm/mine.yaml").write_text("_target_: mine.Mine\n")
+    check_methods(["mine"], [str(tmp_path)])
+    _, by_suite, _ = wanted_of("digits", ["mine"], "smoke", False, [str(tmp_path)])
+    assert [one.name for one in by_suite["digits"]][-1] == "mine"
+    assert "mine" in yamls([f"plugins={tmp_path}"])

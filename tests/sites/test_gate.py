@@ -17,7 +17,13 @@ import torch
 
 from medfed.common.errors import CheckpointError, ConfigError, DataError, SiteError
 from medfed.datamodules.claims import Claims
-from medfed.datamodules.tables.agreement import Question, TrainRows, agree, client_side, server_side
+from medfed.datamodules.tables.agreement import (
+    AgreementSettings,
+    TrainRows,
+    agree,
+    client_side,
+    server_side,
+)
 from medfed.delivery.main import keep_bundle
 from medfed.federation.aggregation import Median
 from medfed.federation.engine.private import ClientPrivacy
@@ -112,13 +118,13 @@ def test_two_jobs_at_once_are_counted_one_after_another(tmp_path: Path):
     assert len(refused) == 43
 
 
-QUESTION = Question(["age"], False, "standard", pooled=True)
+SETTINGS = AgreementSettings(["age"], False, "standard", pooled=True)
 
 
 def test_only_patients_strictly_within_the_limits_stand_behind_a_sum():
     """Low and median at 500 gave the exact 564, as all others were clipped to 0."""
     ages = np.array([*np.linspace(40, 80, 40), 564.0])[:, None]
-    rows = TrainRows(QUESTION, ages, patients=np.arange(41))
+    rows = TrainRows(SETTINGS, ages, patients=np.arange(41))
     for low, high, within in ((500, 1e3, 1), (0, 1e3, 41), (60, 70, None), (40, 80, 38)):
         half = client_side(rows)
         next(half)
@@ -130,9 +136,9 @@ def test_only_patients_strictly_within_the_limits_stand_behind_a_sum():
 
 
 def test_of_combat_the_patients_are_within_the_covariates_limits_too():
-    question = dataclasses.replace(QUESTION, names=["age", "crp"], covariates=["crp"])
+    settings = dataclasses.replace(SETTINGS, names=["age", "crp"], covariates=["crp"])
     values = np.stack([np.linspace(40, 80, 50), np.linspace(0, 1, 50)], axis=1)
-    rows = TrainRows(question, values)
+    rows = TrainRows(settings, values)
     half = client_side(rows)
     next(half)
     limits = {"low": [0, 0.9], "median": [60, 0.5], "high": [99, 9]}
@@ -145,10 +151,10 @@ def test_one_client_with_far_limits_moves_no_other():
     parts = {c: rng.normal(60, 9, (50, 1)) for c in "abcd"}
     parts["d"] = parts["d"] * 1e12
     claims = Claims(list(parts))
-    halves = {c: client_side(TrainRows(QUESTION, rows)) for c, rows in parts.items()}
+    halves = {c: client_side(TrainRows(SETTINGS, rows)) for c, rows in parts.items()}
     from medfed.datamodules.tables.agreement import converse_here
 
-    agreed, _ = converse_here(server_side(QUESTION, claims), halves)
+    agreed, _ = converse_here(server_side(SETTINGS, claims), halves)
     scaled = agreed.scaling.scale(parts["a"])
     assert np.std(scaled) > 0.3  # they all became 0
     (line,) = claims.remarks
@@ -169,8 +175,8 @@ WRONG = {
 def test_what_no_data_have_is_refused_by_name(wrong):
     lie, why = WRONG[wrong]
     rng = np.random.default_rng(0)
-    halves = {c: client_side(TrainRows(QUESTION, rng.normal(60, 9, (50, 1)))) for c in "ab"}
-    server = server_side(QUESTION, Claims(["a", "b"]))
+    halves = {c: client_side(TrainRows(SETTINGS, rng.normal(60, 9, (50, 1)))) for c in "ab"}
+    server = server_side(SETTINGS, Claims(["a", "b"]))
     next(server)
     messages = [next(half) for half in halves.values()]
     if wrong in ("sum", "squares", "another count"):
@@ -353,7 +359,7 @@ def test_a_few_sequences_break_nothing(machine):
 def test_the_scaling_agrees_by_medians_of_limits():
     rng = np.random.default_rng(1)
     parts = {c: rng.normal(60, 9, (40, 1)) for c in "abc"}
-    agreed, _ = agree(QUESTION, parts, {})
+    agreed, _ = agree(SETTINGS, parts, {})
     medians = [np.median(rows) for rows in parts.values()]
     assert agreed.scaling.median[0] == pytest.approx(np.median(medians), rel=1e-12)
 

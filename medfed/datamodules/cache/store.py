@@ -34,11 +34,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def map_array(path: Path, whole: bool = False) -> NDArray[Any]:
-    """Maps a ``.npy`` file, read-only and without pickle.
-
-    Returns:
-        An array whose values are read from the disk when they are touched.
-    """
+    """Maps a ``.npy`` file, read-only and without pickle."""
     try:
         mapped = np.load(path, mmap_mode=None if whole else "r", allow_pickle=False)
     except Exception as error:  # every error of NumPy on bad bytes, its tokenizer's too
@@ -48,9 +44,6 @@ def map_array(path: Path, whole: bool = False) -> NDArray[Any]:
 
 def checksum(arrays: Arrays) -> str:
     """Hashes arrays with their names, types and shapes.
-
-    Args:
-        arrays: Arrays by name.
 
     Example:
         >>> one = checksum({"image": np.zeros((1, 2), np.int16)})
@@ -76,20 +69,14 @@ ITEMS = "items"
 
 @dataclass(frozen=True)
 class Item:
-    """One source, such as a scan.
+    """One source, such as a scan."""
 
-    Attributes:
-        id: Unique in the recipe.
-        files: Its source files. The cache records their sizes and modification times: an item whose
-            files have changed is stale.
-        hashed: Those files that are small enough to hash, such as headers.
-        args: The arguments of `Recipe.read`; picklable, and small.
-    """
-
-    id: str
+    id: str  # unique in the recipe
+    # Its source files. The cache records their sizes and modification times: an item whose files
+    # have changed is stale.
     files: tuple[Path, ...]
-    hashed: tuple[Path, ...] = ()
-    args: tuple[Any, ...] = ()
+    hashed: tuple[Path, ...] = ()  # those files that are small enough to hash, such as headers
+    args: tuple[Any, ...] = ()  # the arguments of `Recipe.read`; picklable, and small.
 
     def sources(self) -> list[list[Any]]:
         """Returns name, size and time of change (ns) of every file, for JSON."""
@@ -105,27 +92,20 @@ class Item:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make a cache.
+    """How to make a cache."""
 
-    Attributes:
-        kind: The first part of the folder's name, such as ``"luna16"``.
-        settings: Everything other than the sources that determines the content, as JSON. Data sets
-            with equal settings and ids share a folder, so include what distinguishes them.
-        items: The sources, in order.
-        read: Reads one item: a module-level function (worker processes import it) called with
-            `Item.args`; returns arrays by name. Equal arguments must give equal bytes, on any
-            number of threads.
-        joined: Whether the items' arrays are joined along their first axis to one file per name
-            (samples); otherwise every item has separate files (volumes).
-        command: What to run to make the cache again, for error sentences.
-    """
-
-    kind: str
+    kind: str  # the first part of the folder's name, such as ``"luna16"``
+    # Everything other than the sources that determines the content, as JSON. Data sets with equal
+    # settings and ids share a folder, so include what distinguishes them.
     settings: Mapping[str, Any]
-    items: tuple[Item, ...]
+    items: tuple[Item, ...]  # the sources, in order
+    # Reads one item: a module-level function (worker processes import it) called with `Item.args`;
+    # returns arrays by name. Equal arguments must give equal bytes, on any number of threads.
     read: Callable[..., Arrays]
+    # Whether the items' arrays are joined along their first axis to one file per name (samples);
+    # otherwise every item has separate files (volumes).
     joined: bool = True
-    command: str = "medfed prepare"
+    command: str = "medfed prepare"  # what to run to make the cache again, for error sentences
 
     @property
     def name(self) -> str:
@@ -144,42 +124,25 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Entry:
-    """One item of a cache, as JSON on disk.
+    """One item of a cache, as JSON on disk."""
 
-    Attributes:
-        id: The item's id.
-        fields: Names of its arrays.
-        count: Length of their first axis.
-        checksum: SHA-256 of its arrays.
-        sources: Name, size and modification time of its source files.
-        hashes: SHA-256 of the small source files, by name.
-    """
-
-    id: str
-    fields: list[str]
-    count: int
-    checksum: str
-    sources: list[list[Any]]
-    hashes: dict[str, str]
+    id: str  # the item's id
+    fields: list[str]  # names of its arrays
+    count: int  # length of their first axis
+    checksum: str  # SHA-256 of its arrays
+    sources: list[list[Any]]  # name, size and modification time of its source files
+    hashes: dict[str, str]  # SHA-256 of the small source files, by name
 
 
 @dataclass
 class Store:
-    """An opened cache; its manifest is written last, so a cache without one is unfinished.
-
-    Attributes:
-        folder: Its folder.
-        recipe: What it is made of.
-        entries: Its items, in the recipe's order.
-        files: Size in bytes of every file, by its path below the folder.
-        new: Whether this process made or completed it.
-    """
+    """An opened cache; its manifest is written last, so a cache without one is unfinished."""
 
     folder: Path
-    recipe: Recipe
-    entries: list[Entry]
-    files: dict[str, int]
-    new: bool = False
+    recipe: Recipe  # what it is made of
+    entries: list[Entry]  # its items, in the recipe's order
+    files: dict[str, int]  # size in bytes of every file, by its path below the folder
+    new: bool = False  # whether this process made or completed it
 
     def __post_init__(self) -> None:
         self._index = {entry.id: at for at, entry in enumerate(self.entries)}
@@ -378,13 +341,6 @@ def _make_item(
     """Makes one item, or keeps it if it is whole and its sources have not changed.
 
     The arrays are written first, each atomically, and sealed by a JSON file with their checksum.
-
-    Args:
-        read: See `Recipe.read`.
-        item: The item.
-        index: Its position in the recipe.
-        folder: The cache's folder.
-        sync: Whether to wait for the disk.
     """
     seal = folder / ITEMS / f"{index:05d}.json"
     sources = item.sources()

@@ -39,9 +39,9 @@ def read_volume(
 ) -> Arrays:
     """Reads one case from its files, for the cache.
 
-    Returns:
-        See `encode`; ``grid`` (4, 4) if image and label have different voxels; and ``sha256`` (F,
-        32) uint8 of the case's files, so that the record of a run need not read them again.
+    Returns what `encode` does; ``grid`` (4, 4) if image and label have different voxels; and
+    ``sha256`` (F, 32) uint8 of the case's files, so that the record of a run need not read them
+    again.
     """
     hashes = [bytes.fromhex(sha256(path)) for path in files_of_case(case.files.values())]
     with one_thread():
@@ -53,11 +53,7 @@ def read_volume(
 
 
 def cached_volume(store: Store, patient: str) -> dict[str, Tensor]:
-    """Reads one patient from the cache.
-
-    Returns:
-        The result of `VolumeReader.prepared`.
-    """
+    """Reads one patient from the cache."""
     arrays = store.arrays(patient)
     image, label = decode(arrays)
     volume = {"image": torch.from_numpy(image), "label": torch.from_numpy(label)}
@@ -76,15 +72,11 @@ def cached_hashes(store: Store, patient: Patient) -> dict[str, str]:
 def encode(image: NDArray[np.float32], label: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
     """Crops a volume to its non-zero box, and replaces its values by indices if they are few.
 
-    Args:
-        image: (C, H, W, D), finite.
-        label: (R, H, W, D).
-
-    Returns:
-        ``box`` (3, 3) int64: first voxel and end of the box, and the volume's size; ``label_box``
-        likewise if the label has another grid; ``label`` (R, h, w, d); and ``image``
-        (C, h, w, d) float32, or ``codes`` (C, h, w, d) uint16 with ``values`` (C, K) float32,
-        padded with zeros, if no channel has more than 65,536 values.
+    `image` is (C, H, W, D), finite. `label` is (R, H, W, D). Returns ``box`` (3, 3) int64: first
+    voxel and end of the box, and the volume's size; ``label_box`` likewise if the label has another
+    grid; ``label`` (R, h, w, d); and ``image`` (C, h, w, d) float32, or ``codes`` (C, h, w, d)
+    uint16 with ``values`` (C, K) float32, padded with zeros, if no channel has more than 65,536
+    values.
 
     Example:
         >>> image = np.zeros((1, 4, 4, 4), np.float32)
@@ -117,11 +109,8 @@ def encode(image: NDArray[np.float32], label: NDArray[np.uint8]) -> dict[str, ND
 def decode(arrays: Arrays) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     """Undoes `encode`.
 
-    Args:
-        arrays: The result of `encode`; they may be mapped from a file.
-
-    Returns:
-        ``image`` (C, H, W, D) and ``label`` (R, H, W, D), in memory.
+    `arrays`: the result of `encode`; they may be mapped from a file. Returns ``image`` (C, H, W, D)
+    and ``label`` (R, H, W, D), in memory.
     """
     (x, y, z), size = _box(arrays["box"])
     stored = arrays.get("codes", arrays.get("image"))
@@ -151,25 +140,20 @@ AnyReader = TypeVar("AnyReader", bound=Reader)
 
 @dataclass(eq=False, repr=False)
 class OnDiskDataModule(FederatedDataModule):
-    """Base of the data modules whose data are in a file or folder.
-
-    Attributes:
-        path: The data; None generates `generated` below `root`.
-        root: Folder for generated data.
-        generated: The cohort to generate if `path` is None. If it has patients for testing, they
-            decide `test_fraction`, and `val_fraction` is a share of the others.
-        augment: How to alter training images: a recipe of `configs/augment`, a random MONAI dict
-            transform of one sample's ``image`` and ``label``, or None.
-        flips: Axes along which a recipe may flip images without changing their meaning.
-        workers: Processes that make training batches ahead; 0 makes them on demand.
-    """
+    """Base of the data modules whose data are in a file or folder."""
 
     _: KW_ONLY
-    path: str | None = None
-    root: str = "data"
+    path: str | None = None  # the data; None generates `generated` below `root`
+    root: str = "data"  # folder for generated data
+    # The cohort to generate if `path` is None. If it has patients for testing, they decide
+    # `test_fraction`, and `val_fraction` is a share of the others.
     generated: Cohort | None = None
+    # How to alter training images: a recipe of `configs/augment`, a random MONAI dict transform of
+    # one sample's ``image`` and ``label``, or None.
     augment: Augmentation | Augment | None = None
+    # Axes along which a recipe may flip images without changing their meaning.
     flips: Sequence[int] = ()
+    # Processes that make training batches ahead; 0 makes them on demand.
     workers: Annotated[int, within("[0, 64]")] = 0
 
     def __post_init__(self) -> None:
@@ -203,18 +187,12 @@ class OnDiskDataModule(FederatedDataModule):
 
 @dataclass(eq=False, repr=False)
 class CachedDataModule(OnDiskDataModule, Generic[AnyReader]):
-    """Base of the data modules that cache data which are slow to read.
+    """Base of the data modules that cache data which are slow to read."""
 
-    Attributes:
-        reader: Makes the reader for a folder.
-        cache: Folder of caches; None is ``cache`` below `root`.
-        store: The cache, once it is open.
-    """
-
-    reader: Callable[[Path], AnyReader]
+    reader: Callable[[Path], AnyReader]  # makes the reader for a folder
     _: KW_ONLY
-    cache: str | None = None
-    store: Store | None = field(default=None, init=False)
+    cache: str | None = None  # folder of caches; None is ``cache`` below `root`
+    store: Store | None = field(default=None, init=False)  # the cache, once it is open
 
     @cached_property
     def scans(self) -> AnyReader:

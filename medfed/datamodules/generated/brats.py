@@ -50,51 +50,33 @@ WHITE, TUMOUR = 2, slice(3, 6)
 
 @dataclass(frozen=True)
 class MriHospital(cohort.Hospital):
-    """A hospital that scans heads.
+    """A hospital that scans heads."""
 
-    Attributes:
-        tumour_size: Typical half axis, in half fields of view.
-        position: Shift towards the front (positive) or the back.
-        enhancing: Probability that a tumour has an enhancing rim.
-        strength: How strongly tumours stand out.
-        spots: Mean number of bright spots of old age.
-        scars: Probability of an old scar.
-        outline: How far outside the oedema's visible edge the outline runs, in radii.
-        noise: Standard deviation of the noise; white matter on T1w has about 0.8.
-        bias: Depth of the coil's slow shading.
-        blur: In-plane blur in voxels.
-        gamma: Bends the grey scale: exponent exp(gamma), with the opposite sign on every other
-            channel.
-        protocol: The scanner's position between two sets of sequence parameters.
-    """
-
-    tumour_size: float = cohort.trait(0.24, 0.44)
-    position: float = cohort.trait(-0.3, 0.3)
-    enhancing: float = cohort.trait(0.35, 1.0)
-    strength: float = cohort.trait(0.6, 1.0)
-    spots: float = cohort.trait(0.5, 7.0)
-    scars: float = cohort.trait(0.0, 0.8)
+    tumour_size: float = cohort.trait(0.24, 0.44)  # typical half axis, in half fields of view
+    position: float = cohort.trait(-0.3, 0.3)  # shift towards the front (positive) or the back
+    enhancing: float = cohort.trait(0.35, 1.0)  # probability that a tumour has an enhancing rim
+    strength: float = cohort.trait(0.6, 1.0)  # how strongly tumours stand out
+    spots: float = cohort.trait(0.5, 7.0)  # mean number of bright spots of old age
+    scars: float = cohort.trait(0.0, 0.8)  # probability of an old scar
+    # How far outside the oedema's visible edge the outline runs, in radii.
     outline: float = cohort.trait(-0.08, 0.12)
+    # Standard deviation of the noise; white matter on T1w has about 0.8.
     noise: float = cohort.trait(0.02, 0.075)
-    bias: float = cohort.trait(0.05, 0.40)
-    blur: float = cohort.trait(0.1, 0.9)
+    bias: float = cohort.trait(0.05, 0.40)  # depth of the coil's slow shading
+    blur: float = cohort.trait(0.1, 0.9)  # In-plane blur in voxels
+    # Bends the grey scale: exponent exp(gamma), with the opposite sign on every other channel.
     gamma: float = cohort.trait(-0.30, 0.30)
+    # The scanner's position between two sets of sequence parameters.
     protocol: float = cohort.trait(0.0, 0.7)
 
 
 @dataclass(frozen=True)
 class Head:
-    """One generated patient.
+    """One generated patient."""
 
-    Attributes:
-        weights: (9, H, W, D) share of every compartment per voxel; sums to 1 inside the brain.
-        brain: (H, W, D) bool.
-        label: (H, W, D) uint8 in the MSD convention: 1 oedema, 2 non-enhancing, 3 enhancing.
-    """
-
-    weights: Array
-    brain: NDArray[np.bool_]
-    label: Label
+    weights: Array  # (9, H, W, D) share of every compartment per voxel; sums to 1 inside the brain
+    brain: NDArray[np.bool_]  # (H, W, D) bool
+    label: Label  # (H, W, D) uint8 in the MSD convention: 1 oedema, 2 non-enhancing, 3 enhancing
 
 
 def make_head(rng: Rng, shape: tuple[int, int, int], hospital: MriHospital) -> Head:
@@ -202,8 +184,7 @@ def _blend(masks: Masks, brain: NDArray[np.bool_]) -> Array:
 def acquire(rng: Rng, head: Head, hospital: MriHospital) -> NDArray[np.int16]:
     """Scans one head.
 
-    Returns:
-        (H, W, D, 4) int16, 0 outside the brain and at least 1 inside.
+    Returns (H, W, D, 4) int16, 0 outside the brain and at least 1 inside.
     """
     table = INTENSITIES + hospital.protocol * PROTOCOL
     visible = np.clip(hospital.strength * rng.uniform(0.6, 1.3), 0.35, 1.1)
@@ -245,16 +226,6 @@ LABELS = ("background", "edema", "non-enhancing tumor", "enhancing tumour")
 class BratsCohort(cohort.VolumeCohort):
     """The generated cohort; equal parameters give equal files, byte by byte.
 
-    Attributes:
-        hospitals: Number of hospitals.
-        patients: Patients per hospital.
-        shape: Voxels (H, W, D); slices are thick.
-        seed: Seed of the data, not of the run: another seed gives another data set.
-        outline: How much hospitals differ in outlining the fading edge of the oedema: 0, all at the
-            visible edge; 1, from well inside to well outside; 2, twice as much.
-        strength: The range over hospitals of how strongly tumours stand out.
-        blur: The range over hospitals of the in-plane blur in voxels.
-
     Example:
         >>> BratsCohort().name == BratsCohort(seed=1).name
         False
@@ -266,10 +237,14 @@ class BratsCohort(cohort.VolumeCohort):
     least: ClassVar[int] = 8
     instead: ClassVar[str] = "data=brats data.path=/path/to/Task01_BrainTumour"
 
-    shape: tuple[int, int, int] = (80, 80, 20)
-    seed: int = 2017
+    shape: tuple[int, int, int] = (80, 80, 20)  # voxels (H, W, D); slices are thick
+    seed: int = 2017  # seed of the data, not of the run: another seed gives another data set
+    # How much hospitals differ in outlining the fading edge of the oedema: 0, all at the visible
+    # edge; 1, from well inside to well outside; 2, twice as much.
     outline: float = cohort.added(1.0)
+    # The range over hospitals of how strongly tumours stand out.
     strength: Sequence[float] = cohort.added(MriHospital.traits()["strength"])
+    # The range over hospitals of the in-plane blur in voxels.
     blur: Sequence[float] = cohort.added(MriHospital.traits()["blur"])
 
     def __post_init__(self) -> None:

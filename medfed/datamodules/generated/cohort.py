@@ -39,12 +39,9 @@ class Hospital:
     """Base of the hospitals: each trait is spread evenly, in its random order.
 
     So any two hospitals differ in most traits.
-
-    Attributes:
-        name: Such as ``hospital_0``.
     """
 
-    name: str
+    name: str  # such as ``hospital_0``
 
     @classmethod
     def traits(cls) -> dict[str, tuple[float, float]]:
@@ -77,19 +74,13 @@ def added(default: Any) -> Any:
 
 @dataclass(frozen=True)
 class Cohort(ABC):
-    """Base of the cohorts; the fields of a subclass are its parameters.
+    """Base of the cohorts; the fields of a subclass are its parameters."""
 
-    Attributes:
-        kind: First part of the folder's name.
-        version: Raised when the files change, so that an old cohort is not used as the new one.
-        index: A file that every complete cohort has.
-        instead: The overrides that use real data in its place.
-    """
-
-    kind: ClassVar[str]
+    kind: ClassVar[str]  # first part of the folder's name
+    # Raised when the files change, so that an old cohort is not used as the new one.
     version: ClassVar[int]
-    index: ClassVar[str]
-    instead: ClassVar[str]
+    index: ClassVar[str]  # a file that every complete cohort has
+    instead: ClassVar[str]  # the overrides that use real data in its place
 
     @property
     def name(self) -> str:
@@ -108,21 +99,13 @@ class Cohort(ABC):
         """What it is, such as ``"a BraTS-like cohort of 40 patients"``."""
 
     def provide(self, root: Path) -> tuple[Path, str]:
-        """Generates the cohort unless it exists, and logs it.
-
-        Returns:
-            The cohort's path, and one line about it.
-        """
+        """Generates the cohort unless it exists, and logs it."""
         path, new = self.ensure(root)
         began = "Generated" if new else "Data:"
         return path, f"{began} {self.what} in {path} (real data: {self.instead})."
 
     def ensure(self, root: Path) -> tuple[Path, bool]:
-        """Generates the cohort unless it exists.
-
-        Returns:
-            The cohort's folder, and whether this call generated it.
-        """
+        """Generates the cohort unless it exists."""
         target = root / "generated" / self.name
         if target.exists():
             return target, False
@@ -139,25 +122,19 @@ class Cohort(ABC):
 
 @dataclass(frozen=True)
 class ScanCohort(Cohort):
-    """Base of the cohorts of scans from several hospitals.
+    """Base of the cohorts of scans from several hospitals."""
 
-    Attributes:
-        hospitals: Number of hospitals.
-        patients: Patients per hospital; only for training and validation if `test_patients` is set.
-        shape: Voxels of a scan.
-        test_patients: Further patients per hospital, which form the test split; so its size does
-            not depend on `patients`. With 0 the test split is a share of `patients`.
-        sample: Another number gives other patients of the same hospitals.
-        least: The least allowed size along each axis.
-    """
+    least: ClassVar[int]  # the least allowed size along each axis
 
-    least: ClassVar[int]
-
-    hospitals: int = 5
+    hospitals: int = 5  # number of hospitals
+    # Patients per hospital; only for training and validation if `test_patients` is set.
     patients: int = 12
-    shape: tuple[int, int, int] = (80, 80, 20)
+    shape: tuple[int, int, int] = (80, 80, 20)  # voxels of a scan
     _: KW_ONLY
+    # Further patients per hospital, which form the test split; so its size does not depend on
+    # `patients`. With 0 the test split is a share of `patients`.
     test_patients: Annotated[int, check_not_negative] = added(0)
+    # Another number gives other patients of the same hospitals.
     sample: Annotated[int, check_not_negative] = added(0)
 
     def __post_init__(self) -> None:
@@ -188,22 +165,17 @@ class ScanCohort(Cohort):
 
 
 class VolumeCohort(ScanCohort):
-    """Base of the cohorts in the layout of the Medical Segmentation Decathlon.
+    """Base of the cohorts in the layout of the Medical Segmentation Decathlon."""
 
-    Attributes:
-        field: The scan's extent in mm to the right, to the front and to the head.
-        index: See `Cohort`.
-    """
-
+    # The scan's extent in mm to the right, to the front and to the head.
     field: ClassVar[tuple[float, float, float]]
-    index: ClassVar[str] = "dataset.json"
+    index: ClassVar[str] = "dataset.json"  # see `Cohort`
 
     @abstractmethod
     def scan(self, rng: Any, hospital: Any) -> tuple[Any, Any, Any]:
         """Draws one patient of a hospital and scans it.
 
-        Returns:
-            Image (H, W, D) or (H, W, D, C) and label (H, W, D), as RAS has them, and (3,) mm.
+        Returns image (H, W, D) or (H, W, D, C) and label (H, W, D), as RAS has them, and (3,) mm.
         """
 
     def write_cases(
@@ -255,8 +227,7 @@ def check_range(key: str, given: Sequence[float]) -> Range:
 def smooth_noise(rng: Rng, shape: tuple[int, ...], width: float) -> Array:
     """Smooth random field of unit variance; slices are thick, so it is narrower along them.
 
-    Returns:
-        (H, W, D) float32.
+    Returns (H, W, D) float32.
 
     Example:
         >>> field = smooth_noise(np.random.default_rng(0), (16, 16, 4), 2.0)

@@ -31,46 +31,29 @@ Box = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class CtHospital(Hospital):
-    """A hospital that scans lungs.
+    """A hospital that scans lungs."""
 
-    Attributes:
-        nodules: Mean number of nodules per scan.
-        diameter: Their median diameter, in mm.
-        subsolid: Share of nodules that are ground glass or partly so.
-        pleural: Share of nodules at the pleura.
-        scars: Share of scars and pleural plaques among the candidates that are not nodules.
-        emphysema: Depth of the dark patches in the lungs, as a share of the worst.
-        agent: HU that the contrast agent adds to the vessels.
-        noise: Standard deviation of the noise, in HU.
-        blur: In-plane blur of the reconstruction kernel, in mm.
-        thickness: Typical distance of the slices, in mm.
-        offset: HU by which the calibration is wrong.
-    """
-
-    nodules: float = trait(3.5, 8.5)
-    diameter: float = trait(5.5, 9.5)
-    subsolid: float = trait(0.1, 0.6)
-    pleural: float = trait(0.1, 0.5)
+    nodules: float = trait(3.5, 8.5)  # mean number of nodules per scan
+    diameter: float = trait(5.5, 9.5)  # their median diameter, in mm
+    subsolid: float = trait(0.1, 0.6)  # share of nodules that are ground glass or partly so
+    pleural: float = trait(0.1, 0.5)  # share of nodules at the pleura
+    # Share of scars and pleural plaques among the candidates that are not nodules.
     scars: float = trait(0.05, 0.35)
+    # Depth of the dark patches in the lungs, as a share of the worst.
     emphysema: float = trait(0.0, 1.0)
-    agent: float = trait(0.0, 150.0)
-    noise: float = trait(15.0, 60.0)
-    blur: float = trait(0.4, 1.1)
-    thickness: float = trait(1.1, 2.3)
-    offset: float = trait(-40.0, 40.0)
+    agent: float = trait(0.0, 150.0)  # HU that the contrast agent adds to the vessels
+    noise: float = trait(15.0, 60.0)  # standard deviation of the noise, in HU
+    blur: float = trait(0.4, 1.1)  # In-plane blur of the reconstruction kernel, in mm
+    thickness: float = trait(1.1, 2.3)  # typical distance of the slices, in mm
+    offset: float = trait(-40.0, 40.0)  # HU by which the calibration is wrong
 
 
 @dataclass(frozen=True)
 class Canvas:
-    """A volume and its scale. Points are mm x y z, counted from the volume's middle.
+    """A volume and its scale. Points are mm x y z, counted from the volume's middle."""
 
-    Attributes:
-        hu: (z, y, x) float32, changed in place.
-        spacing: (3,) mm along x, y, z.
-    """
-
-    hu: Array
-    spacing: Spacing
+    hu: Array  # (z, y, x) float32, changed in place
+    spacing: Spacing  # (3,) mm along x, y, z
 
     @property
     def half(self) -> Point:
@@ -93,12 +76,8 @@ class Canvas:
     ) -> None:
         """Paints a tube with round ends.
 
-        Args:
-            start: (3,) mm.
-            end: (3,) mm.
-            radius: mm.
-            value: HU; brighter voxels (darker ones if `dark`) do not change.
-            dark: Whether the darker value wins.
+        Points and radius are in mm, the value in HU; brighter voxels (darker ones if `dark`) do not
+        change.
         """
         reach = radius + self.spacing[0]
         box, position = self.window(np.minimum(start, end) - reach, np.maximum(start, end) + reach)
@@ -122,13 +101,9 @@ class Canvas:
     ) -> None:
         """Paints an ellipsoid, whose surface may be lobulated.
 
-        Args:
-            centre: (3,) mm.
-            radius: mm.
-            value: HU; brighter voxels do not change.
-            stretch: Half axes along x, y, z as multiples of the radius.
-            waves: (n, 5) direction, phase and height of the waves on its surface.
-            soft: Width of its edge in mm; by default one pixel.
+        Lengths are in mm, the value in HU; brighter voxels do not change. `stretch` is the half
+        axes along x, y, z as multiples of the radius; `waves` (n, 5) the direction, phase and
+        height of the waves on its surface; `soft` the width of its edge, by default one pixel.
         """
         soft = soft or self.spacing[0]
         reach = 1.5 * radius * max(stretch) + soft
@@ -152,15 +127,10 @@ class Canvas:
 
 @dataclass(frozen=True)
 class Nodule:
-    """One nodule.
+    """One nodule."""
 
-    Attributes:
-        centre: (3,) mm from the middle of the volume.
-        diameter: mm.
-    """
-
-    centre: Point
-    diameter: float
+    centre: Point  # (3,) mm from the middle of the volume
+    diameter: float  # mm
 
 
 def _paint_nodule(rng: Rng, canvas: Canvas, nodule: Nodule, subsolid: bool) -> None:
@@ -190,26 +160,16 @@ DIAMETERS = (4.0, 20.0)  # of nodules, mm
 
 @dataclass(frozen=True)
 class Chest:
-    """A lung, whose parts are painted one after the other.
+    """A lung, whose parts are painted one after the other."""
 
-    Attributes:
-        rng: Source of randomness, this patient's own.
-        hospital: Whose patient it is.
-        canvas: The volume.
-        depth: (z, y, x) 0 in the middle of the lung, 1 at the pleura, more outside.
-        side: 1 if the chest wall is to the patient's right, else -1.
-        vessels: Pieces of vessel.
-        airways: Middles of the pieces of airway.
-        nodules: Its nodules; they do not touch each other or the end of the volume.
-    """
-
-    rng: Rng
-    hospital: CtHospital
-    canvas: Canvas
-    depth: Array
-    side: int
-    vessels: list[Tube] = field(default_factory=list)
-    airways: list[Point] = field(default_factory=list)
+    rng: Rng  # source of randomness, this patient's own
+    hospital: CtHospital  # whose patient it is
+    canvas: Canvas  # the volume
+    depth: Array  # (z, y, x) 0 in the middle of the lung, 1 at the pleura, more outside
+    side: int  # 1 if the chest wall is to the patient's right, else -1
+    vessels: list[Tube] = field(default_factory=list)  # pieces of vessel
+    airways: list[Point] = field(default_factory=list)  # middles of the pieces of airway
+    # Its nodules; they do not touch each other or the end of the volume.
     nodules: list[Nodule] = field(default_factory=list)
 
     def depth_at(self, point: Point) -> float:
@@ -401,14 +361,6 @@ SUBSETS = 10
 class LunaCohort(ScanCohort):
     """The generated cohort; equal parameters give equal files, byte by byte.
 
-    Attributes:
-        hospitals: Number of hospitals.
-        patients: Scans per hospital.
-        shape: Voxels (x, y, z).
-        lookalikes: Candidates per scan that are not nodules, before removing those too close to
-            one.
-        seed: Seed of the data, not of the run: another seed gives another data set.
-
     Example:
         >>> LunaCohort().name == LunaCohort(seed=1).name
         False
@@ -421,9 +373,10 @@ class LunaCohort(ScanCohort):
     least: ClassVar[int] = 16
     instead: ClassVar[str] = "data.path=/path/to/LUNA16"
 
-    shape: tuple[int, int, int] = (128, 128, 48)
+    shape: tuple[int, int, int] = (128, 128, 48)  # voxels (x, y, z)
+    # Candidates per scan that are not nodules, before removing those too close to one.
     lookalikes: int = 34
-    seed: int = 2016
+    seed: int = 2016  # seed of the data, not of the run: another seed gives another data set
 
     @property
     def what(self) -> str:
@@ -487,13 +440,8 @@ def write_scan(
 ) -> Path:
     """Writes ``<series>.mhd`` and ``<series>.raw``, by SimpleITK.
 
-    Args:
-        folder: An existing folder.
-        series: The series id; it may contain dots.
-        voxels: (z, y, x) int16 HU, in the order of the file.
-        spacing: mm along the file's x, y, z.
-        origin: Place of the first voxel, in mm.
-        direction: The nine numbers of the direction matrix, row by row.
+    `voxels` are (z, y, x) int16 HU in the order of the file, `spacing` and `origin` mm, `direction`
+    the matrix row by row.
     """
     import SimpleITK as sitk
 
@@ -512,8 +460,7 @@ def write_scan(
 def acquire(rng: Rng, canvas: Canvas, hospital: CtHospital) -> NDArray[np.int16]:
     """Scans a chest: blur of kernel and slice, noise as fine as the kernel is sharp, offset.
 
-    Returns:
-        (z, y, x) int16 HU.
+    Returns (z, y, x) int16 HU.
     """
     blur = hospital.blur / canvas.spacing[0]
     image = gaussian_filter(canvas.hu, (0.4, blur, blur), truncate=3)

@@ -35,11 +35,6 @@ Pair = Sequence[float] | NDArray[np.float64]
 class BloodCells(Cohort):
     """The generated file; equal parameters give equal files, byte by byte.
 
-    Attributes:
-        images: Images of the training, validation and test split.
-        size: Side of an image in pixels.
-        seed: Seed of the data, not of the run: another seed gives another data set.
-
     Example:
         >>> BloodCells().name == BloodCells(seed=1).name
         False
@@ -50,9 +45,10 @@ class BloodCells(Cohort):
     index: ClassVar[str] = "bloodcells.npz"
     instead: ClassVar[str] = "set data.path"
 
+    # Images of the training, validation and test split.
     images: tuple[int, int, int] = (1200, 400, 800)
-    size: int = 28
-    seed: int = 2023
+    size: int = 28  # side of an image in pixels
+    seed: int = 2023  # seed of the data, not of the run: another seed gives another data set
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "images", tuple(self.images))
@@ -90,8 +86,7 @@ class BloodCells(Cohort):
 def _draw_cell(rng: np.random.Generator, label: int, size: int) -> NDArray[np.uint8]:
     """Draws one cell.
 
-    Returns:
-        (size, size, 3) uint8.
+    Returns (size, size, 3) uint8.
     """
     axis = (np.arange(size) + 0.5) * 2 / size - 1
     place = np.stack(np.meshgrid(axis, axis)) - rng.normal(0, 0.08, (2, 1, 1))

@@ -31,37 +31,22 @@ _PARTS: tuple[tuple[str, tuple[int, ...], tuple[int, ...], int, float], ...] = (
 
 @dataclass(frozen=True)
 class AbdomenHospital(cohort.Hospital):
-    """A hospital that scans abdomens.
+    """A hospital that scans abdomens."""
 
-    Attributes:
-        agent: HU that the contrast agent adds, from a native scan to the venous phase.
-        thickness: Distance of the slices, as a multiple of the cohort's.
-        pixel: Size of the pixels, as a multiple of the cohort's.
-        noise: Standard deviation of the noise, in HU.
-        blur: In-plane blur of the reconstruction kernel, in pixels.
-        offset: HU by which the calibration is wrong.
-        tumour_size: Typical radius of a tumour of the liver, in mm.
-    """
-
+    # HU that the contrast agent adds, from a native scan to the venous phase.
     agent: float = cohort.trait(15.0, 90.0)
+    # Distance of the slices, as a multiple of the cohort's.
     thickness: float = cohort.trait(0.7, 1.4)
-    pixel: float = cohort.trait(0.9, 1.15)
-    noise: float = cohort.trait(12.0, 40.0)
-    blur: float = cohort.trait(0.2, 0.9)
-    offset: float = cohort.trait(-12.0, 12.0)
-    tumour_size: float = cohort.trait(14.0, 24.0)
+    pixel: float = cohort.trait(0.9, 1.15)  # size of the pixels, as a multiple of the cohort's
+    noise: float = cohort.trait(12.0, 40.0)  # standard deviation of the noise, in HU
+    blur: float = cohort.trait(0.2, 0.9)  # In-plane blur of the reconstruction kernel, in pixels
+    offset: float = cohort.trait(-12.0, 12.0)  # HU by which the calibration is wrong
+    tumour_size: float = cohort.trait(14.0, 24.0)  # typical radius of a tumour of the liver, in mm
 
 
 @dataclass(frozen=True)
 class OrgansCohort(cohort.VolumeCohort):
-    """The generated cohort; equal parameters give equal files, byte by byte.
-
-    Attributes:
-        hospitals: Number of hospitals.
-        patients: Patients per hospital.
-        shape: Voxels (H, W, D) of a typical scan; the spacing differs between hospitals.
-        seed: Seed of everything. It is the data's own: another seed is another data set.
-    """
+    """The generated cohort; equal parameters give equal files, byte by byte."""
 
     kind: ClassVar[str] = "organs"
     version: ClassVar[int] = 2
@@ -69,10 +54,11 @@ class OrgansCohort(cohort.VolumeCohort):
     least: ClassVar[int] = 12
     instead: ClassVar[str] = "data=datalist data.path=/path/to/Task09_Spleen"
 
-    hospitals: int = 4
-    patients: int = 8
+    hospitals: int = 4  # number of hospitals
+    patients: int = 8  # patients per hospital
+    # Voxels (H, W, D) of a typical scan; the spacing differs between hospitals.
     shape: tuple[int, int, int] = (84, 68, 24)
-    seed: int = 2019
+    seed: int = 2019  # seed of everything. It is the data's own: another seed is another data set.
 
     @property
     def what(self) -> str:
@@ -105,14 +91,8 @@ def _make_abdomen(
 ) -> tuple[NDArray[np.int16], Label]:
     """Draws one patient and scans it.
 
-    Args:
-        rng: Source of randomness, this patient's own.
-        shape: (H, W, D) voxels, to the right, to the front and to the head.
-        spacing: (3,) mm between them.
-        hospital: Scanner and case mix.
-
-    Returns:
-        (H, W, D) int16 in HU, and (H, W, D) uint8 as `LABELS` numbers them.
+    `shape` is (H, W, D) voxels, to the right, to the front and to the head. `spacing` is (3,) mm
+    between them. Returns (H, W, D) int16 in HU, and (H, W, D) uint8 as `LABELS` numbers them.
     """
     axes = ((np.arange(n) - (n - 1) / 2) * mm for n, mm in zip(shape, spacing, strict=True))
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)

@@ -210,14 +210,9 @@ class Dealt(Partition):
 
 @dataclass(frozen=True)
 class RoundRobin(Dealt):
-    """Shuffles the patients and assigns them in turn; sizes differ by at most one.
+    """Shuffles the patients and assigns them in turn; sizes differ by at most one."""
 
-    Attributes:
-        num_clients: Number of clients.
-        shuffle: Whether to shuffle first, by the seed.
-    """
-
-    shuffle: bool = True
+    shuffle: bool = True  # whether to shuffle first, by the seed
 
     @property
     def traits(self) -> Traits:

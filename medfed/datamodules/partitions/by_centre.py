@@ -17,15 +17,11 @@ from medfed.datamodules.readers.base import Patient, check_names
 
 @dataclass(frozen=True)
 class ByCentre(Partition):
-    """Every centre of the data becomes a client with the centre's name.
+    """Every centre of the data becomes a client with the centre's name."""
 
-    Attributes:
-        centres: Names of the centres to keep, in this order; None keeps all, sorted.
-        patients: The least and the largest number of patients of the centres to keep; None keeps
-            all sizes.
-    """
-
+    # Names of the centres to keep, in this order; None keeps all, sorted.
     centres: Sequence[str] | None = None
+    # The least and the largest number of patients of the centres to keep; None keeps all sizes.
     patients: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
@@ -91,12 +87,9 @@ class ByCentre(Partition):
 
 @dataclass(frozen=True)
 class CentreSplit(Partition):
-    """Divides the patients of every centre evenly among several clients.
+    """Divides the patients of every centre evenly among several clients."""
 
-    Attributes:
-        parts: Clients per centre: one number for all, or numbers by centre, 1 for those not named.
-    """
-
+    # Clients per centre: one number for all, or numbers by centre, 1 for those not named.
     parts: int | Mapping[str, int] = 2
 
     def __post_init__(self) -> None:
@@ -151,19 +144,16 @@ CLIENTS, LEAST = 5, 3  # of equal parts, unless clients would get fewer than thr
 
 @dataclass(frozen=True)
 class Auto(Partition):
-    """A client per hospital if the data name one for every patient, else equal random parts.
-
-    Attributes:
-        num_clients: How many equal parts; None makes 5, or fewer if a part would have fewer than 3
-            patients. If hospitals are known, a number is refused.
-        protocol: The partition of the experiment's original cohort; it is not used for the user's
-            data, only named in the remark.
-    """
+    """A client per hospital if the data name one for every patient, else equal random parts."""
 
     # If hospitals are named, nothing is random.
     traits = Traits(seeded=False, natural=True)
 
+    # How many equal parts; None makes 5, or fewer if a part would have fewer than 3 patients. If
+    # hospitals are known, a number is refused.
     num_clients: int | None = None
+    # The partition of the experiment's original cohort; it is not used for the user's data, only
+    # named in the remark.
     protocol: str | None = None
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:

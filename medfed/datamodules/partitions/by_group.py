@@ -33,15 +33,11 @@ class LabelGroups(base.Dealt):
     """Groups of clients with different labels; within a group, clients are similar.
 
     Patients whose label is in no group are not used.
-
-    Attributes:
-        num_clients: Number of clients, spread evenly over the groups.
-        groups: The labels of every group; no label twice.
     """
 
     traits = base.Traits(frozenset({"label"}), keeps_all=False)
 
-    groups: Sequence[Sequence[int]]
+    groups: Sequence[Sequence[int]]  # the labels of every group; no label twice
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,18 +127,13 @@ class SiteGroups(base.Dealt):
     `label_shift` plants a *conflict*: the groups number the classes (or regions) in different
     orders, so that no network can be right in two groups, as if hospitals followed opposite
     conventions. It tests what a method recovers and does not represent real practice.
-
-    Attributes:
-        num_clients: Number of clients, spread evenly over the groups.
-        groups: Number of groups.
-        scanners: The settings of a `scanner.Scanner` per group; ``{}`` changes nothing.
-        lacks: The channels that each group lacks.
-        label_shift: s; group g numbers class (region) k as (k + s g) mod K.
     """
 
-    groups: int = 2
+    groups: int = 2  # number of groups
+    # The settings of a `scanner.Scanner` per group; ``{}`` changes nothing.
     scanners: Sequence[Mapping[str, float]] | None = None
-    lacks: Sequence[Sequence[str]] | None = None
+    lacks: Sequence[Sequence[str]] | None = None  # the channels that each group lacks
+    # s; group g numbers class (region) k as (k + s g) mod K.
     label_shift: Annotated[int, check_not_negative] = 0
 
     def __post_init__(self) -> None:
@@ -225,23 +216,18 @@ class ChannelMissing(base.Wrapped):
     """Removes channels from the clients of another partition.
 
     A missing channel is zero after normalisation, and the presence mask travels in every batch.
-
-    Attributes:
-        assignment: The partition that assigns the patients.
-        preset: ``lack_k``: the listed clients lack `channel`; ``rotate``: client n lacks channel n
-            mod C; ``random``: each channel is missing with `probability`, but no client loses all;
-            ``table``: as listed in `table`; ``none``: no channel is missing.
-        channel: For ``lack_k``, the name of the missing channel.
-        clients: For ``lack_k``, the clients that lack it: ids, or positions in the order.
-        probability: For ``random``, in [0, 1).
-        table: For ``table``, the channels that a client *has*, by client id; a client that is not
-            listed has all.
     """
 
+    # ``lack_k``: the listed clients lack `channel`; ``rotate``: client n lacks channel n mod C;
+    # ``random``: each channel is missing with `probability`, but no client loses all; ``table``: as
+    # listed in `table`; ``none``: no channel is missing.
     preset: Literal["none", "lack_k", "rotate", "random", "table"] = "rotate"
-    channel: str | None = None
+    channel: str | None = None  # for ``lack_k``, the name of the missing channel
+    # For ``lack_k``, the clients that lack it: ids, or positions in the order.
     clients: Sequence[str | int] = ()
-    probability: Annotated[float, within("[0, 1)")] = 0.0
+    probability: Annotated[float, within("[0, 1)")] = 0.0  # for ``random``, in [0, 1)
+    # For ``table``, the channels that a client *has*, by client id; a client that is not listed has
+    # all.
     table: Mapping[str, Sequence[str]] | None = None
 
     def availability(self, clients: base.Ids, channels: base.Ids, seed: int) -> dict[str, Tensor]:

@@ -39,8 +39,7 @@ Floats = NDArray[np.float64]
 def apportion(size: int, shares: Sequence[float]) -> tuple[int, ...]:
     """Divides a whole number in given proportions.
 
-    Returns:
-        K whole numbers of sum `size`; among equal remainders, the later class is rounded up.
+    Returns k whole numbers of sum `size`; among equal remainders, the later class is rounded up.
 
     Example:
         >>> apportion(5, (0.5, 0.5)), apportion(10, (0.26, 0.37, 0.37))
@@ -57,9 +56,8 @@ def apportion(size: int, shares: Sequence[float]) -> tuple[int, ...]:
 def largest_fit(available: Sequence[int], shares: Sequence[float]) -> tuple[int, ...]:
     """Finds the largest numbers of samples in given proportions.
 
-    Returns:
-        Samples per class: `apportion` of the largest size for which every class has enough samples;
-        zeros if there is none.
+    Returns samples per class: `apportion` of the largest size for which every class has enough
+    samples; zeros if there is none.
 
     Example:
         >>> largest_fit((100, 8), (0.8, 0.2)), largest_fit((100, 0), (0.5, 0.5))
@@ -81,13 +79,8 @@ def largest_fit(available: Sequence[int], shares: Sequence[float]) -> tuple[int,
 def thin(labels: ArrayLike, shares: Sequence[float], seed: int) -> Ints:
     """Keeps the largest subset of samples that has the given class proportions.
 
-    Args:
-        labels: (n,) class of every sample, 0 to K - 1.
-        shares: (K,) wanted proportions, of sum 1.
-        seed: Seed of the choice of samples in classes that are too frequent.
-
-    Returns:
-        (m,) int64 indices, ascending; empty if no sample can be kept.
+    `labels` is (n,) class of every sample, 0 to K - 1. `shares` is (K,) wanted proportions, of sum
+    1. Returns (m,) int64 indices, ascending; empty if no sample can be kept.
 
     Example:
         >>> kept = thin(np.array([0, 0, 0, 0, 1]), (0.5, 0.5), seed=0)
@@ -115,16 +108,9 @@ def deal_whole(counts: Ints, targets: Floats, seed: int, spare: bool = True) -> 
     the client whose remaining need is most similar to it. Classes are scaled by their total
     targets, so that rare ones count. The most one-sided patients come first; evenly mixed ones,
     which help any client, fill the gaps. (The tests compare the resulting label imbalance with the
-    linear programme for divisible patients.)
-
-    Args:
-        counts: (P, K) samples per class and patient.
-        targets: (N, K) target samples per class and client.
-        seed: Seed of the order of equal patients.
-        spare: Whether patients that no client needs are assigned, too.
-
-    Returns:
-        (P,) the client of every patient, -1 for unused ones.
+    linear programme for divisible patients.) `counts` is (P, K) samples per class and patient.
+    `targets` is (N, K) target samples per class and client. Returns (P,) the client of every
+    patient, -1 for unused ones.
 
     Example:
         >>> deal_whole(np.array([[0, 4], [4, 0], [2, 2]]), np.array([[4.0, 0.0], [2.0, 6.0]]), 0)
@@ -177,21 +163,17 @@ class LabelImbalance(base.Dealt):
     A patient with several samples stays whole: patients are assigned so that every client has
     enough negatives and positives for its ratio at about the largest equal size; then every split
     of a client is thinned to the ratio (`class_shares`).
-
-    Attributes:
-        num_clients: Number of clients.
-        delta: δ = negatives per positive of the first half of the clients.
-        positive_fractions: Share of positives per client, in place of `delta`.
-        samples_per_client: Samples per client; None uses as many as the rarer label allows. If
-            patients stay whole, each client has at least this many samples in its ratio before
-            splitting.
     """
 
     traits = base.Traits(frozenset({"label"}), keeps_all=False)
     least = 0
 
+    # δ = negatives per positive of the first half of the clients.
     delta: Annotated[float, check_positive] = 4.0
+    # Share of positives per client, in place of `delta`.
     positive_fractions: Sequence[float] | None = None
+    # Samples per client; None uses as many as the rarer label allows. If patients stay whole, each
+    # client has at least this many samples in its ratio before splitting.
     samples_per_client: Annotated[int | None, check_optional_count] = None
 
     def fractions(self) -> list[float]:
@@ -326,15 +308,11 @@ class Shards(base.Dealt):
     N·S shards have at most N·S + K - 1 labels among them (a shard may straddle a boundary), so
     that a client sees about S labels. Every patient is used exactly once. Patients with several
     samples are sorted by their most frequent class and, within it, by their mean class.
-
-    Attributes:
-        num_clients: Number of clients N.
-        shards_per_client: S, 2 in the paper.
     """
 
     traits = base.Traits(frozenset({"label"}))
 
-    shards_per_client: Annotated[int, check_count] = 2
+    shards_per_client: Annotated[int, check_count] = 2  # s, 2 in the paper
 
     @property
     def least(self) -> int:
@@ -370,16 +348,13 @@ class Dirichlet(base.Dealt):
 
     Patients with samples of several classes stay whole: they are assigned so that the samples per
     client and class approach the random targets.
-
-    Attributes:
-        num_clients: Number of clients N.
-        alpha: Concentration: small is skewed, large is even.
-        min_patients: The proportions are redrawn until every client has this many patients.
     """
 
     traits = base.Traits(frozenset({"label"}))
 
+    # Concentration: small is skewed, large is even.
     alpha: Annotated[float, within("(0, inf)")] = 0.5
+    # The proportions are redrawn until every client has this many patients.
     min_patients: Annotated[int, check_count] = 3
 
     @property
@@ -423,13 +398,9 @@ class Dirichlet(base.Dealt):
 
 @dataclass(frozen=True)
 class QuantitySkew(base.Dealt):
-    """Shuffles the patients and cuts them by size; every patient is used exactly once.
+    """Shuffles the patients and cuts them by size; every patient is used exactly once."""
 
-    Attributes:
-        num_clients: Number of clients.
-        exponent: Client n (from 1) has a share in proportion to n^-exponent; 0 makes all equal.
-    """
-
+    # Client n (from 1) has a share in proportion to n^-exponent; 0 makes all equal.
     exponent: Annotated[float, within("[0, inf)")] = 1.0
 
     def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:

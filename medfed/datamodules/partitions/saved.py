@@ -34,21 +34,18 @@ class Saved(Partition):
     a plain list, which the run's seed splits. The optional ``partition`` holds ``channels``,
     ``class_shares``, ``site`` and ``label_order`` of each client. Other keys are ignored, so
     changed data, or data from elsewhere, are accepted if the patients have the same ids.
-
-    Attributes:
-        file: The JSON file.
     """
 
     traits = Traits(frozenset({"file"}), keeps_all=False, seeded=False)
 
-    file: str
+    file: str  # the JSON file
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
         """See `Partition.assign`."""
         known = {p.id for p in patients}
         assigned = {}
-        for client, held in self._content["clients"].items():
-            ids = [i for part in held.values() for i in part] if isinstance(held, dict) else held
+        for client, of in self._content["clients"].items():
+            ids = [i for part in of.values() for i in part] if isinstance(of, dict) else of
             if unknown := [i for i in ids if i not in known]:
                 raise DataError(
                     f"{self.file}: client {client} has patient {unknown[0]}, which is not among "

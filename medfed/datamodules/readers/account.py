@@ -15,18 +15,12 @@ from medfed.standalone.files import visible_files as visible_files
 
 @dataclass(frozen=True)
 class Account:
-    """What was seen, taken and left out.
+    """What was seen, taken and left out."""
 
-    Attributes:
-        where: The file or folder.
-        what: What is counted: files, rows, cells.
-        taken: How many were taken.
-        left_out: By reason, how many were left out, and the first of them.
-    """
-
-    where: str
-    what: str
-    taken: int
+    where: str  # the file or folder
+    what: str  # what is counted: files, rows, cells
+    taken: int  # how many were taken
+    # By reason, how many were left out, and the first of them.
     left_out: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
     @property
@@ -65,21 +59,12 @@ class Account:
 
 
 def account_of(
-    path: Path,
-    taken: Iterable[Path],
-    endings: Collection[str],
-    reasons: Mapping[Path, str],
+    path: Path, taken: Iterable[Path], endings: Collection[str], reasons: Mapping[Path, str]
 ) -> Account:
     """Counts the files of a data set.
 
-    Args:
-        path: Its folder; of a table or list, the folders of the files that it names are looked at.
-        taken: The files that were used.
-        endings: The endings, in small letters, of files that the reader can read.
-        reasons: Why some files were left out; for others their ending decides.
-
-    Returns:
-        The account, in which every visible file is taken or left out.
+    `path`: its folder; of a table or list, the folders of the files that it names are looked at.
+    `reasons`: why some files were left out; for others their ending decides.
     """
     used = {*taken}
     if path.is_dir():

@@ -119,20 +119,19 @@ class Reader(ABC):
 class VolumeReader(Reader):
     """Base of the readers of whole volumes with region masks.
 
-    Attributes:
-        channels: Names of the image channels, in the order of `read`.
-        regions: Names of the label channels, in the order of `read`; never the background.
-        normalize: How grey values are normalised if ``data.normalize`` is null: a value of that
-            key, null for a choice by the channels' names; ``"own"`` if `read` always normalises.
-        any_size: Whether slices may have any size, so that networks process them window by window.
-        missing: Whether a case may lack the file of a channel: ``zero`` fills the channel with
-            zeros after normalisation, ``error`` refuses the case, unless the partition says that
-            its hospital lacks the channel.
+    `channels`: names of the image channels, in the order of `read`.
     """
 
+    # Names of the label channels, in the order of `read`; never the background.
     regions: tuple[str, ...]
+    # How grey values are normalised if ``data.normalize`` is null: a value of that key, null for a
+    # choice by the channels' names; ``"own"`` if `read` always normalises.
     normalize: object = "own"
+    # Whether slices may have any size, so that networks process them window by window.
     any_size: bool = False
+    # Whether a case may lack the file of a channel: ``zero`` fills the channel with zeros after
+    # normalisation, ``error`` refuses the case, unless the partition says that its hospital lacks
+    # the channel.
     missing: Missing = "error"
 
     @property
@@ -144,24 +143,16 @@ class VolumeReader(Reader):
     def read(self, patient: Patient) -> dict[str, Tensor]:
         """Reads one patient, or one of the cases of a patient that has several.
 
-        Returns:
-            ``image`` (C, H, W, D) float32, z-scored or the like with background 0, and ``label``
-            (R, H, W, D) uint8; H runs to the right, W to the front and D to the head.
-
-        Raises:
-            DataError: Naming the unusable file, and what to do.
+        Returns ``image`` (C, H, W, D) float32, z-scored or the like with background 0, and
+        ``label`` (R, H, W, D) uint8; H runs to the right, W to the front and D to the head.
         """
 
     def prepared(self, patient: Patient, preparation: Preparation | None) -> dict[str, Tensor]:
         """Reads one case, prepared in another way than by `read`.
 
-        Args:
-            patient: As for `read`.
-            preparation: Always None if `normalize` is ``"own"``.
-
-        Returns:
-            As `read`; if image and label then have different voxels also ``grid`` (4, 4), from the
-            label's to the image's; and ``spacing`` (3,) float64, as `spacing`, if it is known now.
+        `preparation`: always None if `normalize` is ``"own"``. Returns as `read`; if image and
+        label then have different voxels also ``grid`` (4, 4), from the label's to the image's; and
+        ``spacing`` (3,) float64, as `spacing`, if it is known now.
         """
         return self.read(patient)
 
@@ -180,9 +171,8 @@ class VolumeReader(Reader):
     def layout(self) -> dict[str, object]:
         """Returns the names and content of a scan's NIfTI files, for predictions, as JSON.
 
-        Returns:
-            ``files``: name patterns per channel, or None if one 4-D file holds all of
-            ``file_channels``; ``regions``: the label values of every region.
+        The result is ``files``: name patterns per channel, or None if one 4-D file holds all of
+        ``file_channels``; ``regions``: the label values of every region.
         """
         regions = {name: [value] for value, name in enumerate(self.regions, start=1)}
         return {"files": None, "file_channels": list(self.channels), "regions": regions}
@@ -190,9 +180,6 @@ class VolumeReader(Reader):
 
 def are_exclusive(regions: Mapping[str, Collection[int]]) -> bool:
     """Says whether no label value makes up two regions.
-
-    Args:
-        regions: Label values by region.
 
     Example:
         >>> are_exclusive({"liver": [1], "tumour": [2]}), are_exclusive({"a": [1, 2], "b": [2]})
@@ -204,12 +191,6 @@ def are_exclusive(regions: Mapping[str, Collection[int]]) -> bool:
 
 def given_path(path: Path | None) -> Path:
     """Returns the path, or raises if it is not set.
-
-    Args:
-        path: From the configuration.
-
-    Raises:
-        ConfigError: If it is None.
 
     Example:
         >>> given_path(Path("a")).name
@@ -223,12 +204,6 @@ def given_path(path: Path | None) -> Path:
 def expanded(path: str | Path | None) -> Path | None:
     """Expands ``~``; None stays None.
 
-    Args:
-        path: A path from the configuration.
-
-    Returns:
-        The path.
-
     Example:
         >>> expanded(None) is None, expanded("data").name
         (True, 'data')
@@ -241,27 +216,14 @@ def check_names(
 ) -> tuple[str, ...]:
     """Matches names case-insensitively against the names in the data.
 
-    Args:
-        kind: The kind of name, for the error: ``"channel"``, ``"region"``.
-        wanted: Names from the configuration.
-        known: Existing names.
-        where: The file or key, for the error.
-
-    Returns:
-        The known names, in the given order.
-
-    Raises:
-        ConfigError: If a name is unknown or given twice; lists the known names.
-
     Example:
         >>> check_names("channel", ["flair", "T1w"], ["FLAIR", "T1w"])
         ('FLAIR', 'T1w')
         >>> check_names("channel", ["FLAIRE"], ["FLAIR", "T1w"])
         Traceback (most recent call last):
         ...
-        medfed.standalone.errors.ConfigError: Unknown channel FLAIRE; known: FLAIR, T1w (did you \
-mean FLAIR?).
-    """
+        medfed.standalone.errors.ConfigError: Unknown channel FLAIRE; known: FLAIR, T1w (did you mean FLAIR?).
+    """  # noqa: E501
     lower, wanted = {name.lower(): name for name in known}, [str(name) for name in wanted]
     for name in wanted:
         if name.lower() not in lower:
@@ -278,16 +240,6 @@ def with_hospitals(patients: Sequence[Patient], hospitals: int | None) -> list[P
     """Assigns patients of unknown origin to `hospitals` hospitals, in contiguous blocks.
 
     Patients with a known centre do not change, nor does any patient if `hospitals` is None.
-
-    Args:
-        patients: Sorted patients.
-        hospitals: How many hospitals to cut the list into.
-
-    Returns:
-        The patients, with centres ``hospital_0``, ``hospital_1``, …
-
-    Raises:
-        ConfigError: If there are more hospitals than patients.
 
     Example:
         >>> [p.centre for p in with_hospitals([Patient("a"), Patient("b"), Patient("c")], 2)]

@@ -25,14 +25,7 @@ from medfed.datamodules.splits import Split
 from medfed.standalone.csv_files import Sheet
 from medfed.standalone.files import is_visible
 from medfed.standalone.names import fold
-from medfed.standalone.volumes import (
-    FILES,
-    AbsentFileError,
-    Pattern,
-    find_file,
-    is_volume,
-    stem_of,
-)
+from medfed.standalone.volumes import FILES, AbsentFileError, Pattern, find_file, is_volume, stem_of
 
 log = logging.getLogger(__name__)
 _FILES, _WHOLE = {"FLAIR": "FLAIR.nii.gz", "T1": "T1.nii.gz"}, {"whole": [1]}
@@ -41,26 +34,11 @@ _FILES, _WHOLE = {"FLAIR": "FLAIR.nii.gz", "T1": "T1.nii.gz"}, {"whole": [1]}
 class FolderReader(CaseReader):
     """Reads folders such as ``case_0/FLAIR.nii.gz``, ``case_0/T1.nii.gz``, ``case_0/GT_W.nii.gz``.
 
-    Args:
-        path: The folder that holds the case folders. A ``centres.json`` or ``centres.csv`` in it
-            names the hospitals, see `readers.csv_files.named_centres`.
-        modalities: File name or glob pattern per channel, such as ``{FLAIR: "*_flair.nii.gz"}``, or
-            a list of alternatives; None: the two above.
-        label: File name or glob pattern of the mask, or alternatives.
-        regions: Label values of every region, such as ``{whole: [1, 2, 4], enhancing: [4]}``. These
-            values and 0 are the only ones that may occur. None: ``{whole: [1]}``.
-        channels: Which of the modalities to read, in this order; None reads all.
-        hospitals: If no hospital is named: the number of contiguous blocks of cases.
-        known_labels: Values that may occur in addition to those of the regions.
-        missing: See `VolumeReader`.
-        centre_pattern: Regular expression whose one group is the hospital in a folder's name.
-        sites: A table of the cases: its ``file``, and its columns ``case``, ``centre`` and, if
-            there are official splits, ``split``. Folders that it does not list are left out.
-        patient_pattern: See `CaseReader`.
-        series: See `CaseReader`.
-
-    Raises:
-        ConfigError: If a channel is unknown, or `sites` lacks a name.
+    `modalities`: file name or glob pattern per channel, such as ``{FLAIR: "*_flair.nii.gz"}``, or a
+    list of alternatives; None: the two above. `regions`: label values of every region, such as
+    ``{whole: [1, 2, 4], enhancing: [4]}``. These values and 0 are the only ones that may occur.
+    None: ``{whole: [1]}``. `channels`: which of the modalities to read, in this order; None reads
+    all. `hospitals`: if no hospital is named: the number of contiguous blocks of cases.
     """
 
     def __init__(
@@ -109,18 +87,18 @@ class FolderReader(CaseReader):
         if self._sites is None:
             return [self._case(folder) for folder in ordered]
         listed = self._listed(self._sites)
-        found = [f for f in ordered if fold(f.name) in listed]
-        if not found:
+        kept = [f for f in ordered if fold(f.name) in listed]
+        if not kept:
             raise DataError(
                 f"{self._sites['file']} lists no folder of {self.path}; it has "
                 f"{few(list(listed))}, and the folders are {few([f.name for f in ordered])}."
             )
-        if len(found) < len(ordered):
+        if len(kept) < len(ordered):
             left = few([f.name for f in ordered if fold(f.name) not in listed])
             log.warning("%s does not list %s, which are left out.", self._sites["file"], left)
         return [
             replace(self._case(f), centre=listed[fold(f.name)][0], split=listed[fold(f.name)][1])
-            for f in found
+            for f in kept
         ]
 
     def indices(self) -> list[Path]:
@@ -182,19 +160,7 @@ class BratsChallengeReader(FolderReader):
 
     The hospital of a case comes from ``centres.json`` or ``centres.csv`` in the folder; else it is
     the institution in its name (2017 to 2019) or in ``name_mapping.csv`` (2020); else a block of
-    cases.
-
-    Args:
-        path: The folder that holds the case folders, or ``HGG`` and ``LGG`` with the case folders.
-        channels: Channels to read, in this order.
-        regions: Any of ``whole``, ``core`` and ``enhancing``.
-        hospitals: If no hospital is known: the number of contiguous blocks of cases.
-        enhancing: Label value of the enhancing tumour: 4, and 3 since 2023.
-        missing: See `VolumeReader`.
-        patient_pattern: See `CaseReader`; names since 2023 end with the time point.
-
-    Raises:
-        ConfigError: If a region or channel is unknown, or `enhancing` is 0, 1 or 2.
+    cases. `hospitals`: if no hospital is known: the number of contiguous blocks of cases.
     """
 
     def __init__(

@@ -41,19 +41,9 @@ class CaseReader(VolumeReader):
 
     A case's files are its images in channel order (one file with all channels, or one each), and
     its mask under the role ``"label"``. A patient is a case; where several cases are one patient's,
-    they come to the same client and split.
-
-    Args:
-        path: The data. A ``centres.json`` or ``centres.csv`` there names the hospitals, see
-            `readers.cases.named_centres`.
-        channels: Channel names.
-        regions: Label values of every region, by region name, in the order of the output.
-        known_labels: Label values that may occur beside 0; another one stops the run.
-        hospitals: Where no hospital is named: into how many contiguous blocks of cases to cut.
-        missing: See `VolumeReader`.
-        patient_pattern: Finds the patient in a case's name, see `persons.persons_of`.
-        series: Description or UID of the series to read, or several, where a folder of DICOM holds
-            more than one; each folder must have exactly one of them.
+    they come to the same client and split. `known_labels`: label values that may occur beside 0;
+    another one stops the run. `series`: description or UID of the series to read, or several, where
+    a folder of DICOM holds more than one; each folder must have exactly one of them.
     """
 
     normalize: object = "zscore_nonzero"
@@ -86,11 +76,7 @@ class CaseReader(VolumeReader):
 
     @abstractmethod
     def cases(self) -> list[Patient]:
-        """Finds the files of all cases.
-
-        Raises:
-            DataError: If there are none.
-        """
+        """Finds the files of all cases."""
 
     def indices(self) -> list[Path]:
         """See `Reader.indices`."""
@@ -117,7 +103,7 @@ class CaseReader(VolumeReader):
         by_person: dict[str, list[Patient]] = {}
         for case in cases:
             by_person.setdefault(self._person[case.id], []).append(case)
-        self._cases = {n: held for n, held in by_person.items() if [c.id for c in held] != [n]}
+        self._cases = {n: of for n, of in by_person.items() if [c.id for c in of] != [n]}
         return [_joined(name, by_person[name]) for name in sorted(by_person)]
 
     def cases_of(self, patient: Patient) -> list[Patient]:
@@ -143,10 +129,6 @@ class CaseReader(VolumeReader):
         """Reads one case as `read` does, but with the grey values of its files, and its spacing.
 
         Channels without a file are left out.
-
-        Raises:
-            DataError: For a file that is missing, torn, of another shape or affine, or that holds
-                NaN, infinity or an unknown label value.
         """
         images = [path for role, path in patient.files.items() if role != "label"]
         mask = patient.files["label"]
@@ -265,16 +247,8 @@ _INSTITUTION = re.compile(r"^BraTS1[789]_([A-Za-z0-9]+)_", re.IGNORECASE)
 def named_centres(folder: Path, cases: Iterable[str]) -> dict[str, str]:
     """Reads ``centres.json`` ({case: hospital}) or ``centres.csv`` (case, hospital).
 
-    Args:
-        folder: The folder of the data; without one of the two files no hospital is named.
-        cases: Ids of all cases; the file must name each.
-
-    Returns:
-        The hospital of each case.
-
-    Raises:
-        DataError: If a file cannot be read, names a case twice with different hospitals, or leaves
-            one out.
+    `folder`: the folder of the data; without one of the two files no hospital is named. `cases`:
+    ids of all cases; the file must name each.
     """
     cases = list(cases)
     if (path := folder / "centres.json").exists():
@@ -301,13 +275,6 @@ def institutions(folder: Path, cases: Sequence[str]) -> dict[str, str]:
 
     The names of 2017 to 2019 hold it: ``Brats18_CBICA_ABO_1`` is from CBICA. Those of 2020 and 2021
     do not, but ``name_mapping.csv`` of 2020 gives the older names in the same row.
-
-    Args:
-        folder: The folder that may hold ``name_mapping.csv``.
-        cases: Ids of all cases.
-
-    Returns:
-        The institution of each case that has one.
 
     Example:
         >>> institutions(Path("."), ["Brats18_TCIA08_242_1", "BraTS20_Training_001"])
@@ -346,17 +313,7 @@ def _rows(path: Path) -> list[list[str]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads an index file.
-
-    Args:
-        path: A JSON file that holds an object.
-
-    Returns:
-        The object.
-
-    Raises:
-        DataError: If it is missing or not such a file.
-    """
+    """Reads an index file."""
     try:
         content: Any = parse_json(path)
     except (OSError, ValueError) as error:

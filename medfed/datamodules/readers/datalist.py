@@ -31,17 +31,6 @@ Regions = dict[str, tuple[int, ...]]
 def listed_labels(labels: object, path: Path) -> Regions:
     """Reads the entry ``labels`` of a ``dataset.json``.
 
-    Args:
-        labels: ``{"0": "background", "1": "liver"}`` (MSD), or ``{"background": 0, "liver": 1}`` or
-            with several values, ``{"tumour": [1, 2]}`` (nnU-Net).
-        path: The file, for sentences.
-
-    Returns:
-        The values of every region but the background, in order.
-
-    Raises:
-        DataError: If it is neither, or has nnU-Net's ``ignore``.
-
     Example:
         >>> listed_labels({"0": "background", "2": "tumour", "1": "liver"}, Path("dataset.json"))
         {'liver': (1,), 'tumour': (2,)}
@@ -81,12 +70,7 @@ def chosen_regions(
 ) -> Regions:
     """Returns the regions that the user chose.
 
-    Args:
-        wanted: Values by region; or names of those that are listed; or None for all of these.
-        listed: From `listed_labels`.
-
-    Raises:
-        ConfigError: If a name is unknown, or a value is not a label.
+    `wanted`: values by region; or names of those that are listed; or None for all of these.
 
     Example:
         >>> listed = {"liver": (1,), "tumour": (2,)}
@@ -121,25 +105,13 @@ _LISTS: dict[str, Split] = {"training": "train", "validation": "val", "test": "t
 class DatalistReader(CaseReader):
     """Reads the volumes of a list.
 
-    Args:
-        path: The JSON file, or the folder with its ``dataset.json``; or a folder with ``images``
-            and ``labels``, whose volumes have equal names. A ``centres.json`` or ``centres.csv``
-            there names the hospitals, see `readers.csv_files.named_centres`.
-        channels: Channels to read, in this order; None reads all.
-        regions: What is segmented: label values by region, ``{liver: [1, 2], tumour: [2]}``; or
-            names of the list's labels; None takes all of these. Regions without a common value are
-            exclusive.
-        hospitals: If no hospital is named: the number of contiguous blocks of cases.
-        patient: The key of an entry that names its patient, if entries have it.
-        patient_pattern: Or the patient in a case's id, see `CaseReader`.
-        centre: The key of an entry that names its hospital, if entries have it.
-        fold: The entries whose ``fold`` has this value are the test cases.
-        missing: See `VolumeReader`; an entry may also list null in place of a file.
-        series: See `CaseReader`.
-
-    Raises:
-        ConfigError: If a region or channel is unknown.
-        DataError: If the list is missing or unusable.
+    `path`: the JSON file, or the folder with its ``dataset.json``; or a folder with ``images`` and
+    ``labels``, whose volumes have equal names. A ``centres.json`` or ``centres.csv`` there names
+    the hospitals, see `readers.csv_files.named_centres`. `channels`: channels to read, in this
+    order; None reads all. `regions`: what is segmented: label values by region, ``{liver: [1, 2],
+    tumour: [2]}``; or names of the list's labels; None takes all of these. Regions without a common
+    value are exclusive. `hospitals`: if no hospital is named: the number of contiguous blocks of
+    cases.
     """
 
     normalize: object = None  # by the names of the channels: a window for CT
@@ -170,6 +142,7 @@ class DatalistReader(CaseReader):
         else:
             raise DataError(f"{self._file} does not exist; {self.elsewhere}.")
         self._entries = self._listed(fold)
+        self._images, self._masks = self._places([entry for entry, _ in self._entries])
         self._patient, self._centre, self._series = patient, centre, as_names(series)
         known = self._channel_names()
         names = check_names("channel", channels or known, known)
@@ -188,8 +161,7 @@ class DatalistReader(CaseReader):
     def cases(self) -> list[Patient]:
         """See `CaseReader.cases`."""
         ids = self._ids()
-        listed = {path for entry, _ in self._entries for path in self._images(entry)}
-        present = set(existing(path for path in listed if path is not None))
+        present = set(existing({path for images in self._images for path in images if path}))
         folder = self._file.parent
         if not present and _is_numbered(folder, [entry for entry, _ in self._entries]):
             raise DataError(
@@ -197,16 +169,15 @@ class DatalistReader(CaseReader):
                 f"as nnU-Net wants it; read the folder by data=nnunet data.path={folder}."
             )
         patients = []
-        for name, (entry, split) in zip(ids, self._entries, strict=True):
-            images, label = self._images(entry), self._place(entry["label"])
+        files = zip(self._images, self._masks, strict=True)
+        for name, (entry, split), (images, label) in zip(ids, self._entries, files, strict=True):
             if 1 < len(images) != len(self._known):
                 raise DataError(
                     f"{self._file}: case {name} lists {len(images)} images for "
                     f"{len(self._known)} channels; list one each, or null for a missing one."
                 )
             whole = len(images) == 1  # a file with all channels
-            if whole:
-                images *= len(self._known)
+            images = images * len(self._known) if whole else images
             of = {c: images[self._known.index(c)] for c in self.channels}
             there = {c: path for c, path in of.items() if path in present}
             lacks = {
@@ -218,9 +189,9 @@ class DatalistReader(CaseReader):
             if whole and there:
                 there = {"image": there[self.channels[0]]}
             centre = None if (at := entry.get(self._centre)) is None else fold_name(str(at))
-            files = {**there, "label": label}
             done = self._outlined(name, entry["annotated"]) if "annotated" in entry else None
-            patients.append(Patient(name, files, centre, split=split, lacks=lacks, annotated=done))
+            roles = {**there, "label": label}
+            patients.append(Patient(name, roles, centre, split=split, lacks=lacks, annotated=done))
         if self._pattern is None:
             named = zip(ids, (entry.get(self._patient) for entry, _ in self._entries), strict=True)
             self._person = {n: fold_name(str(p)) for n, p in named if p is not None}
@@ -290,12 +261,9 @@ class DatalistReader(CaseReader):
         if isinstance(names, list):
             names = {str(n): name for n, name in enumerate(names)}
         if names is None:
-            images = self._images(self._entries[0][0])
-            one = images[0]
-            count = len(images)
-            if one and count == 1:
-                count = read_geometry(one, series=self._series).channels
-            return [f"channel_{n}" for n in range(count)]
+            one, *others = self._images[0]
+            count = read_geometry(one, series=self._series).channels if one and not others else 0
+            return [f"channel_{n}" for n in range(count or 1 + len(others))]
         if isinstance(names, str):
             return [names]
         try:
@@ -316,20 +284,24 @@ class DatalistReader(CaseReader):
             return {}
         return listed_labels(self._index.get("labels"), self._file)
 
-    def _images(self, entry: Mapping[str, Any]) -> list[Path | None]:
-        given = entry["image"]
-        if not isinstance(given, list) or not given:
-            return [self._place(given)]
-        return [None if one is None else self._place(one) for one in given]
-
-    def _place(self, name: object) -> Path:
-        if not isinstance(name, str) or not name:
-            raise DataError(f"{self._file}: {str(name)[:80]!r} is no path of a volume.")
-        return self._file.parent / slashed(self._file.parent, name)
+    def _places(
+        self, entries: list[Mapping[str, Any]]
+    ) -> tuple[list[list[Path | None]], list[Path]]:
+        """The files of each entry's images, None where one is missing, and of its mask."""
+        images = [of if isinstance(of := each["image"], list) and of else [of] for each in entries]
+        masks = [entry["label"] for entry in entries]
+        single = [entry["image"] for entry in entries if not isinstance(entry["image"], list)]
+        names = [*single, *(name for of in images for name in of if name is not None), *masks]
+        for name in names:
+            if not isinstance(name, str) or not name:
+                raise DataError(f"{self._file}: {str(name)[:80]!r} is no path of a volume.")
+        folder = self._file.parent
+        place = dict(zip(names, (folder / n for n in slashed(folder, names)), strict=True))
+        return [[place.get(name) for name in of] for of in images], [place[n] for n in masks]
 
     def _ids(self) -> list[str]:
         """The stems of the images, with the folder's name if stems repeat."""
-        first = [self._images(e)[0] or self._place(e["label"]) for e, _ in self._entries]
+        first = [images[0] or mask for images, mask in zip(self._images, self._masks, strict=True)]
         stems = [re.sub(r"_0000$", "", stem_of(path)) for path in first]
         if len(set(stems)) == len(stems):
             return stems
@@ -341,11 +313,7 @@ class DatalistReader(CaseReader):
 
 
 def _pairs_in(folder: Path, images: str, labels: str) -> list[dict[str, str]]:
-    """The entries of a list of volumes in two folders.
-
-    Raises:
-        DataError: If a volume of one folder is not in the other.
-    """
+    """The entries of a list of volumes in two folders."""
     there = {name: looks.volumes_in(folder / name) for name in (images, labels)}
     of = {
         name: {stem_of(file).removesuffix("_0000"): f"{name}/{file.name}" for file in files}
@@ -364,10 +332,6 @@ class NnunetReader(DatalistReader):
     """Reads a raw data set of nnU-Net: ``imagesTr``, ``labelsTr`` and ``dataset.json``.
 
     ``imagesTr/CASE_0000.nii.gz`` is the first channel of a case, ``CASE_0001`` the second.
-
-    Args:
-        path: The folder with ``dataset.json``, such as ``Dataset009_Spleen``.
-        more: The other arguments of `DatalistReader`.
     """
 
     def __init__(self, path: Path, **more: Any) -> None:
@@ -440,17 +404,8 @@ class MSDReader(DatalistReader):
 
     ``imagesTr/BRATS_*.nii.gz`` are 4-D with the channels FLAIR, T1w, T1gd and T2w; ``labelsTr`` has
     1 oedema, 2 non-enhancing and 3 enhancing tumour: 1 and 2 are exchanged in the BraTS challenges.
-
-    Args:
-        path: The folder with ``dataset.json``; see `DatalistReader`.
-        channels: Channels to read, in this order.
-        regions: Any of ``whole``, ``core`` and ``enhancing``.
-        hospitals: If no hospital is named: the number of contiguous blocks of cases.
-        patient_pattern: See `CaseReader`.
-
-    Raises:
-        ConfigError: If a region or channel is unknown.
-        DataError: If ``dataset.json`` is missing or unreadable.
+    `path`: the folder with ``dataset.json``; see `DatalistReader`. `hospitals`: if no hospital is
+    named: the number of contiguous blocks of cases.
     """
 
     normalize: object = "zscore_nonzero"

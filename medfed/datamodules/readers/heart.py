@@ -47,22 +47,8 @@ def read_heart(
 
     A cell is missing if it is ``?``, ``NaN``, empty or ``-9`` (as in the unprocessed files), or a
     blood pressure or cholesterol of 0. Class 1 is any disease (``num`` from 1 to 4).
-
-    Args:
-        path: The folder of ``processed.cleveland.data`` and so on, with or without a header line.
-        centres: Which hospitals to read.
-        features: Which columns to take.
-        complete: Columns without which a patient is left out.
-        zeros_missing: Whether a blood pressure or cholesterol of 0 counts as missing.
-
-    Returns:
-        The table; patients are named by hospital and row, such as ``cleveland_17``.
-
-    Raises:
-        DataError: If a file is missing or differs from the published one: a cell is not a number, a
-            column is missing, a target is not 0 to 4, or a file of the published length has other
-            class counts (copies with an inverted target exist).
-        ConfigError: If a centre is unknown.
+    `zeros_missing`: whether a blood pressure or cholesterol of 0 counts as missing. Returns the
+    table; patients are named by hospital and row, such as ``cleveland_17``.
     """
     names = check_names("centre", centres, tuple(PUBLISHED))
     taken = [FEATURES.index(f) for f in check_names("feature", features, FEATURES)]

@@ -52,27 +52,11 @@ def read_image_folder(
 
     If the folders are called train, val and test, or alike (``Training``, ``valid``), they are the
     official splits, and each holds the folders of the classes. A split that has no folder is taken
-    from the training images.
-
-    Args:
-        path: The folder that holds one folder per class, or per split.
-        size: Height and width; resizing does not keep the aspect ratio.
-        color: ``"grey"`` or ``"rgb"``; all images are converted.
-        patient_pattern: Finds the patient in the file's name, see `persons.persons_of`.
-        centre_pattern: Regular expression with one group that finds the hospital in the path below
-            `path`.
-        classes: Folders to read, in the order of the labels; None reads all, sorted.
-        joined: The classes of a federation that the images join, though some may be lacking.
-        outer: What the folders are, where each of them holds the same ones: ``hospitals`` with a
-            folder per class each, or ``classes``.
-
-    Returns:
-        Images (N, C, height, width). Grey images of 16 bits are scaled to 8.
-
-    Raises:
-        DataError: If a folder is missing or empty, an image cannot be read, or a pattern finds
-            nothing in a name.
-        ConfigError: If a setting cannot be used.
+    from the training images. `size`: height and width; resizing does not keep the aspect ratio.
+    `color` is ``"grey"`` or ``"rgb"``; all images are converted. `classes`: folders to read, in the
+    order of the labels; None reads all, sorted. `joined`: the classes of a federation that the
+    images join, though some may be lacking. Returns images (N, C, height, width). Grey images of 16
+    bits are scaled to 8.
     """
     path = given_path(path)
     here = _folders(path)
@@ -144,30 +128,9 @@ def read_image_table(
 ) -> ImageSet:
     """Reads the images that a CSV names into memory, at one size.
 
-    Args:
-        path: The CSV, a row per image; paths of images start at its folder.
-        size: As of `read_image_folder`.
-        color: As of `read_image_folder`.
-        image: Column of the images.
-        label: Column of the classes.
-        patient: Column of the patients; without one, see `patient_pattern`.
-        centre: Column of the hospitals, if there is one.
-        split: Column of the official splits, if there is one: train, val or test.
-        classes: Labels to read, in the order of the classes; None reads all, sorted.
-        joined: As of `read_image_folder`.
-        findings: Instead of one label: columns of findings, each 1 (present), 0 (absent) or empty,
-            where nobody looked for it.
-        uncertain: What a finding of -1 is; ``error`` refuses it.
-        file: Where the image of a cell ``{}`` lies, such as ``"pictures/{}.jpg"``.
-        patient_pattern: Finds the patient in the name of an image, see `persons.persons_of`.
-        unplaced: Whether a row without a hospital is an error, or left out.
-
-    Returns:
-        As `read_image_folder`; with findings, labels are (N, K) float32, NaN for empty cells.
-
-    Raises:
-        DataError: If a column, cell or file is missing, or an image cannot be read.
-        ConfigError: If a setting cannot be used.
+    Paths of images start at the CSV's folder; `findings` are columns of 1 (present), 0 (absent) or
+    empty, where nobody looked; `uncertain` is what a finding of -1 is. Returns the same as
+    `read_image_folder`; with findings, labels are (N, K) float32, NaN for empty cells.
     """
     path = given_path(path)
     sheet = Sheet.read(path).placed(centre, unplaced)
@@ -192,7 +155,7 @@ def read_image_table(
         kept = list(range(len(labels)))
     official = official_splits(sheet, split, cells.get("split", ()))
     of = {role: [texts[n] for n in kept] for role, texts in cells.items()}
-    of["image"] = [slashed(path.parent, file.replace("{}", name)) for name in of["image"]]
+    of["image"] = slashed(path.parent, (file.replace("{}", name) for name in of["image"]))
     files = [path.parent / name for name in of["image"]]
     lost = next((n for n, file in enumerate(files) if not file.is_file()), None)
     if lost is not None:
@@ -214,11 +177,7 @@ def read_image_table(
 def joined_classes(
     path: Path, joined: Sequence[str] | None, names: Sequence[str]
 ) -> tuple[str, ...]:
-    """Returns the classes of a federation that images join, or the images' own.
-
-    Raises:
-        DataError: If the federation lacks one of the names.
-    """
+    """Returns the classes of a federation that images join, or the images' own."""
     if joined and (unknown := [name for name in names if name not in joined]):
         raise DataError(
             f"{path} has the class {few(unknown)}, which the federation does not have; its classes "
@@ -307,9 +266,6 @@ def pictures_in(folder: Path) -> tuple[list[Path], list[Path]]:
 
     A mask is named as its picture, with a word such as ``_mask`` or ``_segmentation`` at the end,
     or in a folder of such a name beside that of the picture.
-
-    Raises:
-        DataError: If there is no picture.
     """
     files = [f for f in visible_files(folder) if f.suffix.lower() in SUFFIXES]
     named = {(file.parent, file.stem) for file in files}
@@ -334,8 +290,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     if (index := looks.index_of(path)) is not None:
         sheet, files = index
         return _listed(sheet, files[0], answers) if len(files) == 1 else None
-    if (found := _named_elsewhere(path)) is not None:
-        return _listed(*found[:2], answers, found[2])
+    if (elsewhere := _named_elsewhere(path)) is not None:
+        return _listed(*elsewhere[:2], answers, elsewhere[2])
     below = {f.name: _pictures_of(f) for f in looks.visible(path) if f.is_dir()}
     below = {name: files for name, files in below.items() if files}
     split = any(SPLIT_NAMES.get(name.lower()) == "train" for name in below)
@@ -344,8 +300,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         return None
     guess = looks.Guess("image_folder", path)
     if masks := [m for name in below for m in pictures_in(path / name)[1]]:
-        said = f"{len(masks)}, such as {masks[0].name}"
-        guess.took.append(("masks beside pictures", said, "left out: named as their pictures"))
+        which = f"{len(masks)}, such as {masks[0].name}"
+        guess.took.append(("masks beside pictures", which, "left out: named as their pictures"))
     images = [file for files in below.values() for file in files if file not in {*masks}]
     looks.colours(guess, images)
     if not split and (inner := inner_folders(path, [*below])):
@@ -396,7 +352,7 @@ def _listed(
     else:
         taken = [str(looks.label_of(guess, sheet, "data.reader.label", answers, [image]))]
     looks.roles(guess, sheet, "data.reader.", answers, [image, *taken])
-    folder, texts = sheet.path.parent, [text for _, text in sheet.cells(image)]
-    names = [slashed(folder, (file or "{}").replace("{}", text)) for text in texts]
+    folder, named = sheet.path.parent, (file or "{}")
+    names = slashed(folder, (named.replace("{}", text) for _, text in sheet.cells(image)))
     looks.colours(guess, [folder / name for name in names])
     return guess

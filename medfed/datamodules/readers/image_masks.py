@@ -32,21 +32,13 @@ _INDEX = "images.csv"
 
 
 class Pair(NamedTuple):
-    """A picture and its mask.
+    """A picture and its mask."""
 
-    Attributes:
-        image: The picture.
-        mask: Its mask.
-        patient: Its patient.
-        centre: The hospital; None if none is named.
-        place: The place in the list, for error sentences.
-    """
-
-    image: Path
+    image: Path  # the picture
     mask: Path
     patient: str
-    centre: str | None
-    place: str
+    centre: str | None  # the hospital; None if none is named
+    place: str  # the place in the list, for error sentences
 
 
 def list_pairs(
@@ -54,16 +46,7 @@ def list_pairs(
 ) -> list[Pair]:
     """Lists pictures and masks, and checks that all files exist.
 
-    Args:
-        path: A CSV file, a folder with ``images.csv``, or one with ``images`` and ``masks`` or
-            nnU-Net's ``imagesTr`` and ``labelsTr``.
-        columns: The CSV's columns by role: ``image``, ``mask``, ``patient`` and ``centre``.
-        pattern: Without patients in the CSV: what finds the patient in a picture's name, or None.
-        unplaced: Whether a row of the CSV without a hospital is an error, or left out.
-
-    Raises:
-        DataError: If a file or column is missing, a picture is listed twice, or a patient is at two
-            hospitals.
+    `pattern`: without patients in the CSV: what finds the patient in a picture's name, or None.
     """
     index = path / _INDEX if path.is_dir() else path
     if index.is_file():
@@ -81,16 +64,7 @@ def list_pairs(
 
 
 def by_other_reader(pairs: Sequence[Pair], others: Mapping[str, str]) -> list[Pair]:
-    """Uses another annotator's masks at some hospitals.
-
-    Args:
-        pairs: From `list_pairs`.
-        others: By centre, the suffix of the other masks' names before the ending.
-
-    Raises:
-        ConfigError: If a centre is unknown.
-        DataError: If a mask is missing.
-    """
+    """Uses another annotator's masks at some hospitals."""
     known = {p.centre for p in pairs if p.centre is not None}
     for centre in others:
         if centre not in known:
@@ -110,7 +84,7 @@ def by_other_reader(pairs: Sequence[Pair], others: Mapping[str, str]) -> list[Pa
 def _from_csv(sheet: Sheet, columns: Mapping[str, str], pattern: str | None) -> list[Pair]:
     index = sheet.path
     cells = listed_columns(sheet, columns, ("image", "mask"))
-    cells |= {role: [slashed(index.parent, n) for n in cells[role]] for role in ("image", "mask")}
+    cells |= {role: slashed(index.parent, cells[role]) for role in ("image", "mask")}
     patients = cells.get("patient") or persons_of(cells["image"], pattern, index)
     centres: Sequence[str | None] = cells.get("centre") or [None] * len(patients)
     rows = zip(cells["image"], cells["mask"], patients, centres, strict=True)
@@ -150,13 +124,7 @@ def _from_folders(path: Path, folders: tuple[str, str], pattern: str | None) -> 
             path,
         )
     return [
-        Pair(
-            images[stem],
-            masks[stem],
-            person,
-            centres.get(stem),
-            str(images[stem]),
-        )
+        Pair(images[stem], masks[stem], person, centres.get(stem), str(images[stem]))
         for stem, person in zip(stems, persons, strict=True)
     ]
 
@@ -210,32 +178,13 @@ class ImageMasksReader(VolumeReader):
     The stack (C, w, h, N) has a slice per picture; its first axis runs to the right, the second
     upwards. The third is not a direction in space, and pictures do not state the size of a pixel,
     so `spacing` is NaN. Smaller pictures of a patient are padded with 0 to the largest, with a
-    warning.
-
-    Args:
-        path: A CSV file; a folder with ``images.csv``; or a folder with the folders ``images`` and
-            ``masks``, whose files have equal names but for the ending. There, a ``centres.csv`` or
-            ``centres.json`` names the hospital of each picture, see `cases.named_centres`.
-        image: The CSV's column of pictures, as paths from the CSV's folder.
-        mask: That of masks.
-        patient: That of patients. Without one every picture counts as a patient, with a warning.
-        centre: That of hospitals.
-        patient_pattern: Without patients in the CSV: finds the patient in a picture's name, see
-            `persons.persons_of`.
-        other_masks: By centre, the suffix (before the ending) of masks by another annotator, which
-            are used instead: ``{chase: _second_reader}``.
-        color: ``"grey"`` or ``"rgb"``; None keeps the pictures' colours.
-        scale: Pictures and masks are resampled by this factor, in (0, 1].
-        regions: The label values of every region, such as ``{vessel: [1], disc: [2, 3]}``; or, of
-            masks that are 0 outside and 1 or 255 inside, a list of the region's name alone; None
-            names it ``foreground``.
-        known_labels: Values that may occur in addition to those of the regions.
-        normalization: See `pictures.load_picture`.
-        unplaced: Whether a row of the CSV without a hospital is an error, or left out.
-
-    Raises:
-        ConfigError: If a setting cannot be used.
-        DataError: If an index or picture cannot be read, or does not fit the others.
+    warning. `path`: a CSV file; a folder with ``images.csv``; or a folder with the folders
+    ``images`` and ``masks``, whose files have equal names but for the ending. There, a
+    ``centres.csv`` or ``centres.json`` names the hospital of each picture, see
+    `cases.named_centres`. `color` is ``"grey"`` or ``"rgb"``; None keeps the pictures' colours.
+    `scale`: pictures and masks are resampled by this factor, in (0, 1]. `regions`: the label values
+    of every region, such as ``{vessel: [1], disc: [2, 3]}``; or, of masks that are 0 outside and 1
+    or 255 inside, a list of the region's name alone; None names it ``foreground``.
     """
 
     endings = SUFFIXES
@@ -424,8 +373,9 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
             guess.ask("data.reader.mask", "Which column is the mask?", mask, others)
         guess.reads(image=image, mask=mask)
         looks.roles(guess, sheet, "data.reader.", answers, [image, *others])
+        folder = sheet.path.parent
         images, masks = (
-            [sheet.path.parent / slashed(sheet.path.parent, t) for _, t in sheet.cells(column)]
+            [folder / name for name in slashed(folder, (text for _, text in sheet.cells(column)))]
             for column in (image, mask)
         )
     else:

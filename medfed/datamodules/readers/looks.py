@@ -48,37 +48,24 @@ _NEGATIVE = {"no", "false", "negative", "neg", "absent", "0", "-", "n", "f", "ne
 
 
 class Question(NamedTuple):
-    """What only the owner of the data knows.
+    """What only the owner of the data knows."""
 
-    Attributes:
-        text: The question.
-        best: The answer if the user leaves it to medfed; None: there is none.
-        choices: Possible answers, for the user.
-    """
-
-    text: str
-    best: Any = None
-    choices: Sequence[str] = ()
+    text: str  # the question
+    best: Any = None  # the answer if the user leaves it to medfed; None: there is none
+    choices: Sequence[str] = ()  # possible answers, for the user
 
 
 @dataclass
 class Guess:
-    """What a folder or file seems to hold.
+    """What a folder or file seems to hold."""
 
-    Attributes:
-        data: The option of ``data=``; empty for the yaml that names the reader.
-        path: What ``data.path`` names.
-        keys: Further keys of a run, with their values.
-        sure: Whether the layout tells; of several guesses, those that are sure count.
-        took: What was taken for what: the fact, the value, and how sure that is.
-        asks: The open questions, by the key that answers them.
-    """
-
-    data: str
-    path: Path
-    keys: dict[str, Any] = field(default_factory=dict)
-    sure: bool = True
+    data: str  # the option of ``data=``; empty for the yaml that names the reader
+    path: Path  # what ``data.path`` names
+    keys: dict[str, Any] = field(default_factory=dict)  # further keys of a run, with their values
+    sure: bool = True  # whether the layout tells; of several guesses, those that are sure count
+    # What was taken for what: the fact, the value, and how sure that is.
     took: list[tuple[str, object, str]] = field(default_factory=list)
+    # The open questions, by the key that answers them.
     asks: dict[str, Question] = field(default_factory=dict)
 
     def reads(self, **values: Any) -> None:
@@ -178,13 +165,9 @@ def index_of(path: Path) -> tuple[Sheet, list[str]] | None:
         if file.suffix.lower() not in (".csv", ".tsv", ".txt") or file.name == "centres.csv":
             continue
         sheet = sheet_of(file)
-        first = dict(zip(sheet.columns, sheet.rows[0], strict=True))
-        named = [
-            c
-            for c, cell in first.items()
-            if is_picture(file.parent / slashed(file.parent, cell.strip()))
-        ]
-        if named:
+        cells = slashed(file.parent, map(str.strip, sheet.rows[0]))
+        first = zip(sheet.columns, cells, strict=True)
+        if named := [column for column, cell in first if is_picture(file.parent / cell)]:
             return sheet, sorted(named, key=may_be_mask)
     return None
 
@@ -192,15 +175,7 @@ def index_of(path: Path) -> tuple[Sheet, list[str]] | None:
 def roles(
     guess: Guess, sheet: Sheet, prefix: str, answers: Answers, taken: Collection[str]
 ) -> None:
-    """Takes columns for hospitals and patients by their names, or asks whether one is.
-
-    Args:
-        guess: Gets the keys and questions.
-        sheet: The table.
-        prefix: What the keys begin with: ``data.`` or ``data.reader.``.
-        answers: The settled keys.
-        taken: Columns that are something else.
-    """
+    """Takes columns for hospitals and patients by their names, or asks whether one is."""
     texts = {c: of for c, of in distinct(sheet).items() if c not in taken and len(of) > 1}
     rows = len(sheet.rows)
     places = [
@@ -294,10 +269,8 @@ def colours(guess: Guess, files: Sequence[Path], compare: bool = False) -> None:
 def regions(guess: Guess, files: Sequence[Path], white: bool = False) -> None:
     """Notes the values of masks with a name for each, and asks where they are those of BraTS.
 
-    Args:
-        guess: Gets the key ``data.reader.regions``.
-        files: Masks; the first are looked into.
-        white: Whether the reader takes masks of 0 and 255 without a name.
+    `files`: masks; the first are looked into. `white`: whether the reader takes masks of 0 and 255
+    without a name.
     """
     values: set[int] = set()
     for file in files[:FIRST]:

@@ -42,14 +42,8 @@ Mask = NDArray[np.bool_]
 def subsample(points: Points, usable: Mask, ratio: float | None, seed: int) -> Mask:
     """Chooses candidates; see `readers.luna16.Luna16Reader`.
 
-    Args:
-        points: n candidates, whose value is 1 for nodules.
-        usable: (n,) bool, whether a candidate's scan exists; only these nodules count.
-        ratio: Other candidates per nodule; None keeps all.
-        seed: Seed of the choice.
-
-    Returns:
-        (n,) bool.
+    `usable` is (n,) bool, whether a candidate's scan exists; only these nodules count. `ratio`:
+    other candidates per nodule; None keeps all. Returns (n,) bool.
 
     Example:
         >>> value = np.array([1.0, 0.0, 0.0, 0.0, 0.0])
@@ -77,12 +71,7 @@ def mix(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Hashes 64-bit numbers one to one (SplitMix64's finalizer): close numbers end far apart.
 
     Source: G. L. Steele et al., "Fast splittable pseudorandom number generators", OOPSLA 2014.
-
-    Args:
-        keys: (n,) uint64.
-
-    Returns:
-        (n,) uint64.
+    `keys` is (n,) uint64. Returns (n,) uint64.
 
     Example:
         >>> [f"{key:x}" for key in mix(np.array([0x9E3779B97F4A7C15], dtype=np.uint64))]
@@ -101,21 +90,9 @@ CANDIDATE_FILES = ("candidates_V2.csv", "candidates.csv")
 class Luna16Reader(Reader):
     """Finds the scans and candidates of LUNA16; no voxels are read here.
 
-    Args:
-        path: The folder with the subsets and the CSV files. A ``centres.json`` (or
-            ``.csv``) there is used, see `readers.cases.named_centres`.
-        candidates: Name of the candidates' CSV; None uses V2 if it exists, else the first version.
-        negatives_per_positive: How many non-nodules to keep for every nodule of the data set; None
-            keeps all. Nodules are always kept.
-        seed: Seed of that choice. A candidate's rank depends only on the seed, the series and the
-            candidate's place among the rows of its series: another scan or ratio changes only the
-            rank up to which candidates are kept.
-        missing: What to do about candidates whose scan is absent: ``"error"``, or ``"skip"`` for
-            users with only some of the subsets.
-
-    Raises:
-        ConfigError: For an unknown choice.
-        DataError: Naming the unusable file, row or series.
+    `candidates`: name of the candidates' CSV; None uses V2 if it exists, else the first version.
+    `negatives_per_positive`: how many non-nodules to keep for every nodule of the data set; None
+    keeps all. Nodules are always kept.
     """
 
     channels = ("CT",)
@@ -163,12 +140,8 @@ class Luna16Reader(Reader):
     def patients(self) -> list[Patient]:
         """Lists the scans that have candidates after the subsampling, sorted by series id.
 
-        Returns:
-            ``id`` is the series id, ``files`` the header and, if separate, the file of raw voxels;
-            ``counts`` are non-nodules and nodules.
-
-        Raises:
-            DataError: If voxels are missing or their number is not what the header says.
+        ``id`` is the series id, ``files`` the header and, if separate, the file of raw voxels;
+        ``counts`` are non-nodules and nodules.
         """
         centres = named_centres(self.path, self._candidates)
         return [self._patient(series, centres.get(series)) for series in sorted(self._candidates)]
@@ -188,14 +161,7 @@ class Luna16Reader(Reader):
         return tuple(np.bincount(self._candidates[series].label, minlength=2).tolist())
 
     def candidates_of(self, series: str) -> Candidates:
-        """Returns the candidates of one scan that the subsampling kept.
-
-        Args:
-            series: The series id.
-
-        Raises:
-            DataError: If the series has none.
-        """
+        """Returns the candidates of one scan that the subsampling kept."""
         if series not in self._candidates:
             raise DataError(f"{self._csv} has no candidates for series {series}.")
         return self._candidates[series]
@@ -273,16 +239,7 @@ def _find_csv(path: Path, name: str | None) -> Path:
 
 
 class Luna16ScanReader(Luna16Reader):
-    """Finds all scans of LUNA16 and their nodules, also the scans without one.
-
-    Args:
-        path: As :class:`Luna16Reader`.
-        annotations: Name of the CSV of nodules, with their ``diameter_mm``.
-        missing: What to do about nodules whose scan is absent, as there.
-
-    Raises:
-        DataError: Naming the unusable file, row or series.
-    """
+    """Finds all scans of LUNA16 and their nodules, also the scans without one."""
 
     classes = ("nodule",)  # type: ignore[assignment]  # of one class, not two
 
@@ -334,17 +291,8 @@ def read_with_nodules(
 ) -> dict[str, NDArray[Any]]:
     """Reads one scan for the cache, in worker processes.
 
-    Args:
-        header: The scan's header.
-        nodules: m of them.
-        diameters: (m,) in mm.
-        spec: How the scan is prepared.
-
-    Returns:
-        ``image`` as :func:`read_scan`, and ``boxes`` (m, 6) float32, corners in its voxels.
-
-    Raises:
-        DataError: If the scan cannot be read or a nodule lies outside of it.
+    `diameters` is (m,) in mm. Returns ``image`` as :func:`read_scan`, and ``boxes`` (m, 6) float32,
+    corners in its voxels.
     """
     grid = read_geometry(header, "LPS")
     centre_voxels(header, grid, nodules)

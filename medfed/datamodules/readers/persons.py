@@ -30,16 +30,9 @@ _OTHER |= {there: here for here, there in _OTHER.items()}
 def persons_of(names: Sequence[str], pattern: str | None, where: Path) -> list[str]:
     """Returns the patient of every case or picture, and says where one has several.
 
-    Args:
-        names: Names of cases, or paths of pictures.
-        pattern: A regular expression whose one group is the patient in a name without its folder.
-            None: the patient in names of known data sets (`KNOWN`), the same patient for the left
-            and the right of a pair, and for all other names a patient each.
-        where: The data, for sentences.
-
-    Raises:
-        ConfigError: If the pattern is invalid.
-        DataError: If it finds nothing.
+    `pattern`: a regular expression whose one group is the patient in a name without its folder.
+    None: the patient in names of known data sets (`KNOWN`), the same patient for the left and the
+    right of a pair, and for all other names a patient each.
 
     Example:
         >>> persons_of(["BraTS-GLI-00012-000", "BraTS-GLI-00012-001"], None, Path("x"))
@@ -83,10 +76,10 @@ def _pairs(files: Sequence[PurePosixPath], persons: list[str]) -> list[str]:
         if (match := _SIDE.match(file.stem)) and (name := match[1].rstrip("_- .")):
             folder = "" if unique else f"{file.parent}/"
             sides.setdefault((folder, name), []).append((n, match[2].lower()))
-    for (folder, name), held in sides.items():
-        there = {side for _, side in held}
+    for (folder, name), members in sides.items():
+        there = {side for _, side in members}
         if any(_OTHER[side] in there for side in there):
-            for n, _ in held:
+            for n, _ in members:
                 persons[n] = fold(f"{folder}{name}")
     return persons
 
@@ -94,18 +87,7 @@ def _pairs(files: Sequence[PurePosixPath], persons: list[str]) -> list[str]:
 def search_name(what: str, pattern: str | None, text: str, file: Path) -> str:
     """Finds the one group of a pattern in a name.
 
-    Args:
-        what: ``"patient"`` or ``"centre"``, for sentences.
-        pattern: A regular expression; None finds nothing.
-        text: The name.
-        file: The file, for error sentences.
-
-    Returns:
-        The group; empty without a pattern.
-
-    Raises:
-        ConfigError: If the pattern is invalid.
-        DataError: If the pattern finds nothing.
+    `pattern`: a regular expression; None finds nothing. Returns the group; empty without a pattern.
 
     Example:
         >>> search_name("patient", "^(p[0-9]+)_", "p12_left.png", Path("p12_left.png"))

@@ -30,11 +30,7 @@ SPLIT_NAMES: dict[str, Split] = {
 
 
 def official_splits(sheet: Sheet, column: str, texts: Sequence[str]) -> list[Split]:
-    """Reads the cells of a column of splits.
-
-    Raises:
-        DataError: If one is no split; it is named.
-    """
+    """Reads the cells of a column of splits."""
     for number, text in enumerate(texts, start=1):
         if text.lower() not in SPLIT_NAMES:
             raise sheet.bad(
@@ -170,14 +166,8 @@ def select_rows(
 ) -> tuple[Index, Index]:
     """Joins the samples of some patients, and thins them to class proportions.
 
-    Args:
-        rows: Sample numbers of every patient.
-        labels: (N,) class of every sample.
-        shares: (K,) class proportions to which the samples are thinned, or None.
-        seed: Seed of the thinning.
-
-    Returns:
-        (n,) sample numbers and (n,) index of each one's patient.
+    `labels` is (N,) class of every sample. `shares` is (K,) class proportions to which the samples
+    are thinned, or None. Returns (n,) sample numbers and (n,) index of each one's patient.
 
     Example:
         >>> [a.tolist() for a in select_rows([[1], [0, 2]], np.array([0, 1, 1]), None, seed=0)]
@@ -220,9 +210,6 @@ class ImageSet:
 
 def channel_names(count: int) -> tuple[str, ...]:
     """Names the channels of a grey or colour image.
-
-    Args:
-        count: 1 or 3.
 
     Example:
         >>> channel_names(3)

@@ -59,14 +59,8 @@ EMBEDDED: dict[str, Callable[[], Table]] = {"breast_cancer": breast_cancer, "dia
 def read_digits(path: Path | None = None) -> ImageSet:
     """Handwritten digits: 1,797 images of 8×8 pixels; their writers are unknown.
 
-    Args:
-        path: Must be None.
-
-    Returns:
-        Images (1797, 1, 8, 8) with values from 0 to 16; each is a patient.
-
-    Raises:
-        ConfigError: If a path is given.
+    `path`: must be None. Returns images (1797, 1, 8, 8) with values from 0 to 16; each is a
+    patient.
 
     Example:
         >>> digits = read_digits()

@@ -41,20 +41,8 @@ def find_kinds(
     With ``auto`` a column without a cell that is, or was meant as, a number holds categories. It is
     left out, and a line says so, if it has too many of them: more than 20, or one for every second
     row, as ids and remarks have. So are dates, times, and row numbers (1, 2, 3 ...). What the user
-    has named is not left out but refused.
-
-    Args:
-        sheet: The cells.
-        names: The columns that have no other role.
-        categorical: Columns that hold categories, also numbered ones; or ``auto``.
-        given: Whether the user has named the features.
-
-    Returns:
-        The features, and the sorted categories of those that have some.
-
-    Raises:
-        ConfigError: If `categorical` names what is no feature, or has more than 100 categories.
-        DataError: If no feature is left, or a column has no name.
+    has named is not left out but refused. `categorical`: columns that hold categories, also
+    numbered ones; or ``auto``.
     """
     auto = categorical == "auto"
     declared: tuple[str, ...] = ()
@@ -129,9 +117,6 @@ def _named(sheet: Sheet, name: str) -> tuple[str, ...]:
 def check_count(name: str, count: int) -> None:
     """Refuses more categories than a column may have.
 
-    Raises:
-        ConfigError: Naming the column.
-
     Example:
         >>> check_count("stage", 4)
     """
@@ -178,14 +163,8 @@ def recode(
 ) -> NDArray[np.float64]:
     """Gives categories their positions in other lists.
 
-    Args:
-        features: (N, F), see `read_cells`.
-        names: F columns.
-        old: Categories by column, to which the positions refer.
-        new: Those to which they shall refer.
-
-    Returns:
-        (N, F); -1 where a category is not in the new list.
+    `features` is (N, F), see `read_cells`. Returns (N, F); -1 where a category is not in the new
+    list.
 
     Example:
         >>> recode(np.array([[0.0], [1.0]]), ["sex"], {"sex": ("m", "f")}, {"sex": ("f",)}).tolist()
@@ -395,12 +374,8 @@ def counted(path: Path, features: NDArray[np.float64], left: int = 0) -> tuple[A
 def join_tables(tables: Mapping[str, Table]) -> Table:
     """Puts the tables of several hospitals below each other.
 
-    Args:
-        tables: By hospital, which becomes the centre of its rows; all have the same feature
-            columns and classes, but perhaps other categories.
-
-    Raises:
-        DataError: If columns or classes differ.
+    `tables`: by hospital, which becomes the centre of its rows; all have the same feature columns
+    and classes, but perhaps other categories.
 
     Example:
         >>> def of(*texts):
@@ -445,12 +420,7 @@ def join_tables(tables: Mapping[str, Table]) -> Table:
 def with_categories(table: Table, names: Sequence[str]) -> Table:
     """Takes the numbers of some columns for categories.
 
-    Args:
-        table: A table.
-        names: The columns; those that have categories already stay as they are.
-
-    Raises:
-        ConfigError: If a column is unknown or has too many different numbers.
+    `names`: the columns; those that have categories already stay as they are.
 
     Example:
         >>> cells, labels = np.array([[4.0], [np.nan], [2.0]]), np.zeros(3, np.int64)

@@ -74,9 +74,8 @@ _BEYOND = 100  # times the range of most clients
 def sums_with(covariates: Sequence[int], apart: Array) -> dict[str, list[float]]:
     """Sums over the known cells of each column, of covariates, their products, and with the cells.
 
-    Args:
-        covariates: (K,) their positions.
-        apart: (N, P) cells, less the medians of all; NaN is missing.
+    `covariates` is (K,) their positions. `apart` is (N, P) cells, less the medians of all; NaN is
+    missing.
     """
     cells, known = np.nan_to_num(apart), (~np.isnan(apart)).astype(float)
     x = cells[:, covariates]
@@ -89,14 +88,8 @@ def pooled_fit(
 ) -> tuple[Array, Array, Array]:
     """Least squares with a constant per hospital, from every hospital's sums.
 
-    Args:
-        sums: Per hospital ``count``, ``sum`` and ``squares`` of the cells less the median, and
-            those of `sums_with`.
-        median: (P,).
-        covariates: K.
-
-    Returns:
-        (P,) mean, (P,) deviation within hospitals, 1 where it is 0, and (P, K) slopes.
+    `median` is (P,). Returns (P,) mean, (P,) deviation within hospitals, 1 where it is 0, and (P,
+    K) slopes.
 
     Example:
         >>> none = {"x": [], "xx": [], "xy": []}
@@ -124,19 +117,12 @@ def pooled_fit(
 
 @dataclass(frozen=True)
 class Combat:
-    """The agreement of all hospitals.
+    """The agreement of all hospitals."""
 
-    Attributes:
-        whole: The limits and medians of all, and their mean and deviation within hospitals.
-        slopes: (P, K).
-        covariates: (K,) positions of the covariates.
-        kept: (P,) the columns that are not adjusted.
-    """
-
-    whole: Standard
-    slopes: Array
-    covariates: Sequence[int]
-    kept: NDArray[np.bool_]
+    whole: Standard  # the limits and medians of all, and their mean and deviation within hospitals
+    slopes: Array  # (P, K)
+    covariates: Sequence[int]  # (K,) positions of the covariates
+    kept: NDArray[np.bool_]  # (P,) the columns that are not adjusted
 
     def harmonised(self, train: Array) -> Standard:
         """Returns the scaling of a hospital, from its (N, P) training cells; NaN is missing."""
@@ -162,9 +148,7 @@ def location_and_scale(apart: Array) -> tuple[Array, Array]:
     """Johnson's gamma and delta of one hospital, by empirical Bayes over its columns.
 
     With fewer than three columns, or columns that are all alike, they are its means and deviations.
-
-    Args:
-        apart: (N, P) standardised cells; NaN is missing.
+    `apart` is (N, P) standardised cells; NaN is missing.
 
     Example:
         >>> [x.round(2).tolist() for x in location_and_scale(np.array([[1.0], [3.0]]))]
@@ -192,13 +176,8 @@ def converse(
 ) -> tuple[list[bytes], list[Exchanged]]:
     """Passes messages between clients and the server's half until both have ended.
 
-    Args:
-        server: Its half.
-        clients: In the order of the federation, in which sums are taken.
-        step: Passes an answer to a client, first None, and returns its message, finally None.
-
-    Returns:
-        The answers, which a later client needs, and the byte records.
+    `clients`: in the order of the federation, in which sums are taken. `step`: passes an answer to
+    a client, first None, and returns its message, finally None.
     """
     answers: list[bytes] = []
     exchanged: list[Exchanged] = []
@@ -224,15 +203,7 @@ def converse(
 def converse_here(
     server: Merging, halves: Mapping[str, Generator[bytes, bytes, Agreed]]
 ) -> tuple[Agreed, list[Exchanged]]:
-    """Passes the messages of clients that are all in this process.
-
-    Args:
-        server: Its half.
-        halves: Those of the clients, in their order.
-
-    Returns:
-        What the clients have agreed on, and the byte records.
-    """
+    """Passes the messages of clients that are all in this process."""
     agreed: list[Agreed] = []
 
     def step(client: str, answer: bytes | None) -> bytes | None:
@@ -247,11 +218,7 @@ def converse_here(
 
 
 def packed(content: Mapping[str, Any]) -> bytes:
-    """Returns a message as bytes.
-
-    Raises:
-        DataError: If a number is not finite.
-    """
+    """Returns a message as bytes."""
     try:
         return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
     except ValueError as error:
@@ -264,23 +231,14 @@ def packed(content: Mapping[str, Any]) -> bytes:
 def unpacked(content: bytes, form: Mapping[str, Any]) -> dict[str, Any]:
     """Reads an untrusted message.
 
-    Args:
-        content: The message.
-        form: By key: the count of numbers, or a list of the allowed texts, or a mapping from keys
-            to allowed texts.
-
-    Raises:
-        DataError: If it has another form.
-
     Example:
         >>> unpacked(b'{"count":[3]}', {"count": 1})
         {'count': [3.0]}
         >>> unpacked(b'{"count":["x"]}', {"count": 1})
         Traceback (most recent call last):
         ...
-        medfed.standalone.errors.DataError: A message about the columns of a table is malformed: \
-count[0]: expected float, got str.
-    """
+        medfed.standalone.errors.DataError: A message about the columns of a table is malformed: count[0]: expected float, got str.
+    """  # noqa: E501
     kinds: dict[str, Any] = {}
     for name, wanted in form.items():
         if isinstance(wanted, Mapping):
@@ -311,12 +269,8 @@ def sums_of(outcomes: Array) -> list[float]:
 def scale_of(sums: Sequence[Sequence[float]]) -> list[float]:
     """Returns mean and deviation (divided by N) of all outcomes together.
 
-    Args:
-        sums: `sums_of` the outcomes of every client.
-
-    Returns:
-        The deviation is 1 where all outcomes are the same. Of its 16 digits, sums about 0 leave
-        4 where the mean is a million times as large.
+    The result is the deviation is 1 where all outcomes are the same. Of its 16 digits, sums about 0
+    leave 4 where the mean is a million times as large.
 
     Example:
         >>> scale_of([sums_of(np.array([5.0, 7.0])), sums_of(np.array([3.0, 9.0]))])
@@ -332,21 +286,14 @@ Indicator = bool | Literal["auto"]
 
 @dataclass(frozen=True)
 class Agreement:
-    """The clients' agreement on their tables.
+    """The clients' agreement on their tables."""
 
-    Attributes:
-        columns: The inputs.
-        scaling: The scaling of all clients, or None if each has its own.
-        outcome: Mean and deviation of a continuous outcome; None for classes.
-        cuts: The ends of the intervals of survival; empty for other outcomes.
-        combat: What adjusts the scaling of each client; None: nothing does.
-    """
-
-    columns: Columns
-    scaling: Scaling | None
+    columns: Columns  # the inputs
+    scaling: Scaling | None  # the scaling of all clients, or None if each has its own
+    # Mean and deviation of a continuous outcome; None for classes.
     outcome: list[float] | None = None
-    cuts: Sequence[float] = ()
-    combat: Combat | None = None
+    cuts: Sequence[float] = ()  # the ends of the intervals of survival; empty for other outcomes
+    combat: Combat | None = None  # what adjusts the scaling of each client; None: nothing does
 
     def scaling_of(self, train: Array) -> Scaling | None:
         """Returns the scaling of a client's (N, P) training cells; None if it has its own."""
@@ -354,35 +301,25 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Question:
-    """The settings that clients need to agree.
+class AgreementSettings:
+    """The settings that clients need to agree."""
 
-    Attributes:
-        names: (F) columns.
-        indicator: Which columns have an indicator: all, none, or with ``auto`` those in which any
-            client misses a training cell.
-        normalization: How numbers are scaled.
-        pooled: Whether all clients share one scaling.
-        categorical: The columns that have categories.
-        continuous: Whether to agree on the scale of a continuous outcome.
-        intervals: Of survival, on whose ends to agree; 0 for none.
-        covariates: Of ComBat; None: there is no ComBat.
-    """
-
-    names: Sequence[str]
+    names: Sequence[str]  # (F) columns
+    # Which columns have an indicator: all, none, or with ``auto`` those in which any client misses
+    # a training cell.
     indicator: Indicator
-    normalization: Normalization
-    pooled: bool
-    categorical: Sequence[str] = ()
-    continuous: bool = False
-    intervals: int = 0
+    normalization: Normalization  # how numbers are scaled
+    pooled: bool  # whether all clients share one scaling
+    categorical: Sequence[str] = ()  # the columns that have categories
+    continuous: bool = False  # whether to agree on the scale of a continuous outcome
+    intervals: int = 0  # of survival, on whose ends to agree; 0 for none
 
     @property
     def outcomes(self) -> bool:
         """Whether to agree on facts about outcomes."""
         return self.continuous or self.intervals > 0
 
-    covariates: Sequence[str] | None = None
+    covariates: Sequence[str] | None = None  # of ComBat; None: there is no ComBat
 
     @property
     def numeric(self) -> list[str]:
@@ -411,7 +348,7 @@ Half = Generator[bytes, bytes, Agreement]
 
 
 def agree(
-    question: Question,
+    settings: AgreementSettings,
     train: Mapping[str, Array],
     categories: Categories,
     outcomes: Mapping[str, Array] | None = None,
@@ -419,56 +356,44 @@ def agree(
 ) -> tuple[Agreement, list[Exchanged]]:
     """Runs the agreement of clients that are all in this process.
 
-    Args:
-        question: The settings.
-        train: (N, F) training rows of every client; NaN is missing, a category its position.
-        categories: Of the columns that have some.
-        outcomes: (N,) outcomes of every client's rows, if they are continuous; (N, 2) times and
-            events.
-        patients: (N,) the patient of every client's rows; None: each row is one.
-
-    Returns:
-        The agreement, and its byte records; none if no messages are needed.
+    `train` is (N, F) training rows of every client; NaN is missing, a category its position.
+    `outcomes` is (N,) outcomes of every client's rows, if they are continuous; (N, 2) times and
+    events. `patients` is (N,) the patient of every client's rows; None: each row is one. Returns
+    the agreement, and its byte records; none if no messages are needed.
 
     Example:
         >>> rows = {"a": np.array([[1.0]]), "b": np.array([[np.nan], [3.0]])}
-        >>> agreed, exchanged = agree(Question(["age"], "auto", "standard", False), rows, {})
+        >>> settings = AgreementSettings(["age"], "auto", "standard", pooled=False)
+        >>> agreed, exchanged = agree(settings, rows, {})
         >>> agreed.columns.indicators, exchanged[1]
         (('age',), ('b', 'up', 19))
     """
     halves = {
         c: client_side(
-            TrainRows(question, rows, categories, (outcomes or {}).get(c), (patients or {}).get(c))
+            TrainRows(settings, rows, categories, (outcomes or {}).get(c), (patients or {}).get(c))
         )
         for c, rows in train.items()
     }
-    return converse_here(server_side(question, Claims([*train])), halves)
+    return converse_here(server_side(settings, Claims([*train])), halves)
 
 
 @dataclass(frozen=True)
 class TrainRows:
-    """A client's training rows, for its half of the agreement.
+    """A client's training rows, for its half of the agreement."""
 
-    Attributes:
-        question: The settings.
-        rows: (N, F); NaN is missing, a category its position.
-        categories: The client's, of the columns that have some.
-        outcomes: (N,) if they are continuous; (N, 2) times and events.
-        patients: (N,); None: each row is one.
-        contributing: The patients behind each column's sums, once they are computed.
-    """
-
-    question: Question
-    rows: Array
+    settings: AgreementSettings  # the settings
+    rows: Array  # (N, F); NaN is missing, a category its position
+    # The client's, of the columns that have some.
     categories: Categories = field(default_factory=dict)
-    outcomes: Array | None = None
-    patients: Index | None = None
+    outcomes: Array | None = None  # (N,) if they are continuous; (N, 2) times and events
+    patients: Index | None = None  # (N,); None: each row is one
+    # The patients behind each column's sums, once they are computed.
     contributing: dict[str, int] = field(default_factory=dict)
 
     @property
     def numbers(self) -> Array:
         """(N, P) the columns of numbers."""
-        names = self.question.names
+        names = self.settings.names
         return self.rows[:, [at for at, name in enumerate(names) if name not in self.categories]]
 
     def patients_in(self, rows: NDArray[np.bool_]) -> int:
@@ -482,13 +407,9 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Fact:
-    """A fact on which clients agree: what they send and what the server makes of it.
+    """A fact on which clients agree: what they send and what the server makes of it."""
 
-    Attributes:
-        question: The settings.
-    """
-
-    question: Question
+    settings: AgreementSettings  # the settings
 
     def forms(self) -> tuple[Form, Form]:
         """The forms of a client's message and of the answer to all; see `unpacked`."""
@@ -508,18 +429,18 @@ class Indicators(Fact):
 
     def forms(self) -> tuple[Form, Form]:
         """See the base class."""
-        names = self.question.names
-        sent = {"missing": names} if self.question.indicator == "auto" else {}
+        names = self.settings.names
+        sent = {"missing": names} if self.settings.indicator == "auto" else {}
         return sent, {"indicators": names}
 
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: names of columns that miss a cell."""
         gaps = np.flatnonzero(np.isnan(rows.rows).any(axis=0)).tolist()
-        return {name: [self.question.names[at] for at in gaps] for name in self.forms()[0]}
+        return {name: [self.settings.names[at] for at in gaps] for name in self.forms()[0]}
 
     def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
         """See the base class: those that miss a cell anywhere."""
-        names, every = self.question.names, self.question.indicator
+        names, every = self.settings.names, self.settings.indicator
         gaps = {name for one in messages for name in one.get("missing", ())}
         chosen = gaps if every == "auto" else {*names} if every else set()
         return {"indicators": [name for name in names if name in chosen]}
@@ -530,12 +451,12 @@ class Levels(Fact):
 
     def forms(self) -> tuple[Form, Form]:
         """See the base class."""
-        form = {"categories": dict.fromkeys(self.question.categorical)}
+        form = {"categories": dict.fromkeys(self.settings.categorical)}
         return form, form
 
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: names, without those of few patients."""
-        coded = {n: rows.rows[:, self.question.names.index(n)] for n in rows.categories}
+        coded = {n: rows.rows[:, self.settings.names.index(n)] for n in rows.categories}
         return {
             "categories": {
                 name: [
@@ -552,7 +473,7 @@ class Levels(Fact):
         return {
             "categories": {
                 name: sorted({t for one in messages for t in one["categories"][name]}, key=in_order)
-                for name in self.question.categorical
+                for name in self.settings.categorical
             }
         }
 
@@ -590,7 +511,7 @@ class Cuts(Fact):
 
     def forms(self) -> tuple[Form, Form]:
         """See the base class."""
-        return {"events": BINS}, {"cuts": self.question.intervals}
+        return {"events": BINS}, {"cuts": self.settings.intervals}
 
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: counts of events in wide bins of time."""
@@ -603,7 +524,7 @@ class Cuts(Fact):
         claims.counted("events", each.sum(axis=1, keepdims=True).tolist())
         if not each.any():
             raise DataError("No training patient of any client had the event; check data.event.")
-        return {"cuts": quantile_cuts(each.sum(axis=0).tolist(), self.question.intervals)}
+        return {"cuts": quantile_cuts(each.sum(axis=0).tolist(), self.settings.intervals)}
 
 
 class Ends(Fact):
@@ -611,25 +532,25 @@ class Ends(Fact):
 
     def forms(self) -> tuple[Form, Form]:
         """See the base class."""
-        answered = dict.fromkeys(self.question.ends, len(self.question.numeric))
-        return {"count": len(self.question.numeric), **answered}, answered
+        answered = dict.fromkeys(self.settings.ends, len(self.settings.numeric))
+        return {"count": len(self.settings.numeric), **answered}, answered
 
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: counts of values, and limits and medians, or minima and maxima."""
-        values, normalization = rows.numbers, self.question.normalization
+        values, normalization = rows.numbers, self.settings.normalization
         if normalization == "standard":
             ends: tuple[Array, ...] = columns.limits(values)
         else:
             fitted = columns.fit_minmax(normalization, values)
             ends = fitted.minimum, fitted.maximum
-        message = {n: end.tolist() for n, end in zip(self.question.ends, ends, strict=True)}
+        message = {n: end.tolist() for n, end in zip(self.settings.ends, ends, strict=True)}
         return {"count": (~np.isnan(values)).sum(axis=0).tolist(), **message}
 
     def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
         """See the base class: medians over the clients that have values; or the widest range."""
         counts = claims.counted("values of a column", [one["count"] for one in messages])
         agreed["counts"] = counts
-        names, empty = self.question.ends, counts == 0
+        names, empty = self.settings.ends, counts == 0
         ends = {n: np.array([one[n] for one in messages], dtype=float) for n in names}
         low, high = ends[names[0]], ends[names[-1]]
         claims.refuse(~empty & (low > high), "ends of a column that no data have")
@@ -642,8 +563,8 @@ class Ends(Fact):
         reach = np.maximum(middle[names[-1]] - middle[names[0]], np.abs(centre) * 1e-9)
         far = {n: np.abs(values - centre) > _BEYOND * reach for n, values in kept.items()}
         most = used.sum(axis=0) > 2  # of two nobody knows which is wrong
-        claims.remark(np.any([*far.values()], axis=0) & most, _BEYOND, self.question.numeric)
-        if self.question.normalization == "standard":
+        claims.remark(np.any([*far.values()], axis=0) & most, _BEYOND, self.settings.numeric)
+        if self.settings.normalization == "standard":
             return {n: values.tolist() for n, values in middle.items()}
         picks = {"minimum": (np.min, np.inf), "maximum": (np.max, -np.inf)}
         return {
@@ -661,19 +582,19 @@ class Kept(Fact):
 
     def forms(self) -> tuple[Form, Form]:
         """See the base class."""
-        form = {"kept": self.question.numeric}
+        form = {"kept": self.settings.numeric}
         return form, form
 
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: names of columns of at most two values."""
         known = [column[~np.isnan(column)] for column in rows.numbers.T]
-        pairs = zip(self.question.numeric, known, strict=True)
+        pairs = zip(self.settings.numeric, known, strict=True)
         return {"kept": [name for name, cells in pairs if len(np.unique(cells)) < 3]}
 
     def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
         """See the base class: those that have at most two everywhere, and the covariates."""
-        every = [{*one["kept"], *(self.question.covariates or ())} for one in messages]
-        return {"kept": [n for n in self.question.numeric if all(n in kept for kept in every)]}
+        every = [{*one["kept"], *(self.settings.covariates or ())} for one in messages]
+        return {"kept": [n for n in self.settings.numeric if all(n in kept for kept in every)]}
 
 
 class Moments(Fact):
@@ -681,8 +602,8 @@ class Moments(Fact):
 
     def forms(self) -> tuple[Form, Form]:
         """See the base class."""
-        width, products = len(self.question.numeric), self.question.products
-        slopes = {} if self.question.covariates is None else {"slopes": products["x"]}
+        width, products = len(self.settings.numeric), self.settings.products
+        slopes = {} if self.settings.covariates is None else {"slopes": products["x"]}
         sent = dict.fromkeys(("count", "sum", "squares"), width) | products
         return sent, dict.fromkeys(("mean", "sd"), width) | slopes
 
@@ -692,11 +613,11 @@ class Moments(Fact):
         A value at a limit adds a known number, so only patients strictly within the limits of a
         column, and of all covariates, stand behind its sums.
         """
-        low, median, high = (np.array(agreed[end]) for end in self.question.ends)
+        low, median, high = (np.array(agreed[end]) for end in self.settings.ends)
         values = rows.numbers
         within, wide = (low < values) & (values < high), low < high
-        known = within[:, self.question.positions].all(axis=1)
-        for at, name in enumerate(self.question.numeric):
+        known = within[:, self.settings.positions].all(axis=1)
+        for at, name in enumerate(self.settings.numeric):
             if wide[at] and not np.isnan(values[:, at]).all():
                 rows.contributing[name] = rows.patients_in(within[:, at] & known)
         apart = np.clip(values, low, high) - median
@@ -705,15 +626,15 @@ class Moments(Fact):
             "sum": np.nansum(apart, axis=0).tolist(),
             "squares": np.nansum(apart**2, axis=0).tolist(),
         }
-        if self.question.covariates is not None:
-            sums |= sums_with(self.question.positions, apart)
+        if self.settings.covariates is not None:
+            sums |= sums_with(self.settings.positions, apart)
         return sums
 
     def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
         """See the base class: least squares with ComBat."""
         names = ("count", "sum", "squares")
         count, total, squares = (np.array([one[n] for one in messages], float) for n in names)
-        low, median, high = (np.array(agreed[end]) for end in self.question.ends)
+        low, median, high = (np.array(agreed[end]) for end in self.settings.ends)
         reach = np.maximum(high - median, median - low)
         wrong = (count != agreed["counts"]) | _contradict(count, total, squares)
         wrong |= (np.abs(total) > _beyond(count * reach)) | (
@@ -723,89 +644,71 @@ class Moments(Fact):
         summed = (each.sum(axis=0) for each in (count, total, squares))
         mean, sd = columns.moments(next(summed), median, next(summed), next(summed))
         fitted = {"mean": mean, "sd": sd}
-        if self.question.covariates is not None:
-            k = len(self.question.positions)
+        if self.settings.covariates is not None:
+            k = len(self.settings.positions)
             most = _beyond(count * reach.max(initial=0))[..., None]
             for name, size in (("x", k), ("xx", k**2), ("xy", k)):
                 each = np.array([one[name] for one in messages], float).reshape(*count.shape, size)
                 bound = most if name == "x" else most * reach.max(initial=0)
                 claims.refuse(np.abs(each) > bound, "products of columns that no data have")
-            kept = np.isin(self.question.numeric, agreed["kept"])
+            kept = np.isin(self.settings.numeric, agreed["kept"])
             within = pooled_fit(messages, median, k)
             fitted = {"mean": np.where(kept, mean, within[0]), "sd": np.where(kept, sd, within[1])}
             fitted["slopes"] = np.where(kept[:, None], 0.0, within[2]).ravel()
         return {name: values.tolist() for name, values in fitted.items()}
 
 
-def _steps(question: Question) -> list[list[Fact]]:
+def _steps(settings: AgreementSettings) -> list[list[Fact]]:
     """The facts that each message of a client holds; none if nothing needs to be agreed."""
     chosen = {
-        Levels: question.categorical,
-        OutcomeScale: question.continuous,
-        Cuts: question.intervals,
-        Ends: question.pooled,
-        Kept: question.covariates is not None,
+        Levels: settings.categorical,
+        OutcomeScale: settings.continuous,
+        Cuts: settings.intervals,
+        Ends: settings.pooled,
+        Kept: settings.covariates is not None,
     }
-    if question.indicator != "auto" and not any(chosen.values()):
+    if settings.indicator != "auto" and not any(chosen.values()):
         return []
-    standard = question.pooled and question.normalization == "standard"
+    standard = settings.pooled and settings.normalization == "standard"
     first: list[Fact] = [
-        Indicators(question),
-        *(f(question) for f, is_on in chosen.items() if is_on),
+        Indicators(settings),
+        *(f(settings) for f, is_on in chosen.items() if is_on),
     ]
-    return [first, [Moments(question)]] if standard else [first]
+    return [first, [Moments(settings)]] if standard else [first]
 
 
 def client_side(rows: TrainRows) -> Half:
-    """A client's half: yields its messages, receives the server's answers.
-
-    Args:
-        rows: The client's.
-
-    Returns:
-        The agreement.
-
-    Raises:
-        DataError: If an answer is malformed.
-    """
-    question, agreed = rows.question, dict[str, Any]()
-    for facts in _steps(question):
+    """A client's half: yields its messages, receives the server's answers."""
+    settings, agreed = rows.settings, dict[str, Any]()
+    for facts in _steps(settings):
         message = {k: v for fact in facts for k, v in fact.ask(rows, agreed).items()}
         form = {k: v for fact in facts for k, v in fact.forms()[1].items()}
         agreed |= unpacked((yield packed(message)), form)
-    names = question.names
-    chosen = agreed.get("indicators", names if question.indicator else ())
+    names = settings.names
+    chosen = agreed.get("indicators", names if settings.indicator else ())
     shared = {n: tuple(agreed["categories"][n]) for n in rows.categories}
     inputs = Columns(tuple(names), shared, tuple(n for n in names if n in chosen))
     facts_of_outcomes = agreed.get("outcome"), agreed.get("cuts", ())
-    if not question.pooled:
+    if not settings.pooled:
         return Agreement(inputs, None, *facts_of_outcomes)
-    ends = [np.array(agreed[end]) for end in question.ends]
-    if question.normalization != "standard":
-        exact = question.normalization == "exact_minmax"
+    ends = [np.array(agreed[end]) for end in settings.ends]
+    if settings.normalization != "standard":
+        exact = settings.normalization == "exact_minmax"
         return Agreement(inputs, MinMax(ends[0], ends[1], exact), *facts_of_outcomes)
     low, median, high = ends
     whole = Standard(low, high, median, np.array(agreed["mean"]), np.array(agreed["sd"]))
-    if question.covariates is None:
+    if settings.covariates is None:
         return Agreement(inputs, whole, *facts_of_outcomes)
-    slopes = np.array(agreed["slopes"]).reshape(len(median), len(question.positions))
-    kept = np.isin(question.numeric, agreed["kept"])
-    combat = Combat(whole, slopes, question.positions, kept)
+    slopes = np.array(agreed["slopes"]).reshape(len(median), len(settings.positions))
+    kept = np.isin(settings.numeric, agreed["kept"])
+    combat = Combat(whole, slopes, settings.positions, kept)
     return Agreement(inputs, whole, *facts_of_outcomes, combat)
 
 
-def server_side(question: Question, claims: Claims | None = None) -> Merging:
-    """The server's half: receives the messages of all clients, in order, and yields its answers.
-
-    Args:
-        question: The settings.
-        claims: Receives what clients claim.
-
-    Raises:
-        DataError: If a client's message has the wrong form, or holds what no client can have.
-    """
+def server_side(settings: AgreementSettings, claims: Claims | None = None) -> Merging:
+    """The server's half: receives the messages of all clients, in order, and yields its answers."""
     claims, agreed, answer = claims or Claims(), dict[str, Any](), b""
-    for facts in _steps(question):
+    for facts in _steps(settings):
         form = {k: v for fact in facts for k, v in fact.forms()[0].items()}
         messages = [unpacked(content, form) for content in (yield answer)]
         merged = {k: v for f in facts for k, v in f.merge(messages, agreed, claims).items()}

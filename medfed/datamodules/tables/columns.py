@@ -93,11 +93,8 @@ def fit_standard(train: Array) -> Standard:
 def moments(count: Array, about: Array, total: Array, squares: Array) -> tuple[Array, Array]:
     """Mean and standard deviation (divided by N) of P columns, from sums of differences.
 
-    Args:
-        count: (P,) numbers of values.
-        about: (P,) of what the differences are taken.
-        total: (P,) sums of the differences.
-        squares: (P,) sums of their squares.
+    `count` is (P,) numbers of values. `about` is (P,) of what the differences are taken. `total` is
+    (P,) sums of the differences. `squares` is (P,) sums of their squares.
 
     Example:
         >>> one = np.ones(1)
@@ -116,9 +113,7 @@ def limits(train: Array) -> tuple[Array, Array, Array]:
 
     They are 3 interquartile ranges beyond the quartiles. If a quarter of the values or more are
     equal, such as zeros, the quartiles are those of the other values together with that value.
-
-    Returns:
-        (P,) lower limits, medians and upper limits; 0 where a column has no value.
+    Returns (P,) lower limits, medians and upper limits; 0 where a column has no value.
 
     Example:
         >>> mostly = np.array([[0.0]] * 9 + [[1.0]] * 3)
@@ -152,15 +147,10 @@ def value_range(train: Array, least: int = 0, share: float = 0.025) -> tuple[Arr
 
     From 2.5 % to 97.5 % of the values, or from the second to the last but one; where these are not
     a few codes, a quarter of that width further, and the whole where few values are known; outwards
-    to two digits of it.
-
-    Args:
-        train: The values; NaN is missing.
-        least: How many known values a column needs; ``None``: as many as any statistic.
-        share: Of the values below, and above; 0: from the second to the last but one.
-
-    Returns:
-        (P,) each; NaN where fewer values are known, or a few are equal.
+    to two digits of it. `train`: the values; NaN is missing. `least`: how many known values a
+    column needs; ``None``: as many as any statistic. `share`: of the values below, and above; 0:
+    from the second to the last but one. Returns (P,) each; NaN where fewer values are known, or a
+    few are equal.
 
     Example:
         >>> ages = np.array([[31.4 + 0.7 * n, np.nan] for n in range(60)])
@@ -209,10 +199,7 @@ PATIENT = re.compile(rf"({_PATIENTS}){_END}|id", re.IGNORECASE)
 def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Scaling]) -> None:
     """Logs the changes to training cells, one line each.
 
-    Args:
-        columns: The columns.
-        train: (N, F) training rows of every client.
-        scalings: The scaling of every client.
+    `train` is (N, F) training rows of every client.
     """
     rows, names = np.concatenate(list(train.values())), columns.names
     standard = any(isinstance(scaling, Standard) for scaling in scalings.values())
@@ -240,15 +227,12 @@ def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Sca
 def constant_remarks(names: Sequence[str], train: Mapping[str, Array]) -> list[str]:
     """Remarks on columns that are constant at a hospital, but not at all of them.
 
-    Args:
-        names: The names of the columns.
-        train: (N, F) training rows of every client.
+    `train` is (N, F) training rows of every client.
 
     Example:
         >>> constant_remarks(["age", "sex"], {"A": np.array([[5, 1], [6, 1]]), "B": np.eye(2)})
-        ['All training rows of a hospital have one value of a column, which tells nothing there: \
-sex at A.']
-    """
+        ['All training rows of a hospital have one value of a column, which tells nothing there: sex at A.']
+    """  # noqa: E501
     everywhere = _constant(names, np.concatenate(list(train.values())))
     alike = {client: _constant(names, rows) for client, rows in train.items()}
     pairs = [f"{n} at {c}" for c, columns in alike.items() for n in columns if n not in everywhere]
@@ -273,38 +257,32 @@ def leak_remarks(
 ) -> list[str]:
     """Remarks on columns that alone predict a class in training, and on those that number the rows.
 
-    Args:
-        names: The names of the columns.
-        categories: Of those that have some.
-        train: (N, F) training rows of every client.
-        labels: (N,) their classes.
+    `train` is (N, F) training rows of every client. `labels` is (N,) their classes.
 
     Example:
         >>> rows = np.array([[n % 7, n % 7 > 2, 100 + 3 * n] for n in range(60)], dtype=float)
         >>> train, dead = {"A": rows}, {"A": rows[:, 1]}
         >>> for remark in leak_remarks(["age", "autopsy", "mrn"], {}, train, dead):
         ...     print(remark)
-        Columns that alone predict the label in training, with their AUROC: age (1.000), autopsy \
-(1.000). Leave out what is known only after the outcome: 'data.drop=[age,autopsy]'.
-        Columns with a different whole number in every training row, as identifiers have: mrn. \
-Leave out those that are none of a patient's measurements: 'data.drop=[mrn]'.
-    """
+        Columns that alone predict the label in training, with their AUROC: age (1.000), autopsy (1.000). Leave out what is known only after the outcome: 'data.drop=[age,autopsy]'.
+        Columns with a different whole number in every training row, as identifiers have: mrn. Leave out those that are none of a patient's measurements: 'data.drop=[mrn]'.
+    """  # noqa: E501
     rows, classes = np.concatenate(list(train.values())), np.concatenate(list(labels.values()))
     alone, numbered = leaks(names, categories, rows, classes)
-    said = []
+    sentences = []
     if alone:
-        said.append(
+        sentences.append(
             "Columns that alone predict the label in training, with their AUROC: "
             f"{few(list(alone.values()), 8)}. Leave out what is known only after the outcome: "
             f"'data.drop=[{','.join(alone)}]'."
         )
     if numbered:
-        said.append(
+        sentences.append(
             "Columns with a different whole number in every training row, as identifiers have: "
             f"{few(numbered, 8)}. Leave out those that are none of a patient's measurements: "
             f"'data.drop=[{','.join(numbered)}]'."
         )
-    return said
+    return sentences
 
 
 def leaks(
@@ -312,21 +290,17 @@ def leaks(
 ) -> tuple[dict[str, str], list[str]]:
     """Finds the columns that alone predict the label, in words, and those like identifiers.
 
-    Args:
-        names: F columns.
-        categories: Those that have categories.
-        rows: (N, F).
-        classes: (N,).
+    `rows` is (N, F). `classes` is (N,).
     """
     alone: dict[str, str] = {}
     numbered = []
     for name, column in zip(names, rows.T, strict=True):
         known = ~np.isnan(column)
         cells = column[known]
-        if (found := _auroc(cells, classes[known], name in categories)) >= _TELLS:
-            alone[name] = f"{name} ({found:.3f})"
-        elif (found := _auroc(known.astype(float), classes, False)) >= _TELLS:
-            alone[name] = f"whether {name} is missing ({found:.3f})"
+        if (auroc := _auroc(cells, classes[known], name in categories)) >= _TELLS:
+            alone[name] = f"{name} ({auroc:.3f})"
+        elif (auroc := _auroc(known.astype(float), classes, False)) >= _TELLS:
+            alone[name] = f"whether {name} is missing ({auroc:.3f})"
         different = len(np.unique(cells)) == len(cells) >= _ROWS and (cells % 1 == 0).all()
         if different and name not in categories:
             numbered.append(name)
@@ -344,8 +318,8 @@ def _auroc(cells: Array, classes: Array, categorical: bool) -> float:
         if categorical:  # the share of the class among the rows of a category
             codes = np.unique(cells, return_inverse=True)[1]
             scores = (np.bincount(codes, positive) / np.bincount(codes))[codes]
-        found = float(area(scores, positive, np.ones((1, len(scores))))[0])
-        best = max(best, found, 1 - found)
+        auroc = float(area(scores, positive, np.ones((1, len(scores))))[0])
+        best = max(best, auroc, 1 - auroc)
     return best
 
 

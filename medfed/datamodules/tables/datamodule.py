@@ -65,82 +65,70 @@ class TabularDataModule(FederatedDataModule):
     An outcome is float32, in its original unit; the model predicts in standard units, with the mean
     and deviation that the clients have agreed on. Survival is (B, 2): times and events; the
     ``class_names`` are the ends of the intervals on which the clients have agreed.
-
-    Attributes:
-        path: A CSV file (or what `reader` reads); None takes the table `embedded`.
-        label: Name of the label column.
-        features: Feature columns; None takes all that have no other role.
-        centre: Column with the hospital, for the natural partition.
-        patient: Column with the patient; None makes every row a patient.
-        split: Column with the official splits (train, val, test); None makes random ones.
-        positive: Label values that count as class 1; None makes every distinct value a class.
-        header: Column names of a file without a header line.
-        categorical: Columns that hold categories, also numbered ones; None takes the columns of a
-            CSV file that hold texts, as `readers.table.find_kinds` says.
-        reader: Reads `path` if it is not a CSV file; the reader then decides the columns.
-        negative: Label values that count as class 0, if `positive` is given; None takes all others.
-        outcome: What the label column of a CSV file holds: ``"classes"``, or ``"continuous"``
-            numbers; ``"survival"`` has the columns `time` and `event` instead.
-        embedded: A table that comes with scikit-learn: ``"breast_cancer"`` or ``"diabetes"``.
-        eval_batch_size: Rows per evaluation batch.
-        normalization: ``"standard"``: mean 0 and standard deviation 1, missing cells the median;
-            ``"minmax"``: a rounded range from -1 to 1, missing cells 0; ``"exact_minmax"``: from
-            the smallest to the largest value, of public data; ``"none"``: as they are, missing
-            cells the median, to repeat what others did. See `columns`.
-        scaling: The training rows that determine the scaling. ``"client"``: the client's, so that
-            no statistics leave a hospital; ``"pooled"``: all clients', so that units are equal
-            everywhere, but clients exchange sums before the first round; ``"combat"``: by such
-            sums, and then each client's columns are adjusted in location and scale, see `combat`.
-        covariates: Columns of numbers whose effects on the others ``"combat"`` keeps.
-        missing_indicator: Which columns have an input that is 1 if the cell is missing: all
-            (True), none, or with ``"auto"`` those in which any client misses a training cell.
-        drop: Columns of a CSV file that are no features.
-        unlabelled: What to do about rows of a CSV file without a label: ``"error"`` or ``"drop"``.
-        unplaced: The same about rows without a hospital.
-        time: Column with the time of the event, or of the last visit of a patient without it.
-        event: Column that is 1 if the event happened, else 0; `positive` may name other values.
-        intervals: Number of intervals of time, which have as many events each over all clients, as
-            the sum of their histograms says.
-        cuts: The ends of the intervals; None lets the clients agree.
-        ages: Columns of ISO dates of a CSV file, each with the column of the date from which its
-            years count, such as ``{"admission": "birth"}``; they become features.
-        outcome_scale: Mean and deviation of continuous outcomes, the units of the model; None:
-            those of all clients' training rows, for which each client sends three sums. ``(0, 1)``
-            does not scale outcomes.
-        missing: Further words of missing cells in a CSV file, such as ``["k.A.", -9]``.
-        limits: What a cell such as ``<0.5`` is in a column of numbers of a CSV file: an error
-            (``"refuse"``), ``"half"`` of 0.5, or its ``"value"`` 0.5; ``>10`` is 10 with both.
     """
 
     _: KW_ONLY
-    path: str | None = None
-    label: str = "label"
+    path: str | None = None  # a CSV file (or what `reader` reads); None takes the table `embedded`
+    label: str = "label"  # name of the label column
+    # Feature columns; None takes all that have no other role.
     features: Sequence[str] | None = None
-    centre: str | None = None
-    patient: str | None = None
+    centre: str | None = None  # column with the hospital, for the natural partition
+    patient: str | None = None  # column with the patient; None makes every row a patient
+    # Label values that count as class 1; None makes every distinct value a class.
     positive: Sequence[str | int | float] | None = None
-    header: Sequence[str] | None = None
+    header: Sequence[str] | None = None  # column names of a file without a header line
+    # Columns that hold categories, also numbered ones; None takes the columns of a CSV file that
+    # hold texts, as `readers.table.find_kinds` says.
     categorical: Sequence[str] | None = None
+    # Reads `path` if it is not a CSV file; the reader then decides the columns.
     reader: Callable[[Path], Table] | None = None
+    # Label values that count as class 0, if `positive` is given; None takes all others.
     negative: Sequence[str | int | float] | None = None
+    # What the label column of a CSV file holds: ``"classes"``, or ``"continuous"`` numbers;
+    # ``"survival"`` has the columns `time` and `event` instead.
     outcome: Outcome = "classes"
+    # A table that comes with scikit-learn: ``"breast_cancer"`` or ``"diabetes"``.
     embedded: str = "breast_cancer"
-    eval_batch_size: int = 1024
+    eval_batch_size: int = 1024  # rows per evaluation batch
+    # ``"standard"``: mean 0 and standard deviation 1, missing cells the median; ``"minmax"``: a
+    # rounded range from -1 to 1, missing cells 0; ``"exact_minmax"``: from the smallest to the
+    # largest value, of public data; ``"none"``: as they are, missing cells the median, to repeat
+    # what others did. See `columns`.
     normalization: Normalization = "standard"
+    # The training rows that determine the scaling. ``"client"``: the client's, so that no
+    # statistics leave a hospital; ``"pooled"``: all clients', so that units are equal everywhere,
+    # but clients exchange sums before the first round; ``"combat"``: by such sums, and then each
+    # client's columns are adjusted in location and scale, see `combat`.
     scaling: Literal["client", "pooled", "combat"] = "client"
+    # Columns of numbers whose effects on the others ``"combat"`` keeps.
     covariates: Sequence[str] = ()
+    # Which columns have an input that is 1 if the cell is missing: all (True), none, or with
+    # ``"auto"`` those in which any client misses a training cell.
     missing_indicator: agreement.Indicator = "auto"
+    # Mean and deviation of continuous outcomes, the units of the model; None: those of all clients'
+    # training rows, for which each client sends three sums. ``(0, 1)`` does not scale outcomes.
     outcome_scale: Sequence[float] | None = None
-    drop: Sequence[str] = ()
+    drop: Sequence[str] = ()  # columns of a CSV file that are no features
+    # What to do about rows of a CSV file without a label: ``"error"`` or ``"drop"``.
     unlabelled: Unlabelled = "error"
-    unplaced: Unlabelled = "error"
+    unplaced: Unlabelled = "error"  # the same about rows without a hospital
+    # Column with the time of the event, or of the last visit of a patient without it.
     time: str | None = None
+    # Column that is 1 if the event happened, else 0; `positive` may name other values.
     event: str | None = None
+    # Number of intervals of time, which have as many events each over all clients, as the sum of
+    # their histograms says.
     intervals: Annotated[int, check_positive] = 10
-    cuts: Sequence[float] | None = None
+    cuts: Sequence[float] | None = None  # the ends of the intervals; None lets the clients agree
+    # Columns of ISO dates of a CSV file, each with the column of the date from which its years
+    # count, such as ``{"admission": "birth"}``; they become features.
     ages: Mapping[str, str] | None = None
+    # Column with the official splits (train, val, test); None makes random ones.
     split: str | None = None
+    # Further words of missing cells in a CSV file, such as ``["k.A.", -9]``.
     missing: Sequence[str | int | float] = ()
+    # What a cell such as ``<0.5`` is in a column of numbers of a CSV file: an error (``"refuse"``),
+    # ``"half"`` of 0.5, or its ``"value"`` 0.5; ``>10`` is 10 with both.
     limits: Limits = "refuse"
 
     def __post_init__(self) -> None:
@@ -286,10 +274,10 @@ class TabularDataModule(FederatedDataModule):
         table, chosen = self.table, self._chosen(plans)
         if self.agreement is None:
             trained = {c: rows for c, rows in self.train_rows.items() if c not in self.keep_out}
-            question = self._question(self.facts())
-            outcomes = self.train_outcomes if question.outcomes else None
+            settings = self._agreement_settings(self.facts())
+            outcomes = self.train_outcomes if settings.outcomes else None
             facts = table.categories, outcomes, self.train_patients
-            self.agreement, self.exchanged = agreement.agree(question, trained, *facts)
+            self.agreement, self.exchanged = agreement.agree(settings, trained, *facts)
         if self.survival:
             self.class_names = tuple(f"{cut:g}" for cut in self.cuts or self.agreement.cuts)
         agreed = self.columns
@@ -328,16 +316,16 @@ class TabularDataModule(FederatedDataModule):
         self._chosen(self.plans)
         ((client, rows),) = self.train_rows.items()
         if self.agreement is None:
-            question = self._question(self.facts())
-            outcomes = self.train_outcomes[client] if question.outcomes else None
+            settings = self._agreement_settings(self.facts())
+            outcomes = self.train_outcomes[client] if settings.outcomes else None
             patients = self.train_patients[client]
-            told = agreement.TrainRows(question, rows, self.table.categories, outcomes, patients)
-            self.contributing = told.contributing
-            self.agreement = yield from agreement.client_side(told)
+            train = agreement.TrainRows(settings, rows, self.table.categories, outcomes, patients)
+            self.contributing = train.contributing
+            self.agreement = yield from agreement.client_side(train)
 
     def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """See the base class."""
-        yield from agreement.server_side(self._question(facts), claims)
+        yield from agreement.server_side(self._agreement_settings(facts), claims)
 
     def facts(self) -> dict[str, Any]:
         """See the base class; adds the columns with categories, and the label."""
@@ -348,39 +336,39 @@ class TabularDataModule(FederatedDataModule):
 
     def summaries(self, client: str) -> list[Statistic]:
         """See the base class: sums of outcomes, and what pooled scaling needs of a column."""
-        question, patients = self._question(self.facts()), self.train_patients[client]
+        settings, patients = self._agreement_settings(self.facts()), self.train_patients[client]
         statistics = []
         count = len(np.unique(patients))
-        if question.continuous:
+        if settings.continuous:
             what, key = "the sums of the outcome", "data.outcome_scale"
             statistics.append(Statistic(client, what, key, agreement.SUMS, count))
-        if question.intervals:
+        if settings.intervals:
             what = "the counts of events by time"
             statistics.append(Statistic(client, what, "data.cuts", BINS, count))
-        for name, column in zip(question.names, self.train_rows[client].T, strict=True):
+        for name, column in zip(settings.names, self.train_rows[client].T, strict=True):
             known = len(np.unique(patients[~np.isnan(column)]))
-            if not (question.pooled and known) or name in question.categorical:
+            if not (settings.pooled and known) or name in settings.categorical:
                 continue
             key, what = "data.scaling", f"the quartiles and sums of {name}"
-            if question.normalization == "exact_minmax":  # each is the value of one patient
+            if settings.normalization == "exact_minmax":  # each is the value of one patient
                 key += " and data.normalization"
                 what, known = f"the smallest and the largest {name}", 1
-            elif question.normalization == "minmax":
+            elif settings.normalization == "minmax":
                 what = f"the range of {name}"
-            size = len(question.ends) + len(question.positions) ** 2
+            size = len(settings.ends) + len(settings.positions) ** 2
             statistics.append(Statistic(client, what, key, size, known))
             if name in self.contributing:
                 what, known = f"the sums of {name} within the limits", self.contributing[name]
                 statistics.append(Statistic(client, what, key, size, known))
         return statistics
 
-    def _question(self, facts: Mapping[str, Any]) -> agreement.Question:
+    def _agreement_settings(self, facts: Mapping[str, Any]) -> agreement.AgreementSettings:
         """The settings of the agreement of clients with these `facts`."""
         stay: Sequence[str] | None = () if self.scaling == "combat" else None
         if self.covariates:
             numbers = [name for name in facts["channels"] if name not in facts["categories"]]
             stay = check_names("column of numbers", self.covariates, numbers)
-        return agreement.Question(
+        return agreement.AgreementSettings(
             names=facts["channels"],
             indicator=self.missing_indicator,
             normalization=self.normalization,

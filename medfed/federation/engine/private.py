@@ -97,20 +97,15 @@ class FromSystem:
 
 @dataclass(frozen=True)
 class ExamplePrivacy:
-    """How the clients of a process protect their patients.
+    """How the clients of a process protect their patients."""
 
-    Attributes:
-        clip: The longest contribution of a patient or row to a sum.
-        noises: Standard deviation of the noise in multiples of ``clip``, by client.
-        unit: What is drawn, clipped and protected.
-        chunk: Samples whose gradients are kept at once; ``None``: as many as :data:`ROOM` allows.
-        system: Whether draws and noise come from the operating system, not from the run's seed.
-    """
-
-    clip: float
+    clip: float  # the longest contribution of a patient or row to a sum
+    # Standard deviation of the noise in multiples of ``clip``, by client.
     noises: Mapping[str, float]
-    unit: Unit = "patient"
+    unit: Unit = "patient"  # what is drawn, clipped and protected
+    # Samples whose gradients are kept at once; ``None``: as many as :data:`ROOM` allows.
     chunk: int | None = None
+    # Whether draws and noise come from the operating system, not from the run's seed.
     system: bool = False
 
     def randomness(self, *key: object) -> Randomness:
@@ -128,28 +123,14 @@ class ClientPrivacy:
     Deviations: every client adds noise, so that no server needs to be trusted with it: the noises
     of N clients with 1/N of the variance add up to that of the sum. The cohort follows from the
     run's seed, so that its choice hides nobody.
-
-    Attributes:
-        clip: The longest displacement of a client, over all its parts.
-        sigma: Standard deviation of the noise of a sum, in multiples of ``clip``.
-        seed: Seed of the run; ``None``: the noise comes from the operating system.
     """
 
-    clip: float
-    sigma: float
-    seed: int | None = None
+    clip: float  # the longest displacement of a client, over all its parts
+    sigma: float  # standard deviation of the noise of a sum, in multiples of ``clip``
+    seed: int | None = None  # seed of the run; ``None``: the noise comes from the operating system
 
     def protect(self, reply: Message, clients: int, *key: object) -> Message:
-        """Returns a reply with bounded and noisy parts.
-
-        Args:
-            reply: The client's.
-            clients: How many clients answer in this round.
-            key: Client, round and phase.
-
-        Raises:
-            ConfigError: If a part holds weights, which bounds would destroy.
-        """
+        """Returns a reply with bounded and noisy parts."""
         if states := [part for part in reply.parts if reply.kind(part) != "update"]:
             raise ConfigError(
                 f"privacy.client bounds displacements, and the part {states[0]} holds weights; "
@@ -168,18 +149,7 @@ class ClientPrivacy:
 
 
 class PrivateGradients:
-    """Computes clipped and noisy gradients of the data's loss.
-
-    Args:
-        network: The network.
-        loss: Gives the scalar loss of a batch under the network, without terms of the weights.
-        privacy: Bounds and noise.
-        penalty: The terms of the weights, which depend on no patient and get no noise.
-
-    Attributes:
-        privacy: See above.
-        penalty: See above.
-    """
+    """Computes clipped and noisy gradients of the data's loss."""
 
     def __init__(
         self,
@@ -194,15 +164,7 @@ class PrivateGradients:
         self._random: Randomness = FromSystem()
 
     def begin(self, data: Drawable, seed: int) -> None:
-        """Starts one call of a client.
-
-        Args:
-            data: Its data.
-            seed: Seed of the call.
-
-        Raises:
-            ConfigError: If the noise of this client is not known.
-        """
+        """Starts one call of a client."""
         if data.id not in self.privacy.noises:
             raise ConfigError(
                 f"Client {data.id} was not part of the run, so privacy.example gives it no "
@@ -223,16 +185,7 @@ class PrivateGradients:
             yield {**data.train_batch(seed, number, index), "unit": units[index]}
 
     def add(self, batch: Batch, trained: Mapping[str, Tensor], share: float) -> Tensor:
-        """Adds a draw's noisy gradient to the parameters' gradients.
-
-        Args:
-            batch: A draw.
-            trained: The parameters.
-            share: The draw's weight.
-
-        Returns:
-            The sum of the patients' losses, divided by their expected number.
-        """
+        """Adds a draw's noisy gradient to the parameters' gradients."""
         weights = {n: t.detach() for n, t in trained.items()}
         sums = {n: torch.zeros_like(t) for n, t in weights.items()}
         total = next(iter(sums.values())).new_zeros(())

@@ -45,9 +45,6 @@ HALF = 150
 class History(list[Record]):
     """Records in the order of rounds and clients, with derived facts of each round.
 
-    Args:
-        records: The existing records.
-
     Example:
         >>> history = History([Record(0, "a", {"iou": 0.5}), Record(0, "b", {"iou": 1.0})])
         >>> history.mean(0, "iou"), history.rounds
@@ -97,11 +94,6 @@ class History(list[Record]):
         A client of n training samples weighs n / (n + :data:`HALF`), as few validation samples can
         tell little. Each client's value is rounded, as across hospitals, so that both select the
         same round.
-
-        Args:
-            number: The round.
-            metric: The metric.
-            mode: With ``min`` the mean is negated.
         """
         known = self._means.setdefault(number, {})
         if (metric, mode) not in known:
@@ -138,20 +130,14 @@ class PersonalEvaluation(pl.Callback):
     round omits them. A model that has failed counts with the worst possible value, see
     :mod:`medfed.common.scores`. Both are logged once, on first occurrence. If the data of all
     clients leave the metric undefined, the loss selects the round.
-
-    Args:
-        metric: The metric by which a round is selected, e.g. ``iou``.
-        mode: ``max`` or ``min``.
-
-    Attributes:
-        losses: The mean training loss of each client in each round in which it took steps.
-        diverged: The clients at which a loss was not finite or far above its start, by round.
     """
 
     def __init__(self, metric: str, mode: str = "max") -> None:
         self.wanted = metric, mode
         self._history = History()
+        # The mean training loss of each client in each round in which it took steps.
         self.losses: list[Record] = []
+        # The clients at which a loss was not finite or far above its start, by round.
         self.diverged: dict[int, list[str]] = {}
         self.test: dict[str, dict[str, float]] = {}
         self.cases: dict[str, list[dict[str, float | str]]] = {}
@@ -330,11 +316,7 @@ class PersonalEvaluation(pl.Callback):
         )
 
     def check_selected(self) -> None:
-        """Refuses to test a run without a round that can be selected.
-
-        Raises:
-            NonFiniteError: If training diverged in every evaluated round.
-        """
+        """Refuses to test a run without a round that can be selected."""
         if self.history and self.best_round() is None:
             raise NonFiniteError(
                 "In every evaluated round the loss is not finite or far above its start at all "
@@ -380,9 +362,7 @@ def _divergence(clients: Sequence[str], number: int) -> str:
 class UnusualRounds(pl.Callback):
     """Says and records what is unusual in a round: far longer messages, diverging losses.
 
-    Args:
-        path: The record; it exists only if there is anything to record.
-        evaluation: Knows in which rounds training diverged.
+    `path`: the record; it exists only if there is anything to record.
     """
 
     def __init__(self, path: Path, evaluation: PersonalEvaluation) -> None:
@@ -415,11 +395,7 @@ class UnusualRounds(pl.Callback):
 
 
 class Patience(EarlyStopping):
-    """Lightning's early stopping, whose state survives resuming.
-
-    Args:
-        patience: Evaluations without improvement after which the run stops.
-    """
+    """Lightning's early stopping, whose state survives resuming."""
 
     def __init__(self, patience: int) -> None:
         super().__init__(
@@ -469,12 +445,7 @@ def _gather(module: FederatedModule, local: dict[str, Value]) -> dict[str, Value
 
 
 class RoundProgress(ProgressBar):
-    """A rich bar on a terminal; one line per evaluated round elsewhere.
-
-    Args:
-        evaluation: Gives the validation score to show.
-        console: Where to write; standard error by default.
-    """
+    """A rich bar on a terminal; one line per evaluated round elsewhere."""
 
     def __init__(self, evaluation: PersonalEvaluation, console: Console | None = None) -> None:
         super().__init__()

@@ -47,13 +47,9 @@ class RoundCheckpoint(Checkpoint):
     """Saves by round, not by optimizer step: some algorithms take no such steps.
 
     No dataclass: Hydra, which passes callbacks on to the trainer, would take it for configuration.
-
-    Args:
-        folder: The folder of the checkpoints.
-        keep: How many of the last rounds to keep, in addition to the best one; at least 2, so that
-            a damaged file has a predecessor.
-        every: Rounds between checkpoints.
-        evaluation: Gives the best round; ``None`` to keep no best checkpoint.
+    `keep`: how many of the last rounds to keep, in addition to the best one; at least 2, so that a
+    damaged file has a predecessor. `evaluation`: gives the best round; ``None`` to keep no best
+    checkpoint.
     """
 
     def __init__(
@@ -162,11 +158,7 @@ def is_whole(path: Path) -> bool:
 
 
 def check_federation(path: Path) -> None:
-    """Checks a checkpoint's content, without reading its tensors' values.
-
-    Raises:
-        CheckpointError: If it cannot be read, would run code, or is not of a federation.
-    """
+    """Checks a checkpoint's content, without reading its tensors' values."""
     content = read_checkpoint(path, map_location="meta")
     try:
         fit(content, _Checkpoint)
@@ -182,11 +174,7 @@ def rounds_in(folder: Path) -> list[Path]:
 
 
 def last_whole(folder: Path) -> Path | None:
-    """Returns the latest whole checkpoint; logs and skips damaged ones.
-
-    Raises:
-        CheckpointError: If there are checkpoints but none is whole.
-    """
+    """Returns the latest whole checkpoint; logs and skips damaged ones."""
     rounds = rounds_in(folder)
     for path in reversed(rounds):
         if is_whole(path):

@@ -45,10 +45,8 @@ def all_gather_bytes(
 ) -> list[bytes]:
     """Returns every rank's payload, in the order of ranks; a collective call.
 
-    Args:
-        payload: Any bytes, of different length on each rank.
-        device: This rank's device, for NCCL; other backends transport tensors on the CPU.
-        group: The group of all ranks; by default the default group.
+    `device`: this rank's device, for NCCL; other backends transport tensors on the CPU. `group`:
+    the group of all ranks; by default the default group.
 
     Example:
         >>> all_gather_bytes(b"abc", torch.device("cpu"))
@@ -92,9 +90,7 @@ def unpack(payloads: Iterable[bytes]) -> dict[str, bytes]:
 def gather_named(items: Mapping[str, bytes], device: torch.device) -> dict[str, bytes]:
     """Returns the named byte strings of all ranks; a collective call.
 
-    Args:
-        items: This rank's byte strings; names are unique over ranks.
-        device: See :func:`all_gather_bytes`.
+    `items`: this rank's byte strings; names are unique over ranks.
 
     Example:
         >>> gather_named({"a": b"1"}, torch.device("cpu"))
@@ -109,11 +105,8 @@ class Gathering:
     """Gathers named byte strings of all ranks while the ranks make further ones.
 
     Each rank adds byte strings one by one. The k-th of all ranks are sent together once the slowest
-    rank has its k-th, in a separate thread and process group (gloo: bytes need no GPU).
-
-    Args:
-        turns: The largest number of byte strings that a rank makes.
-        group: A group of all ranks that nothing else uses meanwhile.
+    rank has its k-th, in a separate thread and process group (gloo: bytes need no GPU). `turns`:
+    the largest number of byte strings that a rank makes.
     """
 
     def __init__(self, turns: int, group: dist.ProcessGroup) -> None:
@@ -140,11 +133,7 @@ class Gathering:
         self._made.put(pack(items))
 
     def finish(self) -> dict[str, bytes]:
-        """Returns the byte strings of all ranks, once all have arrived.
-
-        Raises:
-            RuntimeError: If the connection to another rank is lost.
-        """
+        """Returns the byte strings of all ranks, once all have arrived."""
         while self._left:
             self.put({})
         self._thread.join()

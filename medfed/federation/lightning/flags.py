@@ -45,15 +45,7 @@ _OF_BATCHES = {
 
 
 def check_trainer(trainer: Any, network: nn.Module) -> None:
-    """Refuses a Trainer whose settings would cut rounds short, or mean something else.
-
-    Args:
-        trainer: The Trainer, which is about to train, evaluate or test.
-        network: The network of the task.
-
-    Raises:
-        ConfigError: Of the first such setting; the message says what to set instead.
-    """
+    """Refuses a Trainer whose settings would cut rounds short, or mean something else."""
     for reason in _reasons(trainer, network):
         raise ConfigError(f"{reason}.")
 

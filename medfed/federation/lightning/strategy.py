@@ -40,14 +40,6 @@ class ClientSharding(DDPStrategy):
 
     DDP would mix the gradients of the clients that ranks train at the same time; here ranks
     exchange only encoded replies, when a phase closes.
-
-    Args:
-        ranks_per_device: How many processes share a device. NCCL refuses more than one, so gloo
-            then transports the bytes.
-        settings: Settings of Lightning's strategy.
-
-    Raises:
-        ConfigError: If the number is below 1.
     """
 
     strategy_name = "client_sharding"
@@ -167,12 +159,6 @@ def environment(several: bool) -> ClusterEnvironment | None:
 
     Within a SLURM job Lightning takes every process, even the job's script, for one of several
     started by srun, and would wait for the others for ever.
-
-    Args:
-        several: Whether the run has several ranks.
-
-    Raises:
-        ConfigError: If SLURM's variables do not give this process's rank.
     """
     launcher = launched()
     if several and launcher is not None and launcher.by == "srun":
@@ -200,10 +186,6 @@ def together(trainer: pl.Trainer) -> Iterator[None]:
     What makes this process a rank (variables, a process group) ends with the run; otherwise the
     next run of this process would take itself for one of several. Lightning ends the process with
     status 1 on Ctrl-C, ignoring further ones, and with 0 on SIGTERM.
-
-    Raises:
-        RankError: If another rank has failed.
-        KeyboardInterrupt: On Ctrl-C.
     """
     launcher, on_interrupt = trainer.strategy.launcher, signal.getsignal(signal.SIGINT)
     before = {name: os.environ.get(name) for name in _OF_RANKS}

@@ -93,17 +93,11 @@ class Transform(Protocol):
 
 
 class Coded(NamedTuple):
-    """A vector as bytes.
+    """A vector as bytes."""
 
-    Attributes:
-        data: The bytes.
-        received: The receiver's result, if the sender had to compute it.
-        memory: The sender's memory, of shape (d,).
-    """
-
-    data: bytes
-    received: Received | None
-    memory: Tensor | None
+    data: bytes  # the bytes
+    received: Received | None  # the receiver's result, if the sender had to compute it
+    memory: Tensor | None  # the sender's memory, of shape (d,)
 
 
 class Link:
@@ -334,19 +328,12 @@ def closest_factor(vector: Tensor, decoded: Tensor) -> float:
 
 
 class Place(NamedTuple):
-    """The place of a message, which determines a codec's random choices.
+    """The place of a message, which determines a codec's random choices."""
 
-    Attributes:
-        client: The client at the other end.
-        round: The round's number; -1 for deliveries outside of rounds.
-        phase: Position of the phase within the round.
-        share: The client's weight among all, where its message is part of a sum.
-    """
-
-    client: str = ""
-    round: int = -1
-    phase: int = 0
-    share: float | None = None
+    client: str = ""  # the client at the other end
+    round: int = -1  # the round's number; -1 for deliveries outside of rounds
+    phase: int = 0  # position of the phase within the round
+    share: float | None = None  # the client's weight among all, where its message is part of a sum
 
 
 NOWHERE = Place()
@@ -633,19 +620,8 @@ def encode_part(
 ) -> tuple[EncodedPart, Tensor | None]:
     """Turns a part into bytes.
 
-    Args:
-        tensors: Finite tensors by name.
-        kind: Weights or an update.
-        link: The link.
-        buffers: Names that no lossy codec may touch; they travel as fp32.
-        memory: What the sender remembers, ``(d,)``.
-        rng: Source of the codec's random choices.
-        flat: The flattened tensors, if the caller has them.
-        layout: Their layout, if the caller has it.
-        round: The round's number; -1 outside of rounds.
-
-    Returns:
-        The encoded part, and what the sender remembers if it is sent.
+    `buffers`: names that no lossy codec may touch; they travel as fp32. `memory`: what the sender
+    remembers, ``(d,)``. `round`: the round's number; -1 outside of rounds.
 
     Example:
         >>> part, _ = encode_part({"w": torch.ones(2), "mean": torch.ones(1)}, "update", Link())
@@ -677,19 +653,8 @@ def decode_part(
 ) -> tuple[Tensors, Tensor | None]:
     """Undoes :func:`encode_part`.
 
-    Args:
-        encoded: The part.
-        link: The link.
-        buffers: Names that no lossy codec may touch.
-        memory: What the receiver remembers, ``(d,)``.
-        device: Where the tensors are put; the CPU by default.
-
-    Returns:
-        The tensors by name, and what the receiver remembers from now on.
-
-    Raises:
-        CodecError: If the bytes are foreign, truncated or of another length, or hold numbers that
-            are not finite in the type of their tensor.
+    `memory`: what the receiver remembers, ``(d,)``. `device`: where the tensors are put; the CPU by
+    default.
     """
     device = device or torch.device("cpu")
     if isinstance(encoded.content, Tensor):
@@ -756,16 +721,6 @@ class CER:
     With ``relative`` it does the former. With an ``end`` it goes from ``gamma`` in the first round
     to ``end`` in the last by equal factors: gamma_t = gamma (end / gamma)^(t / (rounds - 1)).
 
-    Attributes:
-        gamma: How strongly neighbours are pulled together; 0: not at all, infinity: to zero.
-        relative: Whether gamma is multiplied by the mean magnitude of the vector, so that it means
-            the same in every round; otherwise it is absolute.
-        end: The gamma of the last round, more than 0; ``None``: that of the first.
-        rounds: After how many rounds the end is reached.
-
-    Raises:
-        ConfigError: If gamma is negative, or a change of it is not defined.
-
     Example:
         >>> import torch
         >>> cer = CER(gamma=0.5, relative=False)
@@ -775,10 +730,14 @@ class CER:
         [4.0, 2.0, 1.0, 1.0, 1.0]
     """
 
+    # How strongly neighbours are pulled together; 0: not at all, infinity: to zero.
     gamma: float = 0.0
+    # Whether gamma is multiplied by the mean magnitude of the vector, so that it means the same in
+    # every round; otherwise it is absolute.
     relative: bool = True
+    # The gamma of the last round, more than 0; ``None``: that of the first.
     end: float | None = None
-    rounds: int = 1
+    rounds: int = 1  # after how many rounds the end is reached
 
     def __post_init__(self) -> None:
         if not self.gamma >= 0:
@@ -816,13 +775,6 @@ class CER:
 def compress(data: bytes, level: int = 3) -> bytes:
     """Returns one Zstandard frame that states the length of ``data``.
 
-    Args:
-        data: Any bytes.
-        level: From 1 (fastest) to 22 (smallest).
-
-    Raises:
-        ConfigError: If the level is outside, or the package ``zstandard`` is not installed.
-
     Example:
         >>> len(compress(bytes(10_000))) < 40
         True
@@ -836,14 +788,8 @@ def compress(data: bytes, level: int = 3) -> bytes:
 def decompress(data: bytes, limit: int) -> bytes:
     """Returns the input of :func:`compress`.
 
-    Args:
-        data: One frame.
-        limit: The most bytes that are accepted; a frame that states more, or nothing, is refused
-            before anything is allocated.
-
-    Raises:
-        CodecError: If the frame is foreign, incomplete, damaged or larger than ``limit``.
-        ConfigError: If the package ``zstandard`` is not installed.
+    `limit`: the most bytes that are accepted; a frame that states more, or nothing, is refused
+    before anything is allocated.
 
     Example:
         >>> decompress(compress(b"abc"), limit=3)
@@ -866,11 +812,7 @@ def decompress(data: bytes, limit: int) -> bytes:
 
 
 def library() -> Any:
-    """Returns the package ``zstandard``.
-
-    Raises:
-        ConfigError: If it is not installed; names the command to install it.
-    """
+    """Returns the package ``zstandard``."""
     try:
         import zstandard
     except ImportError as error:

@@ -42,13 +42,6 @@ _MOST = 2**31 - 2**16  # leaves room for the rounding of 2^17 clients
 class FixedPoint:
     """Parts of clients' messages that the server receives only as a sum.
 
-    Attributes:
-        parts: Their names.
-        range: The largest magnitude that is not clipped.
-
-    Raises:
-        ConfigError: If the range is not positive, or too large for its steps.
-
     Example:
         >>> sums = FixedPoint(("shared",), 16.0)
         >>> sent = [({"w": torch.tensor([1.0])}, 0.25), ({"w": torch.tensor([-3.0])}, 0.75)]
@@ -58,8 +51,8 @@ class FixedPoint:
         {'w': tensor([-2.])}
     """
 
-    parts: tuple[str, ...]
-    range: float = 16.0
+    parts: tuple[str, ...]  # their names
+    range: float = 16.0  # the largest magnitude that is not clipped
 
     def __post_init__(self) -> None:
         if not 0 < self.range <= _LARGEST:
@@ -76,9 +69,7 @@ class FixedPoint:
     def encode(self, tensors: Tensors, share: float) -> tuple[bytes, int]:
         """Returns a client's whole numbers as bytes, and how many were clipped.
 
-        Args:
-            tensors: Finite tensors by name.
-            share: The client's weight among all clients, from 0 to 1.
+        `share`: the client's weight among all clients, from 0 to 1.
         """
         flat = flatten(tensors).detach().double()
         clipped = int((flat.abs() > self.range).sum())
@@ -87,16 +78,7 @@ class FixedPoint:
         return _HEADER.pack(_MAGIC, flat.numel()) + data, clipped
 
     def mean(self, parts: Sequence[EncodedPart], share: float, device: str = "cpu") -> Tensors:
-        """Returns the clients' mean.
-
-        Args:
-            parts: A part of each client's message.
-            share: The sum of their weights.
-            device: Where the tensors are put.
-
-        Raises:
-            CodecError: If bytes are foreign, or two clients send other names or shapes.
-        """
+        """Returns the clients' mean."""
         layout = parts[0].layout
         total = np.zeros(numel(layout), np.uint32)
         for part in parts:
@@ -124,11 +106,7 @@ class FixedPoint:
 
 
 def read(part: EncodedPart) -> Whole:
-    """Returns the whole numbers of a part, ``(d,)``.
-
-    Raises:
-        CodecError: If the bytes are foreign or of another length.
-    """
+    """Returns the whole numbers of a part, ``(d,)``."""
     length = numel(part.layout)
     if part.data[: _HEADER.size] != _HEADER.pack(_MAGIC, length):
         raise CodecError("These bytes are not of a part that is summed.")
@@ -138,19 +116,11 @@ def read(part: EncodedPart) -> Whole:
 
 
 class PhaseReplies(Mapping[str, Message]):
-    """The replies of a phase, read one by one.
-
-    Args:
-        clients: Who replies.
-        read: Returns the reply of a client, without the parts that are summed.
-
-    Attributes:
-        means: The means of the parts that are summed, by part.
-    """
+    """The replies of a phase, read one by one."""
 
     def __init__(self, clients: Sequence[str], read: Callable[[str], Message]) -> None:
         self._clients, self._read = clients, read
-        self.means: Mapping[str, Tensors] = {}
+        self.means: Mapping[str, Tensors] = {}  # the means of the parts that are summed, by part
 
     def __getitem__(self, client: str) -> Message:
         return self._read(client)

@@ -38,34 +38,24 @@ class _Head(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Received(NamedTuple):
-    """The receiver's result for a part.
+    """The receiver's result for a part."""
 
-    Attributes:
-        values: ``(d,)``, the decoded values, without the entries that always travel dense.
-        memory: ``(d,)``, the new memory; ``None`` if nothing need be remembered.
-    """
-
-    values: Tensor
-    memory: Tensor | None
+    values: Tensor  # ``(d,)``, the decoded values, without the entries that always travel dense
+    memory: Tensor | None  # ``(d,)``, the new memory; ``None`` if nothing need be remembered
 
 
 @dataclass(frozen=True)
 class EncodedPart:
-    """One part, with the layout that both ends know from the model.
+    """One part, with the layout that both ends know from the model."""
 
-    Attributes:
-        kind: Weights or an update.
-        content: Its bytes. What no codec changes is instead the vector itself, ``(d,)``: a receiver
-            in the same process needs no bytes, and they are only counted.
-        layout: Name, shape and dtype of each tensor.
-        received: The other end's result, which a sender with memory has decoded itself. A receiver
-            in the same process uses it instead of decoding again, so that both ends share one
-            tensor. It does not travel.
-    """
-
-    kind: Kind
+    kind: Kind  # weights or an update
+    # Its bytes. What no codec changes is instead the vector itself, ``(d,)``: a receiver in the
+    # same process needs no bytes, and they are only counted.
     content: bytes | Tensor = field(repr=False)
-    layout: Layout
+    layout: Layout  # name, shape and dtype of each tensor
+    # The other end's result, which a sender with memory has decoded itself. A receiver in the same
+    # process uses it instead of decoding again, so that both ends share one tensor. It does not
+    # travel.
     received: Received | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -127,13 +117,8 @@ class Packet:
     def from_bytes(cls, data: bytes, most: int = MAX_UNCHECKED) -> Packet:
         """Reads the bytes of :meth:`to_bytes`, and trusts nothing in them.
 
-        Args:
-            data: The bytes.
-            most: The most elements that the receiver would take, all parts together; bytes that
-                could hold a bit of each may state more.
-
-        Raises:
-            CodecError: If the bytes are foreign, incomplete or too many, or invalid for a packet.
+        `most`: the most elements that the receiver would take, all parts together; bytes that could
+        hold a bit of each may state more.
         """
         payload = Payload(memoryview(data))
         (size,) = payload.numbers("<Q")
@@ -151,11 +136,7 @@ class Packet:
 
 
 def _read_head(text: memoryview) -> _Head:
-    """Returns the head of a packet.
-
-    Raises:
-        CodecError: If it is not JSON, or anything in it is not written by a sender.
-    """
+    """Returns the head of a packet."""
     try:
         head = parse_json(text, _Head)
         rows = [name for part in head.parts for name, _, _ in part.layout]

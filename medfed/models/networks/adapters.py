@@ -74,25 +74,20 @@ def merge(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Adapters:
-    """Which layers of a network are adapted, and which other entries train.
+    """Which layers of a network are adapted, and which other entries train."""
 
-    Attributes:
-        rank: r.
-        alpha: The product counts alpha / r; ``None``: as much as r.
-        layers: Name patterns of linear and convolutional layers; only those that become smaller are
-            adapted.
-        train: Name patterns of entries that train whole, such as an output layer; ``None``: the
-            layers next to the outputs, or without data the last added layer.
-        part: ``shared``, or ``personal`` for a method that keeps what the model calls personal.
-        base: ``sent``: a run that starts from weights sends the frozen ones once; ``known``: every
-            hospital has them.
-    """
-
-    rank: Annotated[int, check_count] = 4
+    rank: Annotated[int, check_count] = 4  # r
+    # The product counts alpha / r; ``None``: as much as r.
     alpha: Annotated[float | None, within("(0, inf)")] = None
+    # Name patterns of linear and convolutional layers; only those that become smaller are adapted.
     layers: Sequence[str] = ("*",)
+    # Name patterns of entries that train whole, such as an output layer; ``None``: the layers next
+    # to the outputs, or without data the last added layer.
     train: Sequence[str] | None = None
+    # ``shared``, or ``personal`` for a method that keeps what the model calls personal.
     part: Literal["shared", "personal"] = "shared"
+    # ``sent``: a run that starts from weights sends the frozen ones once; ``known``: every hospital
+    # has them.
     base: Literal["sent", "known"] = "sent"
 
     def __post_init__(self) -> None:
@@ -104,21 +99,13 @@ class Adapters:
 
 @dataclass(frozen=True)
 class Adapted:
-    """The result of adapting a network.
+    """The result of adapting a network."""
 
-    Attributes:
-        layers: Layers with an adapter.
-        small: Layers that an adapter would not make smaller; they are frozen.
-        train: Entries that train whole.
-        trained: Elements that train.
-        frozen: Elements that do not.
-    """
-
-    layers: tuple[str, ...]
-    small: tuple[str, ...]
-    train: tuple[str, ...]
-    trained: int
-    frozen: int
+    layers: tuple[str, ...]  # layers with an adapter
+    small: tuple[str, ...]  # layers that an adapter would not make smaller; they are frozen
+    train: tuple[str, ...]  # entries that train whole
+    trained: int  # elements that train
+    frozen: int  # elements that do not
 
     def __str__(self) -> str:
         share = self.trained / (self.trained + self.frozen)
@@ -193,9 +180,7 @@ def _last(network: nn.Module, layers: Sequence[str]) -> str:
 def merged(network: nn.Module, weights: Mapping[str, Tensor]) -> Tensors:
     """Returns the entries of the plain network equal to an adapted one.
 
-    Args:
-        network: With adapters; without adapters the weights are returned unchanged.
-        weights: The trained weights, by name.
+    `network`: with adapters; without adapters the weights are returned unchanged.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 1))

@@ -43,14 +43,8 @@ Outputs = Callable[[nn.Module, Tensor], Sequence[Tensor]]
 def nearest(network: nn.Module, outputs: Outputs, image: Tensor) -> tuple[str, ...]:
     """Finds the layers next to the outputs of any network, on a copy of it in training mode.
 
-    Args:
-        network: Any network of one input.
-        outputs: Gives the outputs for the loss, from the network and an image.
-        image: ``(B, C, *spatial)``.
-
-    Returns:
-        Patterns of names: ``head.*`` of a layer, the name alone of a parameter in a larger module;
-        nothing if no layer is found.
+    `image` is ``(B, C, *spatial)``. Returns patterns of names: ``head.*`` of a layer, the name
+    alone of a parameter in a larger module; nothing if no layer is found.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2), nn.BatchNorm1d(2))
@@ -150,9 +144,8 @@ PERSONAL = {k: tuple(v) for k, v in yaml.safe_load(_TABLE.read_text("utf-8")).it
 def known_personal(network: nn.Module) -> tuple[str, ...]:
     """Returns the patterns of the table for a network's class, or one that it extends.
 
-    Returns:
-        Those that match something, as a U-Net of two levels has no inner one; none for a class that
-        the table does not have.
+    The result is those that match something, as a U-Net of two levels has no inner one; none for a
+    class that the table does not have.
 
     Example:
         >>> from monai.networks.nets import UNet
@@ -167,11 +160,10 @@ def known_personal(network: nn.Module) -> tuple[str, ...]:
 def default_personal(network: nn.Module) -> tuple[str, ...]:
     """Names the part of a network that stays with its client in the published experiments.
 
-    Returns:
-        ``fnmatch`` patterns on names relative to ``network``: the classifier of a DenseNet or a
-        small CNN, the up-sampling path and output layer of a U-Net, all of a logistic or
-        linear regression, the membership vector of a canonical model; of others what
-        this module knows. An empty tuple for networks that it does not.
+    Returns ``fnmatch`` patterns on names relative to ``network``: the classifier of a DenseNet or a
+    small CNN, the up-sampling path and output layer of a U-Net, all of a logistic or linear
+    regression, the membership vector of a canonical model; of others what this module knows. An
+    empty tuple for networks that it does not.
 
     Example:
         >>> from medfed.models.networks.densenet import densenet_bc

@@ -30,11 +30,7 @@ LOST = "its processes are gone"
 
 
 def check_flare() -> None:
-    """Raises an error that says how to install NVIDIA FLARE, if it is missing.
-
-    Raises:
-        ConfigError: If it is.
-    """
+    """Raises an error that says how to install NVIDIA FLARE, if it is missing."""
     if not all(map(find_spec, ("nvflare", "psutil"))):
         raise ConfigError(
             "Runs across hospitals need NVIDIA FLARE, which is not installed: a hospital runs "
@@ -50,11 +46,7 @@ def write_job(
 ) -> None:
     """Writes a job that names classes and holds no code.
 
-    Args:
-        folder: The job's folder; its name is the job's name.
-        sites: The sites that take part, all of which must be online when it starts.
-        server: The class that runs at the server, and its arguments.
-        site: The class that runs at each site, and its arguments.
+    `folder`: the job's folder; its name is the job's name.
     """
     template = Path(__file__).parents[1] / "templates" / "job.yml"
     text = filled(template, name=folder.name, sites=list(sites), server=server, site=site)

@@ -13,11 +13,7 @@ from medfed.sites.wire import Silent
 
 
 class CollabTransport:
-    """Calls sites over mutual TLS; ``answer`` runs in each site's process.
-
-    Args:
-        proxies: FLARE's proxies of the sites, by name.
-    """
+    """Calls sites over mutual TLS; ``answer`` runs in each site's process."""
 
     def __init__(self, proxies: Sequence[Any]) -> None:
         self._proxies = {proxy.name: proxy for proxy in proxies}
@@ -30,14 +26,7 @@ class CollabTransport:
     def call(self, site: str, request: bytes, timeout: float) -> bytes:
         """Sends a request to a site; several threads may call in parallel.
 
-        Args:
-            site: Its name.
-            request: The bytes.
-            timeout: Seconds to wait; a dead site is not noticed earlier.
-
-        Raises:
-            Silent: If no answer arrives in time, or the job has not started there.
-            SystemExit: If FLARE ends the job.
+        `timeout`: seconds to wait; a dead site is not noticed earlier.
         """
         try:
             return bytes(self._proxies[site](timeout=timeout).answer(request))
@@ -48,11 +37,7 @@ class CollabTransport:
 
 
 class Coordinator:
-    """The component at the server: runs an experiment, and writes its output to a file.
-
-    Args:
-        deployment: See :meth:`medfed.sites.deploying.Deployment.text`.
-    """
+    """The component at the server: runs an experiment, and writes its output to a file."""
 
     def __init__(self, deployment: str) -> None:
         self.deployment = deployment

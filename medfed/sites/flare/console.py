@@ -26,14 +26,7 @@ class NoServerError(SiteError):
 
 
 class Console:
-    """Submits jobs with an admin's kit, and watches them; a context manager.
-
-    Args:
-        kit: The folder of the kit.
-
-    Raises:
-        ConfigError: If it is not an admin's kit.
-    """
+    """Submits jobs with an admin's kit, and watches them; a context manager."""
 
     def __init__(self, kit: Path) -> None:
         self.kit = kit
@@ -85,11 +78,7 @@ class Console:
             return str(self._session.submit_job(str(job.resolve())))
 
     def status(self, number: str) -> str:
-        """Returns a job's status in FLARE's words, or :data:`LOST`.
-
-        Raises:
-            NoServerError: If the server does not answer.
-        """
+        """Returns a job's status in FLARE's words, or :data:`LOST`."""
         with self._one_sentence():
             status = str(self._session.get_job_status(number))
             if status == "RUNNING":  # FLARE reports this for ever if the job's server was killed

@@ -51,19 +51,7 @@ def provision(
 ) -> Path:
     """Makes a federation: its root, an invitation, and the kits of the server and coordinator.
 
-    Args:
-        folder: Where; what an earlier call has made stays, but for the folder ``install``.
-        sites: Sites whose keys and kits are made here, too, for a rehearsal.
-        server: The server's name in the network, which its certificate is for.
-        port: The server's only port, which sites and the coordinator connect to.
-        renew: Whether to make new keys and certificates for all that is made here.
-        lock: See :func:`medfed.sites.installed.write_install`.
-
-    Returns:
-        The folder that holds the kits.
-
-    Raises:
-        ConfigError: If FLARE is absent, or refuses a name, or the folder is of another server.
+    `folder`: where; what an earlier call has made stays, but for the folder ``install``.
     """
     check_flare()
     invitation, root = folder / INVITATION, folder / ROOT
@@ -96,17 +84,7 @@ def provision(
 def request(invitation: Path, folder: Path, name: str, kind: str = "client") -> tuple[Path, str]:
     """Makes a key that stays in the folder of a kit, and the request for its certificate.
 
-    Args:
-        invitation: The coordinator's.
-        folder: Of the kit; one that is there gets a new key when it is made again.
-        name: The site's.
-        kind: In FLARE's words.
-
-    Returns:
-        The request, which the coordinator gets, and its hash.
-
-    Raises:
-        ConfigError: If the invitation is none, or FLARE refuses the name.
+    `folder`: of the kit; one that is there gets a new key when it is made again.
     """
     about = read_yaml(invitation / PROFILE, _Profile)
     ports = {key: value for key, value in about["server"].items() if key != "host"}
@@ -125,15 +103,8 @@ def request(invitation: Path, folder: Path, name: str, kind: str = "client") -> 
 def approve(folder: Path, request: Path) -> dict[str, Any]:
     """Makes a certificate for the key of a request.
 
-    Args:
-        folder: The federation's, from `provision`.
-        request: What the site has sent.
-
-    Returns:
-        In FLARE's words: whose it is, the file that goes back, and what both compare by telephone.
-
-    Raises:
-        ConfigError: If FLARE refuses it.
+    Returns in FLARE's words: whose it is, the file that goes back, and what both compare by
+    telephone.
     """
     root, profile = folder / ROOT, str(folder / INVITATION / PROFILE)
     words = ("-c", str(root), "--profile", profile, "--valid-days", str(CERTIFICATES), "--force")
@@ -143,16 +114,8 @@ def approve(folder: Path, request: Path) -> dict[str, Any]:
 def make_kit(signed: Path, fingerprint: str, folder: Path) -> str:
     """Makes a kit, or renews its keys; the folder ``local`` of one that is there stays.
 
-    Args:
-        signed: What the coordinator has sent back.
-        fingerprint: Of the federation's root, as the coordinator has said it.
-        folder: The kit's, which holds the key of the request.
-
-    Returns:
-        The name in the federation.
-
-    Raises:
-        ConfigError: If the key or the fingerprint is another one.
+    `fingerprint`: of the federation's root, as the coordinator has said it. Returns the name in the
+    federation.
     """
     home = folder / "request"
     if not home.is_dir():
@@ -181,11 +144,7 @@ def make_kit(signed: Path, fingerprint: str, folder: Path) -> str:
 
 
 def _flare(home: Path, *words: str) -> dict[str, Any]:
-    """Runs one of NVFLARE's commands, whose records of keys go to ``home``, not to the user's.
-
-    Raises:
-        ConfigError: In FLARE's words, if it refuses.
-    """
+    """Runs one of NVFLARE's commands, whose records of keys go to ``home``, not to the user's."""
     check_flare()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     command = [sys.executable, "-P", "-m", "nvflare.cli", "--format", "json", *words]
@@ -205,10 +164,6 @@ def allow(kit: Path, prefixes: Sequence[str] = PREFIXES) -> None:
     Jobs may name the classes of FLARE's list and of medfed's, and contain no code. No one can read
     the site's files or logs remotely: by default FLARE sends error logs to the server, and the text
     of an error may hold a patient's name.
-
-    Args:
-        kit: The kit of a site or the server.
-        prefixes: The prefixes of allowed classes.
     """
     local = kit / "local"
     path = local / "resources.json"

@@ -52,11 +52,7 @@ class Payload:
         return np.frombuffer(self._rest, np.uint8)
 
     def take(self, count: int) -> memoryview:
-        """Returns the next ``count`` bytes, which are only allocated if they are there.
-
-        Raises:
-            CodecError: If fewer are left.
-        """
+        """Returns the next ``count`` bytes, which are only allocated if they are there."""
         if not 0 <= count <= len(self._rest):
             raise CodecError(f"The message is cut short: {count} more bytes were announced.")
         taken, self._rest = self._rest[:count], self._rest[count:]
@@ -72,22 +68,14 @@ class Payload:
         return np.frombuffer(self.take(kind.itemsize * count), kind)
 
     def magnitudes(self, count: int) -> Array:
-        """Returns the next ``count`` float32 numbers, which say how large something is.
-
-        Raises:
-            CodecError: If one is negative, NaN or infinite, or fewer are left.
-        """
+        """Returns the next ``count`` float32 numbers, which say how large something is."""
         values = self.array("<f4", count)
         if not bool(((values >= 0) & (values < np.inf)).all()):
             raise CodecError("A magnitude in the message is negative, NaN or infinite.")
         return values
 
     def finish(self) -> None:
-        """Checks that nothing is left.
-
-        Raises:
-            CodecError: If there is.
-        """
+        """Checks that nothing is left."""
         if self.left:
             raise CodecError(f"The message has {self.left} bytes too many.")
 

@@ -26,16 +26,11 @@ class Dense(Codec):
     magnitude between 2^14 and 2^15: nothing overflows, gradients of 1e-6 keep their precision, and
     numbers that float16 holds come back exact unless the message spans its whole range. Elements
     above 2^-28 of the largest have a relative error of at most 2^-11, smaller ones an absolute
-    error of 2^-39 of the largest. ``bfloat16`` has the range of float32 and a relative
-    error of 2^-8 at most (of normal numbers); above its largest number it saturates. Both round to
-    nearest: neither is unbiased, both are contractions with 1 - delta <= 2^-16, so that no feedback
-    is asked for.
-
-    Args:
-        dtype: ``float32``, ``float16``, ``bfloat16``, or ``float64`` for runs in double precision.
-
-    Raises:
-        ConfigError: If the dtype is another.
+    error of 2^-39 of the largest. ``bfloat16`` has the range of float32 and a relative error of
+    2^-8 at most (of normal numbers); above its largest number it saturates. Both round to nearest:
+    neither is unbiased, both are contractions with 1 - delta <= 2^-16, so that no feedback is asked
+    for. `dtype` is ``float32``, ``float16``, ``bfloat16``, or ``float64`` for runs in double
+    precision.
 
     Example:
         >>> codec = Dense()
@@ -92,11 +87,7 @@ def pack_half(values: Array) -> tuple[bytes, memoryview]:
 
 
 def unpack_half(payload: Payload, length: int) -> Array:
-    """Returns what :func:`pack_half` packed, as float32 of shape (d,).
-
-    Raises:
-        CodecError: If the bytes are incomplete or the exponent is invalid.
-    """
+    """Returns what :func:`pack_half` packed, as float32 of shape (d,)."""
     (shift,) = payload.numbers("<h")
     if not -_FP16_EXPONENT - 128 <= shift <= _FP16_EXPONENT + 150:
         raise CodecError(f"The exponent {shift} of a float16 message is out of range.")

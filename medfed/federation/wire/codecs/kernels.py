@@ -170,16 +170,8 @@ def _get_omega(words: Array, at: int, end: int) -> tuple[int, int]:
 def read(words: Array, end: int, out: Array, kind: int, b: int, limit: int) -> int:
     """Reads ``out.shape[0]`` numbers.
 
-    Args:
-        words: 64-bit words, one more than the bits need.
-        end: The number of bits that may be read.
-        out: Receives the numbers, int64.
-        kind: The code.
-        b: The parameter of RICE, at most 62.
-        limit: The largest number that is accepted.
-
-    Returns:
-        The number of bits read, or -1 if the bits are torn or a number is too large.
+    `end`: the number of bits that may be read. `out`: receives the numbers, int64. Returns the
+    number of bits read, or -1 if the bits are torn or a number is too large.
     """
     at = 0
     for i in range(out.shape[0]):

@@ -39,17 +39,9 @@ class QSGD(Codec):
     omega = min(n r^2 / (4 s^2), sqrt(n) r / s).
 
     After the header: s (4 bytes), n (8), the norms (float32), positions and signs of what is not
-    zero as in :func:`pack_support`, the code (1 byte), the levels less one.
-
-    Args:
-        levels: s, how many whole steps the norm is divided into.
-        norm: q >= 1; ``inf`` is the largest magnitude.
-        bucket: n, how many neighbours share a norm of 4 bytes; 0 for the whole vector.
-        elias: ``gamma``, ``delta`` or ``omega``, or ``shortest`` of the three for each message.
-        seed: Seed of the codec's own generator.
-
-    Raises:
-        ConfigError: If an argument is outside of these.
+    zero as in :func:`pack_support`, the code (1 byte), the levels less one. `norm`: q >= 1; ``inf``
+    is the largest magnitude. `bucket`: n, how many neighbours share a norm of 4 bytes; 0 for the
+    whole vector.
 
     Example:
         >>> import torch
@@ -123,16 +115,8 @@ class QSGD(Codec):
 def bucket_norms(values: Array, bucket: int, norm: float) -> Array:
     """Returns the q-norm of each bucket.
 
-    Args:
-        values: ``(d,)`` float32.
-        bucket: n, elements in a bucket; the last one may have fewer.
-        norm: q >= 1 or infinity.
-
-    Returns:
-        ``(ceil(d / n),)`` float32.
-
-    Raises:
-        ValueError: If a norm is beyond float32.
+    `values` is ``(d,)`` float32. `bucket`: n, elements in a bucket; the last one may have fewer.
+    The result is ``(ceil(d / n),)`` float32.
 
     Example:
         >>> bucket_norms(np.float32([3, -4, 5]), 2, 2.0), bucket_norms(np.float32([3, -4]), 2, 1.0)

@@ -36,13 +36,7 @@ class RunLength(Codec):
     After the header: the kind (1 byte: 1 for runs, 2 for a codebook, 4 for coded places), the
     number of values (8); the code (1) and the lengths less one; the size of the codebook (2) and
     its entries (float32); the values as float32, or their places: b bits each, or the code (1) and
-    the integers.
-
-    Args:
-        codebook_bits: b from 1 to 8, or 0 for no codebook.
-
-    Raises:
-        ConfigError: If b is outside.
+    the integers. `codebook_bits`: b from 1 to 8, or 0 for no codebook.
 
     Example:
         >>> import torch

@@ -29,13 +29,8 @@ class TopK(Codec):
     with delta >= k/d (in float16 times 1 - 2^-22).
 
     After the header: positions as in :func:`pack_support`, the type (1 byte), the values.
-
-    Args:
-        fraction: Share of the elements that is kept, in (0, 1].
-        values: ``float32`` or ``float16``, in which they are sent.
-
-    Raises:
-        ConfigError: If the share is outside, or the type is another.
+    `fraction`: share of the elements that is kept, in (0, 1]. `values` is ``float32`` or
+    ``float16``, in which they are sent.
 
     Example:
         >>> import torch
@@ -78,16 +73,9 @@ class RandomK(Codec):
     is a contraction with delta = k/d in expectation, and asks for error feedback.
 
     After the header: seed and k (8 bytes each), the type (1 byte), the values by position.
-
-    Args:
-        fraction: Share of the elements that is kept, in (0, 1].
-        scaled: Whether what is sent is scaled by d/k.
-        values: ``float32`` or ``float16``, in which they are sent; ``float16`` rounds to nearest,
-            a bias of 2^-11 of each element at most, and is not called unbiased.
-        seed: Seed of the codec's own generator.
-
-    Raises:
-        ConfigError: If the share is outside, or the type is another.
+    `fraction`: share of the elements that is kept, in (0, 1]. `values` is ``float32`` or
+    ``float16``, in which they are sent; ``float16`` rounds to nearest, a bias of 2^-11 of each
+    element at most, and is not called unbiased.
 
     Example:
         >>> import torch
@@ -141,15 +129,8 @@ def random_positions(d: int, k: int, seed: int) -> Array:
     """Returns ``k`` of ``d`` positions, all subsets with equal probability (Floyd's method).
 
     The stream (SplitMix64) is written out here because both ends must draw the same positions,
-    whatever their versions of NumPy.
-
-    Args:
-        d: How many positions there are.
-        k: How many are drawn, at most d.
-        seed: From 0 to 2^64 - 1.
-
-    Returns:
-        ``(k,)`` int64, increasing.
+    whatever their versions of NumPy. `seed`: from 0 to 2^64 - 1. The result is ``(k,)`` int64,
+    increasing.
 
     Example:
         >>> random_positions(10, 3, 1), random_positions(3, 3, 5)

@@ -33,14 +33,9 @@ class STC(Codec):
     what is sent. A contraction with delta = ||v_S||_1^2 / (k ||v||_2^2), S the elements sent, which
     is 1/d at least; not unbiased.
 
-    After the header: mu (float32), then positions and signs as in :func:`pack_support`.
-
-    Args:
-        sparsity: p, the share of elements that is kept, in (0, 1].
-        runs: Whether positions may go as runs; false: as gaps only, as published.
-
-    Raises:
-        ConfigError: If the share is outside.
+    After the header: mu (float32), then positions and signs as in :func:`pack_support`. `sparsity`:
+    p, the share of elements that is kept, in (0, 1]. `runs`: whether positions may go as runs;
+    false: as gaps only, as published.
 
     Example:
         >>> import torch

@@ -27,9 +27,8 @@ _CHUNK = 2**16
 class IntegerCode:
     """A prefix-free code of the integers from 0 up; Elias codes are of the next integer.
 
-    Args:
-        kind: ``rice`` (Golomb with the parameter 2^b), or Elias ``gamma``, ``delta`` or ``omega``.
-        b: The number of low bits that ``rice`` writes as they are.
+    `kind` is ``rice`` (Golomb with the parameter 2^b), or Elias ``gamma``, ``delta`` or ``omega``.
+    `b`: the number of low bits that ``rice`` writes as they are.
 
     Example:
         >>> code = IntegerCode("rice", 2)
@@ -72,16 +71,8 @@ class IntegerCode:
     def unpack(self, payload: Payload, count: int, limit: int) -> Array:
         """Returns the next ``count`` integers of a payload.
 
-        Args:
-            payload: The payload; it is left at the first byte after the integers.
-            count: How many there must be.
-            limit: The largest value that makes sense.
-
-        Returns:
-            ``(count,)`` int64.
-
-        Raises:
-            CodecError: If the bytes are torn or a value lies above ``limit``.
+        `payload`: the payload; it is left at the first byte after the integers. The result is
+        ``(count,)`` int64.
         """
         from medfed.federation.wire.codecs import kernels
 
@@ -108,10 +99,7 @@ def golomb_code(rate: float) -> IntegerCode:
     """The code of the gaps between positions that are each taken with probability ``rate``.
 
     b* = 1 + floor(log2(ln(phi - 1) / ln(1 - p))), phi = (sqrt(5) + 1) / 2 (Sattler et al. 2019,
-    equation 17).
-
-    Args:
-        rate: p in [0, 1].
+    equation 17). `rate`: p in [0, 1].
 
     Example:
         >>> [golomb_code(p).b for p in (1.0, 0.1, 0.01, 0.001)]
@@ -144,17 +132,9 @@ def round_randomly(values: Array, units: Array, bucket: int, rng: np.random.Gene
     """Returns |v| / unit, rounded up with the probability of its fraction and down otherwise.
 
     The uniform numbers have 53 bits: with the 24 of float32, magnitudes below 2^-24 of a unit would
-    come out too large on average.
-
-    Args:
-        values: ``(d,)`` float32.
-        units: ``(ceil(d / bucket),)`` float64, one for each bucket; where it is zero, so are the
-            magnitudes.
-        bucket: Elements in a bucket.
-        rng: Source of d uniform numbers.
-
-    Returns:
-        ``(d,)`` int64.
+    come out too large on average. `values` is ``(d,)`` float32. `units` is ``(ceil(d / bucket),)``
+    float64, one for each bucket; where it is zero, so are the magnitudes. The result is ``(d,)``
+    int64.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -183,13 +163,8 @@ def pack_support(
     """Returns positions and signs in as few bits as gaps or runs allow.
 
     Two bytes name the codes; then the count (4 bytes), the gaps, the lengths of the runs, and the
-    signs, one bit for each position or run. A run is a stretch of neighbours of one sign.
-
-    Args:
-        indices: ``(n,)`` increasing positions.
-        length: d, above all of them.
-        negative: ``(n,)`` booleans; None where no sign is sent.
-        runs: Whether runs are tried.
+    signs, one bit for each position or run. A run is a stretch of neighbours of one sign. `indices`
+    is ``(n,)`` increasing positions. `negative` is ``(n,)`` booleans; None where no sign is sent.
 
     Example:
         >>> parts = pack_support(np.array([3, 4, 5, 6]), 10, np.array([True] * 4))
@@ -219,16 +194,8 @@ def pack_support(
 def unpack_support(payload: Payload, length: int, signed: bool) -> tuple[Array, Array]:
     """Returns what :func:`pack_support` packed.
 
-    Args:
-        payload: The payload.
-        length: d.
-        signed: Whether signs were sent.
-
-    Returns:
-        ``(n,)`` increasing positions below d and ``(n,)`` booleans, all False without signs.
-
-    Raises:
-        CodecError: If the bytes are torn or a position lies outside.
+    The result is ``(n,)`` increasing positions below d and ``(n,)`` booleans, all False without
+    signs.
     """
     first, second = payload.numbers("<BB")
     (count,) = payload.numbers(_count_layout(length))
@@ -251,10 +218,7 @@ def unpack_support(payload: Payload, length: int, signed: bool) -> tuple[Array, 
 def spread(sent: Array, indices: Array, length: int) -> Array:
     """Returns a float32 vector that is zero where nothing was sent.
 
-    Args:
-        sent: ``(n,)`` numbers.
-        indices: ``(n,)`` their positions, below d.
-        length: d.
+    `sent` is ``(n,)`` numbers. `indices` is ``(n,)`` their positions, below d.
 
     Example:
         >>> spread(np.array([2.0]), np.array([1]), 3)
@@ -319,14 +283,8 @@ def largest(values: Array, k: int) -> Array:
     """Returns the positions of the ``k`` largest magnitudes, increasing.
 
     Of equal magnitudes those at lower positions are taken; zeros never are, so there may be fewer
-    than ``k``.
-
-    Args:
-        values: ``(d,)`` finite float32.
-        k: How many at most.
-
-    Returns:
-        ``(min(k, number of non-zeros),)`` int64.
+    than ``k``. `values` is ``(d,)`` finite float32. The result is ``(min(k, number of
+    non-zeros),)`` int64.
 
     Example:
         >>> largest(np.float32([1, -3, 0, 3, 2]), 2)

@@ -27,9 +27,6 @@ class TernGrad(Codec):
 
     After the header: s (float32), then positions and signs as in :func:`pack_support`.
 
-    Args:
-        seed: Seed of the codec's own generator.
-
     Example:
         >>> import torch
         >>> codec = TernGrad()
