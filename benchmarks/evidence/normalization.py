@@ -81,7 +81,6 @@ CASES = {
     "lgg": IMAGES,
     "stroke": TABLE,
     "drive": DRIVE,
-    "retina": VARIANCES,
     "luna16": VARIANCES,
     "brats": AVERAGED,
     "stroke_unseen": {

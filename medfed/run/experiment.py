@@ -208,9 +208,10 @@ def points_of(config: RunDescription, task: TaskModule) -> Chooser | RegionChoos
     if method:
         why = "is for classifications (platt: into two classes)"
         raise ConfigError(f"evaluation.calibration={method} {why}; set it to null.")
-    named = isinstance(task, SegmentationTask) and "point" in task.regions  # as chosen metrics are
-    if rule and isinstance(task, SegmentationTask) and task.activation == "sigmoid" and not named:
-        return RegionChooser(task.regions, task.threshold, task.scores)
+    if rule and isinstance(task, SegmentationTask) and task.activation == "sigmoid":
+        counts = type(task).meter is SegmentationTask.meter  # at thresholds; a user's does not
+        if counts and "point" not in task.regions:  # the ending of chosen metrics
+            return RegionChooser(task.regions, task.threshold, task.scores)
     return None
 
 

@@ -65,7 +65,7 @@ class Predictor:
     ) -> Predictor:
         """Reads off the facts what the network's outputs mean."""
         size = batch_size or facts.get("window_batch") or cls.batch_size
-        level = facts.get("threshold") if threshold is None else threshold
+        level: Any = facts.get("threshold") if threshold is None else threshold
         inference: Inference = ClassInference(*(facts.get("calibration") or ()))
         window = tuple(facts["patch_size"]) if facts.get("patch_size") else None
         overlap = float(0.25 if facts.get("overlap") is None else facts["overlap"])

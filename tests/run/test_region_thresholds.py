@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.optim import SGD
 
-from medfed.config.compose import load
+from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
 from medfed.functional.points import RegionChooser
+from medfed.models.segmentation import SegmentationTask
 from medfed.models.segmentation_meter import counts_above, iou_and_dice, overlap_counts
 from medfed.run.evaluation import evaluate_run
+from medfed.run.experiment import chooser_of
 from medfed.run.results import metric_table, remarks
 from tests.datamodules.picture_files import cohort, write_index
 from tests.integration.runs import run
@@ -162,3 +165,26 @@ def test_sites_choose_the_same(trained, tmp_path):
     assert same(folder / "run", tmp_path / "run") == []
     points = json.loads((tmp_path / "run" / "summary.json").read_text())["points"]
     assert points == json.loads((folder / "run" / "summary.json").read_text())["points"]
+
+
+class OwnMeter(SegmentationTask):
+    """A user's task, whose meter counts at no thresholds."""
+
+    def meter(self, *, test=False):
+        return super().meter(test=test)
+
+
+CHOOSING = {
+    "regions that overlap": (SegmentationTask, ["a", "b"], "sigmoid", [], True),
+    "exclusive ones": (SegmentationTask, ["a", "b"], "softmax", [], False),
+    "by wish": (SegmentationTask, ["a"], "sigmoid", ["evaluation.operating_point=null"], False),
+    "a region of that name": (SegmentationTask, ["a", "point"], "sigmoid", [], False),
+    "a user's meter": (OwnMeter, ["a"], "sigmoid", [], False),
+}
+
+
+@pytest.mark.parametrize("case", CHOOSING.values(), ids=CHOOSING)
+def test_which_tasks_choose_thresholds(case):
+    kind, regions, activation, keys, chooses = case
+    task = kind(torch.nn.Conv2d(1, 1, 1), SGD, regions=regions, activation=activation)
+    assert bool(chooser_of(described(["experiment=brats_pfednet", *keys]), task)) == chooses

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from statistics import median
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -375,13 +374,14 @@ class FederatedModule(pl.LightningModule):
 
         if not keep or not isinstance(self.task, Measures):
             return self.task.evaluate(batches(split), test=split == "test")
-        levels = () if self.chooser is None else self.chooser.levels
-        measured = partial(self.task.measured, **({"levels": levels} if levels else {}))
-        meter = measured(batches(split), test=split == "test")
+        more: dict[str, Any] = {}
+        if self.chooser is not None and self.chooser.levels:
+            more["levels"] = self.chooser.levels
+        meter = self.task.measured(batches(split), test=split == "test", **more)
         self.cases[client] = meter.cases()
         if self.chooser is not None:
-            training = measured(batches("train")).cases() if self.chooser.linear else []
-            self._chosen_on[client] = measured(batches("val")).cases(), training
+            training = self.task.measured(batches("train")).cases() if self.chooser.linear else []
+            self._chosen_on[client] = self.task.measured(batches("val"), **more).cases(), training
             self.points[client] = self.chooser.choose(*self._chosen_on[client])
         return meter.compute()
 
