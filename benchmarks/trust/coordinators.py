@@ -509,16 +509,16 @@ def _side_entrance() -> Iterator[None]:
 
     with (
         mock.patch.dict(gate.RULES, {wire.Onboard: rule}),
-        mock.patch("medfed.sites.site.Newcomer", _one_step),
+        mock.patch("medfed.sites.newcomers.newcomer_of", _one_step),
     ):
         yield
 
 
-def _one_step(federation: Any, client: Any) -> Any:
+def _one_step(module: Any, site: str, steps: int) -> Any:
     from medfed.federation import reference
 
-    client.trainer.budget = replace(client.trainer.budget, steps=1)
-    return reference.Newcomer(federation, client)
+    module.local.budget = replace(module.local.budget, steps=1)
+    return reference.Newcomer(module.federation, module.federation.clients[site])
 
 
 @contextmanager
