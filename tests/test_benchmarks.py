@@ -93,6 +93,10 @@ NOT_HERE = {
             "evidence/coverage.py FOLDER/ist.csv rounds=2 --splits 1 --least 60",
             "| medfed's, recalibrated | 0.",
         ),
+        (
+            "evidence/walk.py --heart FOLDER/heart --only train evaluate --overrides rounds=2",
+            "| `medfed evaluate by=sex` | ",
+        ),
         ("evidence/studies.py FOLDER/trial.csv --least 100", "| hazard, 18 intervals |"),
         ("evidence/selection.py --repeats 5", "| 40 36 24 18 2, peaks 1 apart |"),
         ("project/house.py --repeats 0", "modules that one neighbour reads"),

@@ -41,7 +41,8 @@ def cases_of(overrides: list[str]) -> Cases:
         with together(experiment.trainer):
             experiment.trainer.fit(experiment.module)
             test_selected(experiment)
-    module, task, cases = experiment.module, experiment.task, {}
+    module, task = experiment.module, experiment.task
+    cases: dict[str, dict[str, Rows]] = {}
     with torch.no_grad():
         for name, client in module.federation.clients.items():
             module.local.model.load(module.federation.personal_model(name))

@@ -509,17 +509,16 @@ def _side_entrance() -> Iterator[None]:
 
     with (
         mock.patch.dict(gate.RULES, {wire.Onboard: rule}),
-        mock.patch("medfed.sites.newcomers.Joining.__init__", _one_step),
+        mock.patch("medfed.sites.newcomers.newcomer_of", _one_step),
     ):
         yield
 
 
-def _one_step(self: Any, module: Any, site: str, steps: int) -> None:
+def _one_step(module: Any, site: str, steps: int) -> Any:
     from medfed.federation import reference
 
-    reference.Newcomer.__init__(self, module.federation, module.federation.clients[site])
-    self.module = module
     module.local.budget = replace(module.local.budget, steps=1)
+    return reference.Newcomer(module.federation, module.federation.clients[site])
 
 
 @contextmanager

@@ -159,7 +159,10 @@ def answer_of(group: Absences, results: Results, alone: Results) -> Answer:
     means = (sign * mean_of_known(part, 0) for part in (seen, unseen, own))
     given = [difference(gain, overlap) for gain in gains]
     columns = zip(clients, *means, given, holm([one.p for one in given]), strict=True)
-    members = {c: Member(*map(float, of), one, p, shares.get(c)) for c, *of, one, p in columns}
+    members = {
+        c: Member(float(a), float(b), float(d), one, p, shares.get(c))
+        for c, a, b, d, one, p in columns
+    }
     # At once for all hospitals, by Bonferroni.
     ends = [difference(gain, overlap, 1 - (1 - LEVEL) / len(gains)) for gain in gains]
     largest = max(max(-one.low, one.high) for one in ends)

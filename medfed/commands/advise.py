@@ -1,6 +1,7 @@
 """Says which method to use, from a pilot on your own patients: ``medfed advise data=csv …``.
 
-It takes the keys of ``medfed train``, except those that choose a method. It never uses the test
+``without=each`` asks instead what each hospital brings the others. It takes the keys of ``medfed
+train``, except those that choose a method, and never uses the test
 patients of such a run. It does not repeat runs of the pilot that are finished.
 """
 
@@ -10,11 +11,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from medfed.commands.command_line import command, loading
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.config.allowed import method_yamls
+from medfed.config.check import check_value
 from medfed.config.description import RunDescription
 from medfed.config.sections import listed
 from medfed.config.spelling import key_of
@@ -41,6 +43,7 @@ def check(configs: Sequence[RunDescription], sweep: bool) -> None:
                 "itself, so leave resume out."
             )
     for config in (each.values for each in configs):
+        check_value("without", config.without, Literal["each", "sets"] | None)
         check_methods(_listed(config.methods), _listed(config.plugins))
 
 

@@ -179,8 +179,8 @@ class Covering:
             covered = np.where(math.isnan(bound), math.nan, (misfits <= bound).astype(float))
             for row, *values in zip(of, covered.tolist(), sizes.tolist(), strict=True):
                 row |= dict(zip(("covered", size), values, strict=True))
-            for name, values in (("coverage", covered), (size, sizes)):
-                value = _mean([row["case"] for row in of], values)
+            for name, numbers in (("coverage", covered), (size, sizes)):
+                value = _mean([row["case"] for row in of], numbers)
                 lost = not np.isfinite(misfits).all() and not math.isnan(value)
                 metrics[f"{name}{part}/point"] = worst_value(name) if lost else value
         return metrics
@@ -196,15 +196,16 @@ class Covering:
             return misfits
         if self.kind == "outcome":
             return np.array([abs(row["label"] - row["prediction"]) for row in rows], dtype=float)
-        predicted = np.array([_predicted(row) for row in rows], dtype=float)
-        truth = np.array([row["labelled"] for row in rows], dtype=float)
-        return np.abs(np.log((truth + SMALL) / (predicted + SMALL)))
+        pairs = np.array([(row["labelled"], _predicted(row)) for row in rows], dtype=float)
+        logs: Floats = np.log(pairs.reshape(-1, 2) + SMALL)
+        return np.abs(logs[:, 0] - logs[:, 1])
 
     def _sizes(self, rows: Rows, bound: float) -> Floats:
         if self.kind == "classes" and not math.isnan(bound):
             chances = _chances(rows)
             inside = (1 - chances <= bound) | (chances >= chances.max(1, initial=0, keepdims=True))
-            return inside.sum(1).astype(float)
+            sizes: Floats = inside.sum(1).astype(float)
+            return sizes
         if self.kind == "volumes":
             bound = math.exp(bound)
         return np.full(len(rows), 2 * bound if self.kind == "outcome" else bound)

@@ -283,7 +283,7 @@ def shapley(worth: Mapping[frozenset[str], Floats]) -> dict[str, Floats]:
         >>> {name: value.tolist() for name, value in each.items()}
         {'a': [2.0], 'b': [3.0]}
     """
-    members = sorted(max(worth, key=len))
+    members = sorted({name for present in worth for name in present})
     orders = math.factorial(len(members))
     shares = {member: np.zeros_like(worth[frozenset()]) for member in members}
     for present, value in worth.items():

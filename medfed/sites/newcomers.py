@@ -112,6 +112,12 @@ def _clients(federation: Federation) -> list[wire.Client]:
     return [wire.Client(c, int(sizes[c]) if c in sizes else 1) for c in federation.ids]
 
 
+def newcomer_of(module: FederatedModule, site: str, steps: int) -> reference.Newcomer:
+    """Returns a newcomer in the state that all began with, which may take so many steps."""
+    module.local.budget = replace(module.local.budget, steps=steps)
+    return reference.Newcomer(module.federation, module.federation.clients[site])
+
+
 def learned(
     newcomer: reference.Newcomer,
     module: FederatedModule,

@@ -15,7 +15,7 @@ import logging
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import singledispatchmethod
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
@@ -309,9 +309,7 @@ class Site:
             sizes = [ClientInfo(c.id, c.num_samples) for c in asked.clients]
             self.folder = self._folder_of(asked, "-joined")
             module = self.module = self.workplace.join(sizes)
-            module.local.budget = replace(module.local.budget, steps=self.workplace.joins)
-            client = module.federation.clients[self.name]
-            self._newcomer = Newcomer(module.federation, client)
+            self._newcomer = newcomers.newcomer_of(module, self.name, self.workplace.joins)
             self.gate.start("", [c.id for c in sizes])  # no longer part of another session
             if self.keeper is not None:
                 self.keeper.guard(self)
