@@ -114,7 +114,7 @@ def measured(overrides: list[str]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         module.eval()
         for statistics in ("kept", "reestimated"):
-            module.federation.normalization = statistics  # type: ignore[assignment]
+            module.local.normalization = statistics  # type: ignore[assignment]
             with torch.no_grad():
                 found[statistics] = {
                     client: module.evaluate_client(client, "test")
