@@ -412,7 +412,7 @@ def plain_is_local(case: Case) -> bool:
     if case.draws:
         return True  # other numbers than those of a run's seed
     done = built(Local(), case, hospitals(case)[-1:])
-    done.federation.normalization = "kept"
+    done.federation.trainer.normalization = "kept"
     run_reference(done.federation, ROUNDS)
     return abs(done.losses()["c"] - float(plain(case))) < 1e-4 * (1 + abs(done.losses()["c"]))
 

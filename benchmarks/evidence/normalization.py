@@ -123,7 +123,7 @@ def measured(overrides: list[str]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         module.eval()
         for statistics in ("kept", "reestimated"):
-            module.federation.trainer.normalization = statistics  # type: ignore[assignment, union-attr]
+            module.local.normalization = statistics  # type: ignore[assignment]
             with torch.no_grad():
                 found[statistics] = {
                     client: module.evaluate_client(client, "test", keep=True)

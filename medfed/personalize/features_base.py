@@ -38,10 +38,10 @@ class SendsFeatures(Algorithm):
             ConfigError: If the model has no head with something before it.
         """
         split.check_features(type(self).__name__)
-        server, client = super().init(weights, split, clients)
+        server, client = super().init(weights, split, clients)  # type: ignore[safe-super]
         return {**server, "num_samples": client_sizes(clients), "features": {}}, client
 
-    def sent(self, server: State) -> dict[str, Tensors]:
+    def outgoing(self, server: State) -> dict[str, Tensors]:
         """Returns the parts that go out: what is shared, and features once they are known."""
         return {name: server[name] for name in ("shared", "features") if server.get(name)}
 

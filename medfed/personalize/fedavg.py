@@ -59,10 +59,10 @@ class FedAvg(Algorithm):
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Adds the mean displacement: w ← w + Σ_k p_k (w_k − w)."""
         (phase,), scalars = self.phases(round), self.scalars(round)
-        replies = yield {c: Message(phase, self.sent(server), scalars) for c in cohort}
+        replies = yield {c: Message(phase, self.outgoing(server), scalars) for c in cohort}
         return self.closed(server, replies)
 
-    def sent(self, server: State) -> dict[str, Tensors]:
+    def outgoing(self, server: State) -> dict[str, Tensors]:
         """Returns the parts that go out."""
         return {"shared": server["shared"]}
 
@@ -86,9 +86,9 @@ class FedAvg(Algorithm):
     def fit(self, client: Client, message: Message) -> Message:
         """Trains from the received shared part and replies with its displacement."""
         start = {**message.parts["shared"], **client.state["personal"]}
-        return self.reply(client, message, self.local_steps(client, start))
+        return self.displaced(client, message, self.local_steps(client, start))
 
-    def reply(self, client: Client, message: Message, end: Tensors) -> Message:
+    def displaced(self, client: Client, message: Message, end: Tensors) -> Message:
         """Keeps the personal part of a trained model; returns the shared part's displacement."""
         shared, client.state["personal"] = client.split.split(end)
         # The displacement, so that a lossy codec spends its bits on the change.
@@ -101,7 +101,7 @@ class FedAvg(Algorithm):
 
     def broadcast(self, server: State, client: str) -> Message:
         """The shared part."""
-        return Message("deliver", self.sent(server))
+        return Message("deliver", self.outgoing(server))
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
         """Joins the shared part and the entries that the client keeps."""

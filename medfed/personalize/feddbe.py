@@ -92,10 +92,10 @@ class FedDBE(SendsFeatures, FedAvg):
         if "first" in message.scalars:
             end = client.train(start, update="shared", statistics=True)
             sums = self.sums_of(client, client.features(end))
-            return self.with_features(self.reply(client, message, end), sums)
+            return self.with_features(self.displaced(client, message, end), sums)
         (aim,), known = means_of(message.parts["features"])
         term = self.tie(aim) if self.strength and known.any() else None
-        return self.reply(client, message, client.train(start, batch_penalty=term))
+        return self.displaced(client, message, client.train(start, batch_penalty=term))
 
     def tie(self, aim: Tensor) -> BatchPenalty:
         """Returns the term that ties the running mean of the features to r_bar."""

@@ -63,7 +63,7 @@ class FedProto(OnboardingRules, SendsFeatures, Local):
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Sends the means of all classes, and averages those that come back."""
-        replies = yield dict.fromkeys(cohort, Message("fit", self.sent(server)))
+        replies = yield dict.fromkeys(cohort, Message("fit", self.outgoing(server)))
         return {
             **server,
             "features": newest(self.mean_sums(server, replies), server["features"]),
@@ -77,7 +77,7 @@ class FedProto(OnboardingRules, SendsFeatures, Local):
 
     def drawn(self, client: Client, start: Tensors, message: Message) -> Tensors:
         """Trains from a start with the term that draws features to the means."""
-        aims = message.parts.get("features")
+        aims = message.parts.get("features", {})
 
         def draw(batch: Batch, live: Mapping[str, Tensor], forward: Forward) -> Tensor:
             z = forward(live, features=True)

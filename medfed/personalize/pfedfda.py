@@ -132,7 +132,7 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
         sums = self.sums_of(client, seen, common[0])
         moved = share * enough * (scatter - common[1]).to(seen.z)
         sums |= {SUMS: share * sums[SUMS], SCATTER: moved}
-        return self.with_features(self.reply(client, message, end), sums)
+        return self.with_features(self.displaced(client, message, end), sums)
 
     def common(self, client: Client, message: Message) -> tuple[Tensor, Tensor]:
         """Returns m_g and S_g, in double precision."""
@@ -236,8 +236,8 @@ def best_share(seen: Features, common: tuple[Tensor, Tensor], prior: Tensor, flo
     def loss(share: float) -> float:
         total = 0.0
         for own, z, side in sides:
-            mixed = [torch.lerp(a, b, share) for a, b in zip(common, own, strict=True)]
-            weight, bias = discriminant(*mixed, prior)
+            means, scatter = (torch.lerp(a, b, share) for a, b in zip(common, own, strict=True))
+            weight, bias = discriminant(means, scatter, prior)
             logits = z @ weight.T + bias
             total += float(nn.functional.cross_entropy(logits, seen.labels[side], reduction="sum"))
         return total

@@ -53,4 +53,4 @@ class Pooled(FedAvg):
         """Takes the steps of all clients of the cohort."""
         start = {**message.parts["shared"], **client.state["personal"]}  # buffers, where frozen
         end = client.train(start, steps=round(message.scalars["clients"]) * client.steps)
-        return self.reply(client, message, end)
+        return self.displaced(client, message, end)

@@ -372,7 +372,7 @@ RULES: dict[type[Request], Rule] = {
     ),
     wire.Evaluate: Rule(
         (Gate.trains, Gate.in_session, Gate.measured_round, Gate.turn, Gate.as_trained),
-        "metrics, threshold, calibration and quantiles in four digits; whether test patients are few",
+        "metrics, threshold, calibration, quantiles in four digits; whether test patients are few",
         ("least", "test_metrics"),
         (Count("models in a round; of the test, models in all", _measured),),
     ),
