@@ -283,6 +283,14 @@ class Client(Protocol):
             at: All entries, parameters and float buffers.
         """
 
+    def outputs_at(self, at: Mapping[str, Tensor], split: Seen) -> Tensor:
+        """Returns the network's outputs for all cases of a split, in evaluation mode.
+
+        Args:
+            at: All entries, parameters and float buffers.
+            split: Training or validation data.
+        """
+
 
 def with_statistics(client: Client, model: Tensors) -> Tensors:
     """Returns a model with the client's running statistics fitted to its data.

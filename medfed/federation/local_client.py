@@ -224,6 +224,11 @@ class LocalClient:
         with self._counted():
             return self.trainer.features(self.data, at)
 
+    def outputs_at(self, at: Mapping[str, Tensor], split: Seen) -> Tensor:
+        """See :meth:`medfed.federation.client.Client.outputs_at`."""
+        with self._counted():
+            return self.trainer.outputs(self.data, at, split)
+
     @contextmanager
     def _counted(self) -> Iterator[None]:
         """Counts the shared trainer's work within the block as this client's."""

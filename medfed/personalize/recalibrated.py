@@ -5,15 +5,15 @@ There is no paper; see Guo, Pleiss, Sun, Weinberger: On calibration of modern ne
 
     min over a > 0, b of n L(a o + b) + (|b|^2 + (a - 1)^2) / (2 variance)
 
-L is the task's mean loss over the client's n validation cases; for cross-entropy this is strictly
-convex, and b sums to 0. A shift of the classes' shares alone is mended by b exactly, as the
+L is the mean cross-entropy of the client's n validation cases. This is strictly convex, and b sums
+to 0. A shift of the classes' shares alone is mended by b exactly, as the
 variance grows. Two classes keep their order, and so each client its AUROC.
 
 Unlike ``evaluation.calibration``, which adds rows of calibrated probabilities to the report of any
 method, this is the model itself: all metrics see it, and so does whoever exports it. Validation
 measures the model before this step, so that rounds and settings are not selected on the cases that
-a and b are fitted on. A client without validation cases keeps a = 1, b = 0; with
-``privacy.client`` all do. Nothing travels.
+a and b are fitted on. A client without validation cases keeps a = 1, b = 0; so do all with
+``privacy.client``, and in other tasks than classification into exclusive classes. Nothing travels.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Recalibrated(FedAvg):
         "Platt 1999; Guo et al. 2017",
         "personal part",
         "scale and intercepts of the outputs",
+        tasks="classification; in others fedavg",
         note="fitted on validation cases, which themselves measure FedAvg's model",
         touches="losses",
     )
@@ -61,30 +62,52 @@ class Recalibrated(FedAvg):
 
     def completed(self, client: Client, model: Tensors) -> Tensors:
         """Returns a model whose last layer has the best scale and intercepts."""
-        from scipy.optimize import minimize
-
-        cases = sum(len(batch["label"]) for batch in client.data.eval_batches("val"))
-        if not cases:
+        labels = [batch["label"] for batch in client.data.eval_batches("val")]
+        if not labels or labels[0].ndim > 1 or labels[0].is_floating_point():
             return model
+        outputs = client.outputs_at(model, "val").double().cpu()
+        scale, shift = best_scale(outputs, torch.cat(labels).cpu(), self.variance)
         weight, bias = last_layer(client.split)
-
-        def at(point: np.ndarray) -> Tensors:
-            scale, shift = float(point[0]), torch.as_tensor(point[1:]).to(model[bias])
-            moved = {weight: model[weight] * scale, bias: model[bias] * scale + shift}
-            return {**model, **moved}
-
-        def cost(point: np.ndarray) -> float:
-            away = float((point[0] - 1) ** 2 + point[1:] @ point[1:])
-            return cases * client.loss_at(at(point), split="val") + away / (2 * self.variance)
-
-        start = np.array([1.0] + [0.0] * len(model[bias]))
-        bounds = [(EPSILON, None)] + [(None, None)] * len(model[bias])
-        options = {"eps": EPSILON, "maxiter": 50}
-        return at(minimize(cost, start, jac="3-point", bounds=bounds, options=options).x)
+        if len(model[bias]) == len(shift) - 1:  # the first class has the logit 0
+            shift = shift[1:] - shift[0]
+        moved = model[bias] * scale + shift.to(model[bias])
+        return {**model, weight: model[weight] * scale, bias: moved}
 
 
-EPSILON = 1e-3
-"""The step of differences, as losses are of single precision; and the smallest scale."""
+def best_scale(outputs: Tensor, label: Tensor, variance: float) -> tuple[float, Tensor]:
+    """Returns the scale of logits and the intercepts that suit the labels best.
+
+    Args:
+        outputs: (n, K) logits.
+        label: (n,) classes.
+        variance: Of the scale around 1 and of intercepts around 0.
+
+    Example:
+        >>> scale, shift = best_scale(torch.zeros(4, 2), torch.tensor([0, 1, 1, 1]), 1e9)
+        >>> round(float(shift.diff().exp()), 4)
+        3.0
+    """
+    from scipy.optimize import minimize
+    from scipy.special import log_softmax
+
+    z, cases = outputs.numpy(), (np.arange(len(label)), label.numpy())
+    start = np.array([1.0] + [0.0] * z.shape[1])
+
+    def cost(point: np.ndarray) -> tuple[float, np.ndarray]:
+        log, away = log_softmax(point[0] * z + point[1:], axis=1), point - start
+        residual = np.exp(log)
+        residual[cases] -= 1
+        slope = np.array([(residual * z).sum(), *residual.sum(0)]) + away / variance
+        return float(away @ away / (2 * variance) - log[cases].sum()), slope
+
+    bounds = [(SMALLEST, None)] + [(None, None)] * z.shape[1]
+    options = {"ftol": 1e-14, "gtol": 1e-9}
+    best = minimize(cost, start, method="L-BFGS-B", jac=True, bounds=bounds, options=options).x
+    return float(best[0]), torch.tensor(best[1:])
+
+
+SMALLEST = 1e-3
+"""Scale, so that classes keep their order."""
 
 
 def last_layer(split: ParameterSplit) -> tuple[str, str]:

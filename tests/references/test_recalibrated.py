@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import digest
 from medfed.federation.reference import exchange, onboarded_client, run_reference
+from medfed.models.networks.small import LogisticRegression
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.recalibrated import Recalibrated
 from tests.references.pairing import to_numpy
@@ -26,7 +29,7 @@ def logits(model, x):
 
 @pytest.mark.parametrize("variance", [0.2, 1.0, 50.0])
 def test_it_minimises_the_loss_of_scaled_and_shifted_logits(variance):
-    """To the square of the step of its differences; the intercepts sum to 0."""
+    """As an optimizer without gradients finds them; the intercepts sum to 0."""
     data = clients()
     found, _ = finished(Recalibrated(variance=variance), data)
     plain, _ = finished(FedAvg(), clients())
@@ -42,9 +45,9 @@ def test_it_minimises_the_loss_of_scaled_and_shifted_logits(variance):
         best = minimize(cost, [1.0, 0, 0, 0], method="SLSQP", bounds=bounds, options=options).x
         model = to_numpy(found.personal_model(client))
         moved = logits(model, held.x.numpy())
-        np.testing.assert_allclose(moved, best[0] * z + best[1:], atol=1e-4)
+        np.testing.assert_allclose(moved, best[0] * z + best[1:], atol=1e-5)
         bias = model["head.bias"] - best[0] * to_numpy(plain.personal_model(client))["head.bias"]
-        assert abs(bias.sum()) < 1e-3
+        assert abs(bias.sum()) < 1e-5
         assert np.abs(moved - z).max() > 0.01
 
 
@@ -114,13 +117,46 @@ def test_statistics_are_estimated_again_before():
     """Else scale and intercepts would be those of another model."""
     found = []
     for wanted in ("kept", "reestimated"):
-        _, federation, _ = toy_federation(Recalibrated(), ToyTask())
+        task = Classes()
+        norm = torch.nn.BatchNorm1d(4, dtype=torch.float64)
+        layers = {"body": task.network.body, "norm": norm, "head": task.network.head}
+        task.network = torch.nn.Sequential(OrderedDict(layers))
+        _, federation, _ = toy_federation(Recalibrated(), task, clients())
         federation.normalization = wanted
         run_reference(federation, 2)
         local, model = federation.clients["c1"], federation.personal_model("c1", "val")
         found.append(digest(federation.personal_model("c1")))
         assert found[-1] == digest(federation.algorithm.completed(local, model))
     assert found[0] != found[1]
+
+
+def test_other_tasks_keep_the_shared_model():
+    _, federation, _ = toy_federation(Recalibrated(), ToyTask(norm=False))
+    run_reference(federation, 1)
+    assert digest(federation.personal_model("c0")) == digest(federation.server["shared"])
+
+
+def test_a_class_whose_logit_is_fixed_stays_so():
+    """Two logits, one of which is 0: the other gets the difference of the intercepts."""
+    data = clients()[1:]
+    for held in data:
+        held.y = held.y.clamp(max=1)
+    task = Reference()
+    _, federation, _ = toy_federation(Recalibrated(variance=1e6), task, data, lr=0.0, steps=1)
+    run_reference(federation, 1)
+    for client, held in zip(federation.ids, data, strict=True):
+        model = federation.personal_model(client)
+        share = held.y.double().mean()
+        z = model["linear.weight"] * 0 + model["linear.bias"]
+        assert float(z[0, 0]) == pytest.approx(float(torch.logit(share)), abs=1e-3)
+
+
+class Reference(Classes):
+    """A logit for class 1 alone, which starts at 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.network, self.personal = LogisticRegression(3).double(), ()
 
 
 def test_a_last_layer_without_bias_is_refused():

@@ -592,6 +592,20 @@ class LocalTrainer:
         """Returns a client's model with statistics of normalisation as the run wants them."""
         return model if self.normalization == "kept" else self.reestimated(data, model)
 
+    def outputs(self, data: ClientData, at: Mapping[str, Tensor], split: Seen) -> Tensor:
+        """Returns the network's outputs for all cases of a split, in evaluation mode."""
+        found: list[Tensor] = []
+        self.model.load(at)
+        self.network.eval()
+        hook = self.network.register_forward_hook(lambda _, __, output: found.append(output))
+        try:
+            with torch.no_grad(), seeded(device=self.model.device):
+                for batch in data.eval_batches(split):
+                    self.gradients.loss_of(to_device(batch, self.model.device))
+        finally:
+            hook.remove()
+        return torch.cat(found)
+
     def reestimated(self, data: ClientData, model: Tensors) -> Tensors:
         """Returns a model with the statistics of normalisation that a client's batches have.
 
