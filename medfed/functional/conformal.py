@@ -133,7 +133,7 @@ class Covering:
         return self.chooser is not None and self.chooser.linear
 
     @property
-    def levels(self) -> tuple[float, ...]:
+    def levels(self) -> Sequence[float]:
         """See :attr:`RegionChooser.levels`."""
         return () if self.chooser is None else self.chooser.levels
 
