@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from medfed.common.errors import CodecError, ConfigError, NonFiniteError
+from medfed.common.errors import CodecError, ConfigError, NonFiniteError, few
 from medfed.common.tensors import State, Tensors, digest, states_on, weighted_mean
 from medfed.federation.aggregation import Outlier, find_outliers
 from medfed.federation.algorithm import (
@@ -27,6 +27,7 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.engine.private import ClientPrivacy
 from medfed.federation.local_client import LocalClient, kept_bytes
 from medfed.federation.moments import PART, with_moments
+from medfed.federation.other_state import OTHER
 from medfed.federation.variances import pooled_variances, second_moments
 from medfed.federation.wire.channel import Channel, Memory, Place
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
@@ -211,6 +212,7 @@ class Federation:
             passes = local.passes
             model = self.algorithm.personal_model(local, self.delivered(client))
             local.passes = passes  # of an evaluation, which are not the training's
+            check_model(self.algorithm, local, model)
             return self.fitted(local, model, split)
 
     def fitted(self, local: LocalClient, model: Tensors, split: str = "test") -> Tensors:
@@ -424,6 +426,23 @@ def check_reply(algorithm: Algorithm, reply: Message) -> None:
     """Raises ValueError if a reply holds a part that may not leave its client."""
     if extra := set(reply.parts) - set(algorithm.leaves):
         raise ValueError(f"{sorted(extra)} may not leave a client.")
+
+
+def check_model(algorithm: Algorithm, local: LocalClient, model: Tensors) -> None:
+    """Raises ConfigError if a personal model lacks what the client's training has changed.
+
+    It would be filled with the numbers at the start, without a word.
+    """
+    assert local.trainer.model is not None
+    needed = [*local.trainer.model.entries]
+    if local.moved_other_state and not algorithm.pools:
+        needed.append(OTHER)
+    if lost := [name for name in needed if name not in model]:
+        raise ConfigError(
+            f"{type(algorithm).__name__}.personal_model lacks {few(lost, 3)}, which {local.id} "
+            "has trained; keep what Client.train returns as a whole, or in two parts by "
+            "client.split.split."
+        )
 
 
 def count(

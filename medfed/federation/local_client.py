@@ -36,6 +36,7 @@ from medfed.federation.client import (
     share_of,
 )
 from medfed.federation.engine.loop import LocalTrainer
+from medfed.federation.other_state import OTHER
 from medfed.federation.split import ParameterSplit, of_one_sample
 
 Groups = dict[str, State]
@@ -109,6 +110,7 @@ class LocalClient:
         self._optimizers: State = {}
         self.phase_index = 0
         self.passes_move_state = False
+        self.moved_other_state = False  # whether training has changed what is no entry
         self._round, self._phase, self._calls = 0, "", 0
         self._losses: list[tuple[float, int]] = []  # of this round's calls, with their steps
 
@@ -195,6 +197,7 @@ class LocalClient:
         rate = self.learning_rate
         with self._counted():
             end, self.loss = self.trainer.run(self.data, start, key, rate, steps, memory, **how)
+        self.moved_other_state |= OTHER in end
         if memory is not None:
             self._optimizers[slot] = memory
         self.steps_done += steps

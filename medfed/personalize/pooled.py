@@ -53,4 +53,7 @@ class Pooled(FedAvg):
         """Takes the steps of all clients of the cohort."""
         start = {**message.parts["shared"], **client.state["personal"]}  # buffers, where frozen
         end = client.train(start, steps=round(message.scalars["clients"]) * client.steps)
-        return self.displaced(client, message, end)
+        # What is no entry is no one's: the clients take turns, and all of them evaluate the model.
+        shared, _ = client.split.split(end)
+        update = subtract(shared, message.parts["shared"])
+        return Message("fit", {"shared": update}, kinds={"shared": "update"})

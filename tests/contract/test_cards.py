@@ -139,7 +139,8 @@ def test_noise_can_cover_what_declares_gradients(name):
     """It takes no more gradients than its noise is chosen for, and no losses."""
     method = algorithm(name)
     if method.card.touches != "gradients":
-        assert method.card.touches is not None
+        # A user's method may declare nothing: privacy.example then refuses it by name.
+        assert method.card.touches or not type(method).__module__.startswith("medfed.")
         return
     toy = canonical_toy(dtype=torch.float32) if method.mixes else ToyTask(norm=name == "fedbn")
     toy = task(name) if method.sums else toy

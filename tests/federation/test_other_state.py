@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -73,7 +74,7 @@ class Counts(nn.Module):
         return x * (1 + 1e-3 * self.passes) + 1e-3 * self.hidden + 1e-3 * self.number
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "fedbn"])
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"fedbn", "adabn", "silobn"}))
 def test_every_method_keeps_it_for_each_client(name, monkeypatch):
     """Each personal model has counted the batches of its own training, in all places alike.
 
@@ -81,8 +82,8 @@ def test_every_method_keeps_it_for_each_client(name, monkeypatch):
     """
     plain = harness.network
 
-    def network(seed: int = 0) -> nn.Module:
-        net = plain(seed)
+    def network(seed: int = 0, outputs: int = 1) -> nn.Module:
+        net = plain(seed, outputs)
         net.norm = Counts()
         net.middle.requires_grad_(False)
         return net
@@ -302,3 +303,30 @@ def test_batch_normalisation_of_one_sample_is_one_sentence():
         with pytest.raises(ConfigError, match="Client north trains on batches of one sample"):
             medfed.federate(method, case.network(), loss, clients, rounds=1)
     medfed.federate("fedavg", case.network(), loss, clients, rounds=1, buffers="frozen")
+
+
+@dataclass(frozen=True)
+class Forgets(FedAvg):
+    """A user's method, which keeps less than what training returns."""
+
+    what: str = ""
+
+    def personal_model(self, client, message):
+        model = {**client.state["personal"], **message.parts["shared"]}
+        return {name: t for name, t in model.items() if not name.startswith(self.what)}
+
+
+@pytest.mark.parametrize(("what", "named"), [("other", "other state"), ("middle", "middle.weight")])
+def test_a_method_that_forgets_what_was_trained_is_refused(what, named, monkeypatch):
+    plain = harness.network
+
+    def network(seed: int = 0, outputs: int = 1) -> nn.Module:
+        net = plain(seed, outputs)
+        net.norm = Counts()
+        return net
+
+    monkeypatch.setattr(harness, "network", network)
+    _, federation, _ = harness.toy_federation(Forgets(what=what), harness.task(), rounds=1)
+    run_reference(federation, 1)
+    with pytest.raises(ConfigError, match=rf"Forgets\.personal_model lacks {named}"):
+        federation.personal_model(federation.ids[0])
