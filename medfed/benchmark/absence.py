@@ -8,7 +8,7 @@ differences are paired.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,48 +16,22 @@ from typing import Any
 import numpy as np
 
 from medfed.benchmark import runner
-from medfed.benchmark.advice import ALONE, Pilot, PilotData, pilot_data, pilot_folder, pilots
-from medfed.benchmark.suite import Variant
 from medfed.benchmark.tasks import overlap_of
-from medfed.common.console import file_names, in_markdown, say, shown, wide_console
+from medfed.common.console import in_markdown, say, shown, wide_console
 from medfed.common.errors import ConfigError, MedfedError
 from medfed.common.files import filled, write_json, write_text, writing
 from medfed.common.scores import label_of, mean_of_known, number, smaller_is_better
-from medfed.config.description import RunDescription
 from medfed.functional.statistics import LEVEL, Difference, Floats, difference, holm, shapley
 from medfed.reports.sentences import signed
 from medfed.reports.tables import Table
 
 MOST = 8
 """Hospitals of which every set is trained, at most: 255 sets."""
-_ALL = "all"
+_ALL = "all"  # as in advice
 _HEAD = ("hospital", "seen", "unseen", "alone", "gives the others", "p (Holm)", "verdict")
 _TEMPLATE = Path(__file__).parent / "templates" / "without.md"
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
 """By variant, a result for each division."""
-
-
-@dataclass(frozen=True)
-class Absences(Pilot):
-    """A method on the divisions, in each variant without some hospitals."""
-
-    absent: Mapping[str, frozenset[str]] = field(default_factory=dict)
-
-    def config(self, variant: str, as_arm: bool = False) -> RunDescription:
-        """Composes what the user would train with, without the absent hospitals."""
-        config = super().config(_ALL)
-        return config.replacing({"keep_out": [*config.keep_out, *sorted(self.absent[variant])]})
-
-
-def absences(pilot: Pilot, clients: Sequence[str], sets: bool) -> Absences:
-    """Returns a pilot's method without each hospital, or with every set of them."""
-    names, sizes = file_names(clients), range(len(clients)) if sets else (0, 1)
-    every = [frozenset(some) for size in sizes for some in combinations(clients, size)]
-    absent = {"_".join(["without", *sorted(names[c] for c in some)]): some for some in every[1:]}
-    absent = {_ALL: frozenset(), **absent}
-    suite = replace(pilot.suite, variants=dict.fromkeys(absent, Variant()))
-    kept = {n: getattr(pilot, n) for n in ("overrides", "divisions", "out", "rounds")}
-    return Absences(suite, pilot.method, tuple(absent), pilot.size, **kept, absent=absent)
 
 
 @dataclass(frozen=True)
@@ -127,8 +101,17 @@ class Answer:
         return [shown(name) for name, one in self.members.items() if one.verdict == verdict]
 
 
-def answer_of(group: Absences, results: Results, alone: Results) -> Answer:
-    """Compares the models of each division, of the method and of local training."""
+def answer_of(
+    method: str, absent: Mapping[str, frozenset[str]], results: Results, alone: Results
+) -> Answer:
+    """Compares the models of each division, of the method and of local training.
+
+    Args:
+        method: Its name.
+        absent: The absent hospitals of each variant.
+        results: Of the method.
+        alone: Of local training.
+    """
     whole = results[_ALL]
     metric, clients = whole[0]["metric"][0], [*whole[0]["clients"]]
     sign, overlap = (-1 if smaller_is_better(metric) else 1), overlap_of(whole)
@@ -138,7 +121,7 @@ def answer_of(group: Absences, results: Results, alone: Results) -> Answer:
         values = [[known.get(c, {}).get(metric, np.nan) for c in clients] for known in every]
         return sign * np.array(values, dtype=float)
 
-    by_absent = {group.absent[variant]: scores(of) for variant, of in results.items()}
+    by_absent = {absent[variant]: scores(of) for variant, of in results.items()}
     seen, own = by_absent[frozenset()], scores(alone[_ALL])
     unseen = np.stack([by_absent[frozenset([c])][:, n] for n, c in enumerate(clients)], axis=1)
     gains = [
@@ -167,7 +150,7 @@ def answer_of(group: Absences, results: Results, alone: Results) -> Answer:
     ends = [difference(gain, overlap, 1 - (1 - LEVEL) / len(gains)) for gain in gains]
     largest = max(max(-one.low, one.high) for one in ends)
     outside = difference(mean_of_known(unseen - seen, 1).tolist(), overlap)
-    return Answer(group.method.name, metric, members, outside, largest, apart)
+    return Answer(method, metric, members, outside, largest, apart)
 
 
 def sentences_of(answer: Answer) -> list[str]:
@@ -176,9 +159,8 @@ def sentences_of(answer: Answer) -> list[str]:
     return [*filter(None, text.splitlines())]
 
 
-def check_asked(asked: PilotData, sets: bool) -> None:
+def check_count(count: int, sets: bool) -> None:
     """Refuses too few hospitals, or too many for all their sets."""
-    count = len(asked.patients)
     if count < 3:
         raise ConfigError(f"without=each needs three hospitals or more; the data have {count}.")
     if sets and count > MOST:
@@ -204,8 +186,11 @@ def advise_without(
     Returns:
         The answer, and its folder.
     """
+    # Imported here, as it is beside this module.
+    from medfed.benchmark.advice import ALONE, absences, pilot_data, pilot_folder, pilots
+
     asked, out = pilot_data(overrides, folds, repeats), out.expanduser()
-    check_asked(asked, sets)
+    check_count(len(asked.patients), sets)
     with writing(out, "choose another out=FOLDER"):
         alone, pilot = pilots(asked, [ALONE, method], out, rounds)
         group = absences(pilot, [*asked.patients], sets)
@@ -225,7 +210,7 @@ def advise_without(
                 f"without=sets needs a method that gives hospitals without patients a model, which "
                 f"{method} does not; choose methods=[fedavg], or without=each."
             )
-    answer = answer_of(group, *results)
+    answer = answer_of(method, group.absent, *results)
     folder = out / pilot_folder(asked, [group, alone])
     title, *sentences = sentences_of(answer)
     with writing(folder, "choose another out=FOLDER"):

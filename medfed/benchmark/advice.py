@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,33 @@ def pilots(
     about: dict[str, Any] = {"overrides": asked.overrides, "divisions": asked.divisions, "out": out}
     named = (Method.of(name) for name in methods)
     return [Pilot(suite, one, (variant,), size, **about, rounds=rounds) for one in named]
+
+
+ALL = "all"
+"""The variant of a pilot in which nobody is absent."""
+
+
+@dataclass(frozen=True)
+class Absences(Pilot):
+    """A method on the divisions, in each variant without some hospitals."""
+
+    absent: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def config(self, variant: str, as_arm: bool = False) -> RunDescription:
+        """Composes what the user would train with, without the absent hospitals."""
+        config = super().config(ALL)
+        return config.replacing({"keep_out": [*config.keep_out, *sorted(self.absent[variant])]})
+
+
+def absences(pilot: Pilot, clients: Sequence[str], sets: bool) -> Absences:
+    """Returns a pilot's method without each hospital, or with every set of them."""
+    names, sizes = file_names(clients), range(len(clients)) if sets else (0, 1)
+    every = [frozenset(some) for size in sizes for some in combinations(clients, size)]
+    absent = {"_".join(["without", *sorted(names[c] for c in some)]): some for some in every[1:]}
+    absent = {ALL: frozenset(), **absent}
+    suite = replace(pilot.suite, variants=dict.fromkeys(absent, Variant()))
+    kept = {n: getattr(pilot, n) for n in ("overrides", "divisions", "out", "rounds")}
+    return Absences(suite, pilot.method, tuple(absent), pilot.size, **kept, absent=absent)
 
 
 _TEMPLATES = Path(__file__).parent / "templates"

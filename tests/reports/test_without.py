@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from itertools import combinations, permutations
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,11 +29,6 @@ def folder(tmp_path_factory):
     (folder / "splits.json").write_text(json.dumps({"clients": three}))
     write(folder / "table.csv")
     return folder
-
-
-def group_of(absent):
-    """What an answer reads of a pilot."""
-    return SimpleNamespace(absent=absent, method=SimpleNamespace(name="fedavg"))
 
 
 def test_what_is_said_is_what_the_cells_hold(folder):
@@ -97,7 +91,7 @@ def trained(seed: int, flipped: bool):
             one["clients"] = {h: score(model, h) for h in sizes if h not in away}
             results[variant].append({**one, "outside": {h: score(model, h) for h in away}})
         alone.append({"clients": {h: score(fit([h]), h) for h in sizes}, "outside": {}})
-    return answer_of(group_of(absent), results, {"all": alone})
+    return answer_of("fedavg", absent, results, {"all": alone})
 
 
 def test_a_hospital_with_flipped_labels_is_found():
@@ -142,7 +136,7 @@ def results_of(seed: int, falls: bool = False):
 def test_shapley_values_are_means_over_orders_of_joining(falls):
     results, absent = results_of(0, falls)
     metric, sign = ("loss", -1) if falls else ("auroc", 1)
-    answer = answer_of(group_of(absent), results, {"all": results["all"]})
+    answer = answer_of("fedavg", absent, results, {"all": results["all"]})
 
     def worth(members: frozenset, s: int) -> float:
         if not members:
@@ -196,7 +190,7 @@ def test_a_method_without_a_model_for_outsiders_says_so():
         for result in of:
             result["outside"] = {}
     one = {v: away for v, away in absent.items() if len(away) < 2}
-    answer = answer_of(group_of(one), {v: results[v] for v in one}, {"all": results["all"]})
+    answer = answer_of("fedavg", one, {v: results[v] for v in one}, {"all": results["all"]})
     assert all(np.isnan(member.unseen) for member in answer.members.values())
     assert any("no whole model for a hospital without patients" in s for s in sentences_of(answer))
 
