@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress, zip_longest
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +76,9 @@ class Cohort:
             self.cases = self.data.cases_among(self.patients)
             self.outlined = self.plan.annotated or self.data.class_names
         elif isinstance(self.data, TabularDataModule | ImageDataModule):
-            tabular = isinstance(self.data, TabularDataModule)
-            self.samples: Samples = self.data.samples if tabular else self.data.data.samples
+            of: Any = self.data
+            made: Samples = of.samples if isinstance(of, TabularDataModule) else of.data.samples
+            self.samples, self.of = made, of
             self.index, self.owners = self.samples.select(self.patients, None, 0)
         else:
             raise ConfigError("A study knows tables, images, and scans or pictures with masks.")
@@ -145,7 +146,7 @@ class Cohort:
             if isinstance(self.data, TabularDataModule):
                 seen = _inputs(rows, name, model)
             else:
-                seen = pixels_of(self.data.data.images[self.index], name, model)
+                seen = pixels_of(self.of.data.images[self.index], name, model)
             answers = model.classify(seen, name)[:, : len(model.labels)].double().numpy()
             columns[name] = self._judged(rows, name, model, answers)
         return replace(rows, columns=columns)
@@ -197,7 +198,7 @@ class Cohort:
                 distances = surface_metrics(masks, truth, spacing)[0].numpy()
                 line.extend(np.where(outlined, distances, np.nan))
             lines.append(line)
-        return dict(zip_longest(names, np.array(lines).T, fillvalue=np.zeros(0)))
+        return dict(zip(names, np.array(lines).reshape(-1, len(names)).T, strict=True))
 
 
 def _inputs(rows: Rows, name: str, model: Predictor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from medfed.studies.rows import Rows
 _QUARTERS = {"lower quartile": 0.25, "median": 0.5, "upper quartile": 0.75}
 
 
-def _with_all(by_group: Floats | Whole, groups: Groups) -> Floats | Whole:
+def _with_all(by_group: Any, groups: Groups) -> Any:
     """Puts the sum over the groups, which are the last axis, before them."""
     whole = by_group.sum(axis=-1, keepdims=True)
     return np.concatenate([whole, by_group], axis=-1) if groups.names else by_group
@@ -95,7 +96,7 @@ class Column:
             yield ["standardised difference", pooled.standardised_difference(shares.T)]
 
     def _of_numbers(
-        self, known: Whole, counts: Whole, each: Whole, sums: Floats
+        self, known: Any, counts: Whole, each: Whole, sums: Floats
     ) -> Iterator[list[Word]]:
         mean, sd = pooled.mean_and_sd(known, *sums)
         centre, half = parts.middle(self.ends)

@@ -160,8 +160,7 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
                     f"{source}: groups are those of a column with categories; list the names of "
                     f"{name} under columns."
                 )
-        names = [bundle.name for bundle in self.bundles]
-        if len({*names}) < len(names):
+        if len({bundle.name for bundle in self.bundles}) < len(self.bundles):
             raise ConfigError(f"{source}: two bundles have one name.")
         for model in self.models:
             for name in [*model.of, *([] if model.family == "hazard" else [model.outcome])]:
