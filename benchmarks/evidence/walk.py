@@ -54,7 +54,7 @@ def seconds(words: list[str], folder: Path) -> float:
     print("\n".join(["", f"$ medfed {shlex.join(words)}", *last]), file=sys.stderr)
     cells = {*folder.rglob("cells/**/*.json")} - known
     runs = sum(json.loads(cell.read_text())["result"]["cpu_seconds"] for cell in cells)
-    return runs + after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return float(runs) + after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def main() -> None:
