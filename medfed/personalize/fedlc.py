@@ -32,7 +32,8 @@ import torch
 
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
-from medfed.personalize.fedrod import ABSENT
+
+ABSENT = -1e4
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from medfed.method import *
-from medfed.personalize.fedper import FedPer
+from medfed.personalize.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class FENDA(FedPer):
+class FENDA(FedAvg):
     """FedPer over the first of two networks; the second is personal."""
 
+    personal: str | tuple[str, ...] = "task"
     sums: ClassVar[bool] = True
     trains_shared: ClassVar[bool] = True
     card: ClassVar[Card] = gradients_only(
@@ -44,7 +45,7 @@ class FENDA(FedPer):
     def split(
         self, network: nn.Module, task_patterns: str | Sequence[str], buffers: BufferPolicy
     ) -> ParameterSplit:
-        """As FedPer.
+        """The second network and the first one's head are personal.
 
         Raises:
             ConfigError: If there are no two networks.
