@@ -8,10 +8,9 @@ from typing import TypedDict
 
 import msgspec
 
-from medfed.common.errors import ConfigError, DataError
+from medfed.common.errors import CheckpointError, ConfigError, DataError
 from medfed.common.files import replacing_folder
 from medfed.common.schemas import parse_json
-from medfed.common.untrusted import reading
 
 METADATA, MANIFEST = "configs/metadata.json", "configs/manifest.json"
 MODEL, PACKED = "models/model.pt", "models/packed.pt"
@@ -40,8 +39,10 @@ def packed(folder: Path) -> bytes:
     """Returns manifest, metadata and weights as they travel; no code of the bundle does."""
     manifest_hash(folder)
     weights = PACKED if (folder / PACKED).is_file() else MODEL
-    with reading(folder, "copy the bundle again"):
+    try:
         files = {name: (folder / name).read_bytes() for name in (MANIFEST, METADATA, weights)}
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{error.filename} is missing; copy the bundle again.") from error
     return msgspec.msgpack.encode(files)
 
 

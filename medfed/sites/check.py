@@ -221,12 +221,16 @@ def check_plan(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
     place = place_of(terms, file, config)
     data, patients = place.patients_behind()
     console = wide_console()
+    if place.plan.bundles:
+        file.policy.check_across(False)
     say(console, f"Site {file.site}, one of {len(terms.sites)}: {', '.join(terms.sites)}.")
     say(console, "A study of statistics: nothing is trained, and no row leaves.")
     for one in place.plan.bundles:
-        file.policy.check_across(False)
-        how = "would come in, and no code of it runs; it counts for policy.test_metrics"
-        say(console, f"The model {one.name}, {one.manifest}, {how}.")
+        say(
+            console,
+            f"The model {one.name} would arrive, and is opened if its manifest has the hash "
+            f"{one.manifest}; no code of it runs, and it counts for policy.test_metrics.",
+        )
     lines: list[list[str]] = []
     rows = place.scored(examples=True)
     for part in place.parts:

@@ -174,10 +174,9 @@ def _coordinate(deployment: Deployment, transport: Transport) -> None:
     if source["data"].get("path") == "???":
         source["data"]["path"] = None  # the data are the sites'
     config, terms = description.describe(source), calls.Terms(**deployment.terms)
-    if deployment.agreed.get("plan") is not None:
-        studying.conduct(
-            deployment.agreed, transport, Path(config.folder), terms, deployment.bundles
-        )
+    if (plan := deployment.agreed.get("plan")) is not None:
+        where = deployment.agreed["sites"], Path(config.folder)
+        studying.conduct(plan, transport, *where, terms, deployment.bundles)
         return
     if deployment.onboard:
         newcomers.join(config, transport, deployment.onboard, deployment.agreed["joins"], terms)

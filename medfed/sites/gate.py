@@ -395,6 +395,7 @@ RULES: dict[type[Request], Rule] = {
         (Gate.counts, Gate.in_session, Gate.may_evaluate),
         "nothing: a bundle is compared with the agreed hash, and kept",
         ("evaluate_models", "test_metrics"),
+        (Count("models, with those of the test", _model("test")),),
     ),
     wire.Ask: Rule(
         (

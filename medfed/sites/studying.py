@@ -66,7 +66,7 @@ class StudyPlace:
     members: Sequence[str] | None
     policy: Policy
     cut: bool = False
-    open_bundle: Any = None
+    open_bundle: Opener | None = None
     models: dict[str, Path] = field(default_factory=dict)
     joins: int = 0
     parts: Sequence[Part | Separate] = field(init=False)
@@ -109,7 +109,8 @@ class StudyPlace:
         if self._scored is None:
             if {*names} > self.models.keys():
                 raise Refusal("order", "unready")
-            models = {name: self.open_bundle(self.models[name]) for name in names}
+            assert self.open_bundle is not None or not names
+            models = {name: self.open_bundle(self.models[name]) for name in names}  # type: ignore[misc]
             self._scored = self.cohort.with_predictions(rows, models)
         return self._scored
 
@@ -365,8 +366,9 @@ class Conductor:
 
 
 def conduct(
-    agreed: Mapping[str, Any],
+    content: Mapping[str, Any],
     transport: wire.Transport,
+    sites: Sequence[str],
     folder: Path,
     terms: calls.Terms,
     bundles: Mapping[str, str],
@@ -374,8 +376,9 @@ def conduct(
     """Runs a study across sites, and writes its page.
 
     Args:
-        agreed: What all have agreed on: the plan, and the names of sites.
+        content: The plan that all have agreed on.
         transport: Reaches the sites.
+        sites: Their names.
         folder: A new or empty folder.
         terms: How long to wait.
         bundles: The folders of the plan's bundles, by name.
@@ -383,9 +386,9 @@ def conduct(
     Raises:
         SiteError: If sites do not start, or too few answer.
     """
-    plan = plan_of(agreed["plan"], "The agreement")
+    plan = plan_of(content, "The agreement")
     models = {name: packed(Path(place)) for name, place in bundles.items()}
-    with calls.Caller(transport, agreed["sites"], terms) as caller:
+    with calls.Caller(transport, sites, terms) as caller:
         conductor = Conductor(caller, plan, secrets.token_hex(8), models)
         tables = conductor.run()
     write_study(plan, tables, conductor.remarks, folder)

@@ -2,7 +2,7 @@
 
 Scans and images become rows of numbers, so that all sums of a study are theirs, too. A model sees
 a row, image or scan as ``medfed predict`` prepares it. What it says of a patient becomes a column
-of its name: a probability or an outcome. Where each patient has scores, such as a Dice, a
+of its name: a probability, an outcome, a risk. Where each patient has scores, such as a Dice, a
 column for each has a name that begins with the model's.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.base import FederatedDataModule
@@ -94,6 +95,14 @@ class Cohort:
             table = self.data.table
             columns |= zip(table.names, table.features[self.index].T, strict=True)
             categories |= table.categories
+        else:
+            channels = self._images().swapaxes(0, 1)
+            for name, pixels in zip(self.data.channel_names, channels, strict=True):
+                flat = pixels.reshape(len(self.index), -1)
+                columns |= {
+                    f"{name} mean": flat.mean(axis=1),
+                    f"{name} deviation": flat.std(axis=1),
+                }
         labels = self.samples.labels[self.index]
         if self.samples.survival:
             survival = labels
@@ -104,6 +113,10 @@ class Cohort:
             if not self.samples.continuous:
                 categories[OUTCOME] = tuple(self.data.class_names)
         return Rows(columns, categories, survival, self.owners)
+
+    def _images(self) -> NDArray[np.uint8]:
+        images: NDArray[np.uint8] = self.data.data.images[self.index]
+        return images
 
     def _measured(self, case: str) -> dict[str, float]:
         """Spacing, size, grey values other than 0, and volumes of regions of a scan."""
@@ -143,23 +156,23 @@ class Cohort:
             if isinstance(self.data, SegmentationDataModule):
                 columns |= self._overlaps(name, model)
                 continue
-            if isinstance(self.data, TabularDataModule):
-                seen = _inputs(rows, name, model)
-            else:
-                seen = pixels_of(self.of.data.images[self.index], name, model)
+            is_table = isinstance(self.data, TabularDataModule)
+            seen = (
+                _inputs(rows, name, model) if is_table else pixels_of(self._images(), name, model)
+            )
             answers = model.classify(seen, name)[:, : len(model.labels)].double().numpy()
             columns[name] = self._judged(rows, name, model, answers)
         return replace(rows, columns=columns)
 
     def _judged(self, rows: Rows, name: str, model: Predictor, answers: Floats) -> Floats:
-        """What a study judges of answers (N, K): a probability, or an outcome."""
+        """What a study judges of answers (N, K): a probability, an outcome, or a risk."""
         task, labels, known = model.facts["task"], [*model.labels], [*self.data.class_names]
         wanted = "classes" if OUTCOME in rows.categories else "regression"
-        known_task = {"classification": "classes", "risk": "classes"}.get(task, task)
-        if known_task != wanted or rows.survival is not None:
+        wanted = wanted if rows.survival is None else "survival"
+        if {"classification": "classes", "risk": "classes"}.get(task, task) != wanted:
             raise DataError(f"The model {name} is one of {task}, which these data cannot judge.")
         if wanted != "classes":
-            return answers[:, 0]
+            return 1 - answers.mean(axis=1) if task == "survival" else answers[:, 0]
         if {*labels} != {*known} or len(labels) > 2:
             raise DataError(
                 f"The model {name} tells {few(labels)} apart, and the data have {few(known)}; a "

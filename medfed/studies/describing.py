@@ -53,8 +53,8 @@ class Column:
                 f"The plan has bins for {self.name}, which holds categories; list their names, in "
                 'quotation marks where they are numbers: ["1", "2"].'
             )
-        of, group, clipped = rows.coded(self.name, self.names), self.groups.place(rows), 0
-        gaps = np.isnan(of)
+        of = rows.coded(self.name, self.names) if self.names else rows.column(self.name)
+        gaps, group, clipped = np.isnan(of), self.groups.place(rows), 0
         place = np.where(of < 0, self.cells - 2, of)
         if not self.names:
             place = np.searchsorted(self.ends, of, "right")
@@ -74,6 +74,10 @@ class Column:
         whole, wide = (yield ()), self.groups.count + 1
         each = whole[: self.cells * wide].reshape(-1, wide)[:, :-1]
         sums = whole[self.cells * wide :].reshape(-1, wide)[:, :-1] / parts.UNIT
+        return self.tables(each, sums)
+
+    def tables(self, each: Whole, sums: Floats) -> list[Table]:
+        """Returns the results of counts (cells, G) and of sums (2, G)."""
         counts = _with_all(each, self.groups)
         known, everyone = counts[:-1].sum(axis=0), counts.sum(axis=0)
         missing = map(parts.share_of, counts[-1].tolist(), everyone.tolist())

@@ -17,16 +17,18 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from medfed.common.errors import DataError, few
-from medfed.common.floors import CATEGORY, LEAST
+from medfed.common.floors import CATEGORY, LEAST, TIMES
 from medfed.functional import discrimination
 from medfed.functional.discrimination import Estimate
 from medfed.functional.statistics import LEVEL, POWER, holm
+from medfed.studies.describing import Column
 from medfed.studies.parts import (
     MEANS,
     NORMAL,
     Estimates,
     Floats,
     Table,
+    Whole,
     Word,
     four,
     interval,
@@ -41,7 +43,7 @@ _LOSSES = {
     "log loss": discrimination.log_losses,
 }
 _ERROR = "absolute error"
-_HARMS = {"Brier score": 1, "Dice": -1, _ERROR: 1}
+_HARMS = {"Brier score": 1, "Dice": -1, "concordance": -1, _ERROR: 1}
 """By what a hospital is worse off: the number that grows, or that falls."""
 Measured = Mapping[str, tuple[float, float]]
 """By the name of a number; of a difference from the reference it begins with ``−``."""
@@ -93,22 +95,30 @@ class Scores:
         if scores:
             p = np.stack([*scores.values()], axis=1)
             return Predictions(p, np.zeros((len(p), 1)), None, partial(_of_scores, [*scores]))
-        p, outcome = rows.column(name)[:, None], self.asked.outcome
-        groups, known = self.plan.groups(outcome), rows.categories.get(outcome, ())
-        y = rows.coded(outcome, groups)
-        is_number = (~np.isnan(y) & (y != 0) & (y != 1)).any()
-        if is_number and not (groups or known):
+        p = rows.column(name)[:, None]
+        if rows.survival is not None:
+            return Predictions(p, rows.survival, rows.survival[:, 1], _of_risks)
+        y = rows.column(self.asked.outcome)
+        named = self.plan.groups(self.asked.outcome) or self.asked.outcome in rows.categories
+        if not named and (~np.isnan(y) & (y != 0) & (y != 1)).any():
             return Predictions(p, y[:, None], None, _of_numbers)
-        if is_number or len(groups) > 2:
-            has = f"; the data have {few([*known])}" if known else ""
-            raise DataError(
-                f"The outcome {outcome} of an evaluation needs two categories, the second of which "
-                f"is what the scores predict{has}."
-            )
+        y = self._outcome(rows)
         if name in rows.categories or (beyond := p[(p < 0) | (p > 1)]).size:
             what = "holds categories" if name in rows.categories else f"holds {beyond[0]:g}"
             raise DataError(f"The score {name} {what}; a score is a probability from 0 to 1.")
         return Predictions(p, y[:, None], y, _of_probabilities)
+
+    def _outcome(self, rows: Rows) -> Floats:
+        groups = self.plan.groups(self.asked.outcome)
+        y = rows.coded(self.asked.outcome, groups) if groups else rows.column(self.asked.outcome)
+        if len(groups) > 2 or (~np.isnan(y) & (y != 0) & (y != 1)).any():
+            known = rows.categories.get(self.asked.outcome, ())
+            has = f"; the data have {few([*known])}" if known else ""
+            raise DataError(
+                f"The outcome {self.asked.outcome} of an evaluation needs two categories, the "
+                f"second of which is what the scores predict{has}."
+            )
+        return y
 
     def join(self, each: Mapping[str, Estimates]) -> list[Table]:
         """Returns the mean of hospitals, every hospital, the harm list, and who is missing."""
@@ -177,6 +187,34 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class Areas(Column):
+    """The area under the curve of all patients together, and calibration, from a histogram."""
+
+    def tables(self, each: Whole, sums: Floats) -> list[Table]:
+        """See the base class; a group of few patients, or of few of a class, is not printed."""
+        no, yes = each[:-1].T
+        title, few_cells = f"Calibration of {self.name}", (len(self.ends) - 1) // 10
+        if min(no.sum(), yes.sum()) < TIMES:
+            return []
+        value, error = discrimination.area_of_counts(yes, no)
+        area: list[Word] = [*interval(self.name, value, error), int((no + yes).sum())]
+        middles = np.array([0.0, *(np.add(self.ends[1:], self.ends[:-1]) / 2), 1.0])
+        lines: list[list[Word]] = []
+        for cells in np.split(np.arange(len(no)), range(1 + few_cells, len(no) - 2, few_cells)):
+            n, events = int((no + yes)[cells].sum()), int(yes[cells].sum())
+            if n >= LEAST and min(events, n - events) >= TIMES:
+                mean = float((no + yes)[cells] @ middles[cells]) / n
+                _, *share = interval("", events / n, math.sqrt(events * (n - events) / n**3))
+                lines.append([self.name, mean, *share, n])
+        ends = ("lower 95 %", "upper 95 %", "patients")
+        head = ["score", "predicted", "observed", *ends]
+        return [
+            Table(f"Pooled AUROC of {self.name}", ["score", "AUROC", *ends], [area]),
+            Table(title, head, lines),
+        ]
+
+
+@dataclass(frozen=True)
 class Predictions:
     """What a score says of N patients, beside what happened.
 
@@ -229,6 +267,11 @@ def _of_numbers(p: Floats, y: Floats, q: Floats | None) -> dict[str, Estimate]:
     root = math.sqrt(squares.value)
     rmse = Estimate(root, squares.error / (2 * root) if root else 0.0)
     return {_ERROR: discrimination.mean_of(np.abs(apart)), "root mean squared error": rmse}
+
+
+def _of_risks(p: Floats, y: Floats, q: Floats | None) -> dict[str, Estimate]:
+    other = None if q is None else q[:, 0]
+    return {"concordance": discrimination.concordance(p[:, 0], y[:, 0], y[:, 1], other)}
 
 
 def _of_scores(names: Sequence[str], p: Floats, y: Floats, q: Floats | None) -> dict[str, Estimate]:

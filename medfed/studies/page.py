@@ -120,6 +120,11 @@ def pictures(tables: Sequence[Table]) -> Mapping[str, Picture]:
                 lines[str(name)].append((float(end), float(share)))
             figure = curves(lines, "time", "survival", looks_in_order(names))
             made[table.title] = Picture(figure, "Share of patients without the event, by time.")
+        elif table.title.startswith("Calibration of") and table.lines:
+            points = [(float(predicted), float(seen)) for _, predicted, seen, *_ in table.lines]
+            lines = {"patients": points, "perfect": [(0.0, 0.0), (1.0, 1.0)]}
+            figure = curves(lines, "predicted", "observed", looks_in_order(lines))
+            made[table.title] = Picture(figure, "Share of events, by predicted probability.")
         elif table.intervals:
             none = {} if table.label in ("AUROC", "Dice") else {"none": 0.0}
             figure = forest([Row(*one) for one in table.intervals], none, table.label)

@@ -79,19 +79,21 @@ class Evaluation(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     Attributes:
         scores: Columns of predictions, such as probabilities of the outcome's second category, and
-            names of bundles.
+            names of bundles; none: all bundles, and the reference.
         outcome: A column of two categories, or of 0 and 1; of numbers, what scores predict.
         reference: The score that is in use, against which the others are judged.
-        margin: By how much the Brier score, Dice or error (in the outcome's unit) may
+        margin: By how much the Brier score, Dice, concordance or error (in the outcome's unit) may
             be worse than that of the reference.
         by: Columns of categories whose groups are evaluated, too.
+        cells: Of histograms under masks for pooled areas and calibration; ``None``: without.
     """
 
-    scores: Annotated[list[str], msgspec.Meta(min_length=1, max_length=20)]
+    scores: Annotated[list[str], msgspec.Meta(max_length=20)] = []
     outcome: str = OUTCOME
     reference: str | None = None
     margin: Annotated[float, msgspec.Meta(gt=0)] = 0.02
     by: list[str] = []
+    cells: Annotated[int, msgspec.Meta(ge=10, le=100, multiple_of=10)] | None = None
 
 
 class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -151,6 +153,11 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         grouped = [self.by, self.survival.by if self.survival else None]
         if self.evaluate is not None:
             grouped += self.evaluate.by
+            if not self.evaluate.scores:
+                raise ConfigError(f"{source}: evaluate has no scores; list columns or bundles.")
+            outcome = self.evaluate.outcome
+            if self.evaluate.cells and len(self.groups(outcome)) != 2:
+                raise ConfigError(f"{source}: cells need the two names of {outcome} in columns.")
             reference = self.evaluate.reference
             if reference is not None and reference not in self.evaluate.scores:
                 raise ConfigError(f"{source}: the reference {reference} is none of the scores.")
@@ -173,6 +180,14 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         if not (self.columns or self.survival or self.models or self.evaluate):
             raise ConfigError(f"{source} asks for nothing; list columns, or what to evaluate.")
         return self
+
+    def completed(self) -> Plan:
+        """Returns the plan with scores by name: bundles and the reference, unless it has some."""
+        asked = self.evaluate or (Evaluation() if self.bundles else None)
+        if asked is None or asked.scores:
+            return self
+        names = [*(bundle.name for bundle in self.bundles), *filter(None, [asked.reference])]
+        return replace(self, evaluate=replace(asked, scores=[*dict.fromkeys(names)]))
 
     def groups(self, name: str | None) -> tuple[str, ...]:
         """The categories of a column; none for numbers and for no column."""
@@ -221,7 +236,7 @@ def plan_of(content: Mapping[str, Any], source: object) -> Plan:
         plan = fit(content, Plan)
     except ValueError as error:
         raise ConfigError(f"{source} is no plan of a study: {error}.") from error
-    return plan.check(source)
+    return plan.completed().check(source)
 
 
 def suggested(hospitals: Mapping[str, Rows]) -> Plan:

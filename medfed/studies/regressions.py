@@ -105,8 +105,11 @@ class Coefficients:
         return np.where(code >= 0, code == np.arange(1, len(groups)), np.nan)
 
     def _outcome(self, rows: Rows) -> Floats:
-        y = rows.coded(self.model.outcome, groups := self.plan.groups(self.model.outcome))
-        y = np.where(y < 0, np.nan, y) if groups else y
+        if groups := self.plan.groups(self.model.outcome):
+            y = rows.coded(self.model.outcome, groups)
+            y[y < 0] = np.nan
+        else:
+            y = rows.column(self.model.outcome)
         most = 1 if self.model.family == "logistic" else np.inf
         if len(wrong := y[(y < 0) | (y != np.rint(y)) & ~np.isnan(y) | (y > most)]):
             needs = "two categories, or 0 and 1" if most == 1 else "counts"

@@ -49,15 +49,13 @@ class Rows:
         return self.columns[name]
 
     def coded(self, name: str, names: tuple[str, ...]) -> Floats:
-        """Returns a column as positions in the names of categories; -1: another. None: as it is.
+        """Returns a column as positions in the names of categories; -1: another.
 
         Example:
             >>> Rows({"grade": np.array([1.0, 3.0, np.nan])}).coded("grade", ("1", "2")).tolist()
             [0.0, -1.0, nan]
         """
         column, known = self.column(name), self.categories.get(name)
-        if not names:
-            return column
         if known is None:  # numbers that the plan takes for categories
             same = column[:, None] == np.array([as_number(n) for n in names])
             return np.where(np.isnan(column), np.nan, np.where(same.any(1), same.argmax(1), -1))

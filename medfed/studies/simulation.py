@@ -10,7 +10,7 @@ from medfed.common.errors import ConfigError, DataError, few
 from medfed.common.floors import LEAST, TIMES
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.studies.describing import Column, Curves
-from medfed.studies.evaluating import Scores
+from medfed.studies.evaluating import Areas, Scores
 from medfed.studies.parts import Groups, Part, Separate, Table
 from medfed.studies.plan import Plan
 from medfed.studies.regressions import ByHospital, Coefficients
@@ -29,6 +29,10 @@ def parts(plan: Plan) -> Iterator[Part | Separate]:
         yield (Coefficients if model.join == "sums" else ByHospital)(model, plan)
     if plan.evaluate is not None:
         yield Scores(plan.evaluate, plan)
+        groups = Groups(plan.evaluate.outcome, plan.groups(plan.evaluate.outcome))
+        if cells := plan.evaluate.cells:
+            ends = tuple(np.linspace(0, 1, cells + 1).tolist())
+            yield from (Areas(score, groups, ends=ends) for score in plan.evaluate.scores)
 
 
 def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], list[str]]:

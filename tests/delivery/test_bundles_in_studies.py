@@ -13,11 +13,11 @@ from sklearn.metrics import roc_auc_score
 from medfed.common.errors import ConfigError, DataError
 from medfed.delivery.main import open_bundle
 from medfed.studies.cohorts import Cohort, hospital_rows
-from medfed.studies.plan import Bundle, Evaluation, Plan, read_plan
+from medfed.studies.plan import Bundle, Plan, read_plan
 from medfed.studies.rows import OF, OUTCOME
 from medfed.studies.simulation import simulated
 
-ALL = Plan(bundles=[Bundle("new")], evaluate=Evaluation(["new"]))
+ALL = Plan(bundles=[Bundle("new")]).completed()
 
 
 def judged(made, plan=ALL, models=None):
@@ -48,6 +48,12 @@ def test_of_an_outcome_it_is_the_prediction(hospital):
     np.testing.assert_allclose(rows.columns[OUTCOME], label, rtol=1e-6)
 
 
+def test_of_survival_it_is_a_risk(hospital):
+    made = hospital("survival")
+    rows, (answers, _) = judged(made), expected(made)
+    np.testing.assert_allclose(rows.columns["new"], 1 - answers.mean(1), atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["slices", "windows", "classes", "pictures"])
 def test_of_masks_it_is_their_overlap_with_each_scan(hospital, kind):
     made = hospital(kind)
@@ -75,7 +81,6 @@ OTHERS = {
     "findings": "one of findings, which",
     "lesions": "A study knows tables",
     "digits": "a study judges two classes",
-    "survival": "one of survival, which",
 }
 
 
@@ -98,13 +103,14 @@ def test_a_model_of_other_data_is_refused_in_a_sentence(hospital):
         judged(table, models={"new": replace(model, facts={**model.facts, "input": source})})
 
 
-def test_a_plan_of_a_bundle_needs_no_more_than_its_folder(hospital, tmp_path):
+def test_a_plan_of_bundles_alone_is_complete(hospital, tmp_path):
     """The hash of the manifest comes from the folder, and the test patients count."""
     made = hospital("table")
     path = tmp_path / "plan.yaml"
-    asked = "evaluate: {scores: [new]}\n"
-    path.write_text(f"{asked}bundles: [{{name: new, path: {made.bundle}}}]\n", encoding="utf-8")
+    path.write_text(f"bundles: [{{name: new, path: {made.bundle}}}]\n", encoding="utf-8")
     plan = read_plan(path)
+    assert plan.evaluate is not None
+    assert plan.evaluate.scores == ["new"]
     assert plan.splits == ("test",)
     assert plan.agreed.bundles == [Bundle("new", plan.bundles[0].manifest)]
     everyone = replace_fields(plan, patients="all")
@@ -114,9 +120,9 @@ def test_a_plan_of_a_bundle_needs_no_more_than_its_folder(hospital, tmp_path):
     label, p = rows.columns[OUTCOME], rows.columns["new"]
     assert patients == len(label)
     assert float(auroc.split()[0]) == pytest.approx(roc_auc_score(label, p), abs=6e-4)
-    path.write_text(f"{asked}bundles: [{{name: new, manifest: {'a' * 64}, path: {made.bundle}}}]\n")
+    path.write_text(f"bundles: [{{name: new, manifest: {'a' * 64}, path: {made.bundle}}}]\n")
     with pytest.raises(ConfigError, match="has the manifest"):
         read_plan(path)
-    path.write_text(f"{asked}bundles: [{{name: new, path: nowhere}}]\n")
+    path.write_text("bundles: [{name: new, path: nowhere}]\n")
     with pytest.raises(ConfigError, match=r"is no bundle: it has no configs/manifest\.json"):
         read_plan(path)

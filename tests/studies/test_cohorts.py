@@ -102,8 +102,9 @@ def test_a_picture_has_pixels_and_shares(tmp_path):
     assert all(((rows.columns[n] >= 0) & (rows.columns[n] <= 100)).all() for n in shares)
 
 
-def test_images_have_their_class():
+def test_images_have_means_and_their_class():
     data = planned(["experiment=digits_pfednet"])
     rows = next(iter(hospital_rows(data).values()))
     assert rows.categories["outcome"] == tuple(data.class_names)
-    assert len(rows.columns["outcome"]) == len(rows.patients)
+    (name,) = data.channel_names
+    assert ((rows.columns[f"{name} mean"] > 0) & (rows.columns[f"{name} deviation"] > 0)).all()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from msgspec.structs import replace as changed
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
 from medfed.common.errors import ConfigError, DataError
+from medfed.functional import discrimination
+from medfed.functional.survival import survival_scores
 from medfed.studies.page import pictures, write_study
 from medfed.studies.plan import Evaluation, Model, Plan
 from medfed.studies.rows import Rows
@@ -95,6 +100,62 @@ def test_wrong_scores_are_named():
         tables(EACH, Plan({"outcome": ["a", "b", "c"]}, evaluate=Evaluation(["good"])))
 
 
+CELLS = changed(PLAN, evaluate=Evaluation(["good", "new"], cells=50))
+
+
+def test_pooled_areas_are_those_of_all_patients():
+    """From 50 cells under masks, second after the mean of hospitals; also DeLong's error."""
+    found, remarks = simulated(CELLS, EACH)
+    titles = [table.title for table in found]
+    assert titles.index("Means of hospitals") < titles.index("Pooled AUROC of good")
+    assert not remarks
+    for score in ("good", "new"):
+        p, y = (
+            np.concatenate([rows.columns[name] for rows in EACH.values()])
+            for name in (score, "outcome")
+        )
+        ((_, value, low, high, patients),) = tables(plan=CELLS)[f"Pooled AUROC of {score}"].lines
+        exact = discrimination.area(p, y)
+        assert value == pytest.approx(roc_auc_score(y, p), abs=1e-3)
+        assert (high - low) / 3.92 == pytest.approx(exact.error, rel=0.01)
+        assert patients == len(y)
+
+
+def test_cells_of_single_scores_give_the_exact_area():
+    rng = np.random.default_rng(5)
+    p, y = rng.integers(0, 9, 300), rng.integers(0, 2, 300)
+    counts = [np.bincount(p[y == label], minlength=9) for label in (1, 0)]
+    np.testing.assert_allclose(
+        discrimination.area_of_counts(*counts), discrimination.area(p * 1.0, y * 1.0), rtol=1e-12
+    )
+
+
+def test_calibration_is_what_happened_in_each_tenth():
+    """Of at least 20 patients, and five with the event and five without it."""
+    p, y = (np.concatenate([r.columns[n] for r in EACH.values()]) for n in ("new", "outcome"))
+    lines = tables(plan=CELLS)["Calibration of new"].lines
+    printed = {}
+    for _, predicted, observed, low, high, patients in lines:
+        inside = (p >= (tenth := int(10 * predicted) / 10)) & (p < tenth + 0.1)
+        inside |= (tenth == 0.9) & (p == 1)
+        assert patients == inside.sum() >= 20
+        assert observed == pytest.approx(y[inside].mean())
+        assert predicted == pytest.approx(p[inside].mean(), abs=0.01)
+        assert low < observed < high
+        printed[tenth] = patients
+    assert len(printed) == len(lines) > 5
+    rare = {name: replace(rows, columns={**rows.columns}) for name, rows in EACH.items()}
+    for rows in rare.values():  # nobody of a tenth had the event
+        rows.columns["outcome"] = np.where(rows.columns["new"] < 0.1, 0.0, rows.columns["outcome"])
+    fewer = tables(rare, CELLS)["Calibration of new"].lines
+    assert min(line[1] for line in fewer) > 0.1
+
+
+def test_cells_need_the_two_names_of_the_outcome():
+    with pytest.raises(ConfigError, match="cells need the two names of outcome in columns"):
+        Plan({"sex": ["f", "m"]}, evaluate=Evaluation(["new"], cells=50)).check("plan")
+
+
 def test_predictions_of_a_number_are_judged_by_their_errors():
     each = {}
     for seed, name in enumerate("abc"):
@@ -117,6 +178,37 @@ def test_predictions_of_a_number_are_judged_by_their_errors():
     assert verdicts == {"worse"}
 
 
+def followed(seed, size=150, noise=1.0):
+    rng = np.random.default_rng(seed)
+    risk = rng.normal(size=size)
+    time = np.ceil(10 * rng.exponential(np.exp(-risk)))
+    times = np.stack([time, (rng.random(size) < 0.7) * 1.0], axis=1)
+    columns = {"right": risk, "rough": risk + noise * rng.normal(size=size)}
+    return Rows(columns, survival=times, patients=np.arange(size))
+
+
+def test_risks_are_judged_by_harrells_concordance():
+    each = {name: followed(seed) for seed, name in enumerate("abc")}
+    found = tables(each, Plan(evaluate=Evaluation(["right", "rough"], reference="right")))
+    for score, hospital, _, value, *rest in found["Every hospital"].lines:
+        rows = each[hospital]
+        time, event = rows.survival.T
+        cases = {"time": time, "event": event, "risk": rows.columns[score]}
+        exact = survival_scores(cases, np.ones((1, len(time))), [time.max()])["cindex"][0]
+        assert float(value.split()[0]) == pytest.approx(exact, abs=6e-4)
+        assert rest == (["–"] if score == "right" else rest)
+    assert {line[-1] for line in found["Who would be harmed"].lines} == {"worse"}
+
+
+def test_the_error_of_a_concordance_is_that_of_new_samples():
+    values = [
+        discrimination.concordance(rows.columns["rough"], *rows.survival.T)
+        for rows in (followed(seed) for seed in range(300))
+    ]
+    spread = np.std([one.value for one in values], ddof=1)
+    assert np.mean([one.error for one in values]) == pytest.approx(spread, rel=0.12)
+
+
 def test_a_hospital_with_few_of_a_category_sends_no_estimate():
     rare = hospital(7)
     rare.columns["sex"][:] = 0.0
@@ -129,10 +221,15 @@ def test_a_hospital_with_few_of_a_category_sends_no_estimate():
     assert (name, why) == ("rare", "fewer than 5 of its patients are of a category")
 
 
-def test_a_page_draws_intervals_of_hospitals(tmp_path):
-    found, remarks = simulated(PLAN, EACH)
-    assert {*pictures(found)} == {"Every hospital", "Who would be harmed"}
-    write_study(PLAN, found, remarks, tmp_path / "out")
+def test_a_page_draws_intervals_of_hospitals_and_calibration(tmp_path):
+    plan = changed(PLAN, evaluate=changed(PLAN.evaluate, cells=20))
+    found, remarks = simulated(plan, EACH)
+    drawn = pictures(found)
+    assert {*drawn} == {
+        *("Every hospital", "Who would be harmed"),
+        *("Calibration of good", "Calibration of new"),
+    }
+    write_study(plan, found, remarks, tmp_path / "out")
     page = (tmp_path / "out" / "study.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 4
     assert (tmp_path / "out" / "plan.yaml").is_file()
