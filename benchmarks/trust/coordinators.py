@@ -580,7 +580,7 @@ def _no_lock() -> Iterator[None]:
             write(path, content)
 
     with (
-        mock.patch.object(policy, "_alone", together),
+        mock.patch.object(policy, "alone", together),
         mock.patch.object(policy.Counted, "_every", slow),
         mock.patch.object(files, "write_json", one_by_one),
     ):

@@ -220,10 +220,11 @@ class Federation:
 
         And with what the method fits on validation cases, unless these are to be evaluated.
         """
-        model = local.trainer.fitted(local.data, model)
-        if split == "val" or self.noise is not None:
+        if self.noise is not None:
             return model
-        return self.algorithm.completed(local, model)
+        if (self.algorithm.normalization or local.trainer.normalization) == "reestimated":
+            model = local.trainer.reestimated(local.data, model)
+        return model if split == "val" else self.algorithm.completed(local, model)
 
     def centers(self, client: str) -> Tensors:
         """Returns the centres of a client's quantised parameters, by name; changes no state."""

@@ -206,7 +206,7 @@ def assemble(
     cohort = cohort or Cohort()
     cohort.of([c.id for c in everyone], seed, 0)  # an unknown client is named here
     made = Federation(algorithm, server, local_clients, everyone, sent, cohort, seed, local)
-    local.normalization = algorithm.normalization or normalization
+    local.normalization = normalization
     return made, local
 
 

@@ -66,7 +66,7 @@ def test_a_method_may_decide_itself(name, monkeypatch):
     federation, _, _ = recorded(name)
     found = []
     for wanted in ("kept", "reestimated"):
-        monkeypatch.setattr(federation, "normalization", wanted)
+        monkeypatch.setattr(federation.trainer, "normalization", wanted)
         found.append({c: digest(federation.personal_model(c)) for c in federation.ids})
     assert found[0] == found[1]
 

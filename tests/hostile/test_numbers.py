@@ -39,8 +39,8 @@ def test_a_run_that_diverges_everywhere_has_no_result(tmp_path):
 def test_models_that_fail_do_not_look_like_results(tmp_path, caplog, capsys, monkeypatch):
     model = Federation.personal_model
 
-    def personal_model(self, client):
-        weights = model(self, client)
+    def personal_model(self, client, split="test"):
+        weights = model(self, client, split)
         lost = client != self.ids[-1]
         return {n: t * math.nan for n, t in weights.items()} if lost else weights
 
@@ -76,8 +76,8 @@ def test_a_round_in_which_one_client_fails_is_not_its_mean_over_the_others(
     """The loss falls, and without the failed client it would fall more; and the run goes on."""
     model, failing = Federation.personal_model, "hospital_3"  # the one of the largest loss
 
-    def personal_model(self, client):
-        weights = model(self, client)
+    def personal_model(self, client, split="test"):
+        weights = model(self, client, split)
         now = client == failing and self.clients[client].steps_done == round + 1
         return {n: t * math.nan for n, t in weights.items()} if now else weights
 

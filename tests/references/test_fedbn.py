@@ -141,7 +141,7 @@ def test_gradient_by_finite_differences(frozen):
 
 
 def models_of(federation, wanted):
-    federation.normalization = wanted
+    federation.clients[federation.ids[0]].trainer.normalization = wanted
     run_reference(federation, ROUNDS)
     found = [to_numpy(federation.personal_model(c)) for c in federation.ids]
     return [{n: model[n] for n in EVERYTHING} for model in found]

@@ -122,7 +122,7 @@ def test_statistics_are_estimated_again_before():
         layers = {"body": task.network.body, "norm": norm, "head": task.network.head}
         task.network = torch.nn.Sequential(OrderedDict(layers))
         _, federation, _ = toy_federation(Recalibrated(), task, clients())
-        federation.normalization = wanted
+        federation.clients["c1"].trainer.normalization = wanted
         run_reference(federation, 2)
         local, model = federation.clients["c1"], federation.personal_model("c1", "val")
         found.append(digest(federation.personal_model("c1")))
