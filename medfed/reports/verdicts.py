@@ -17,7 +17,15 @@ from scipy.stats import norm
 
 from medfed.common.scores import LEAST_CASES, mean_of_known
 from medfed.federation.card import CEILINGS, REFERENCES
-from medfed.functional.statistics import LEVEL, Difference, difference, harmed, holm, percentiles
+from medfed.functional.statistics import (
+    LEVEL,
+    Difference,
+    difference,
+    harmed,
+    holm,
+    percentiles,
+    redrawn,
+)
 from medfed.reports.tasks import Scores, Task
 
 Floats = NDArray[np.float64]
@@ -58,8 +66,8 @@ def paired(one: Scores, other: Scores) -> tuple[Floats, Floats]:
 def mean_resampled(values: Floats, resampled: Floats) -> Floats:
     """Returns (W,) means over clients and splits on resampled patients.
 
-    If the patients of one client cannot be resampled, the mean over clients is unknown: the other
-    clients have another mean.
+    Where a resample leaves a client undefined, it is drawn anew: the other clients have another
+    mean. If the patients of one client cannot be resampled, the mean over clients is unknown.
 
     Args:
         values: (S, C) as they were measured.
@@ -70,8 +78,14 @@ def mean_resampled(values: Floats, resampled: Floats) -> Floats:
         [0.6000000000000001, 0.7]
         >>> mean_resampled(np.array([[0.5, 0.7]]), np.array([[[0.4, math.nan]]])).tolist()
         [nan]
+        >>> of_two = np.array([[[0.4, math.nan], [0.6, 0.8]]])
+        >>> mean_resampled(np.array([[0.5, 0.8]]), of_two).round(3).tolist()
+        [0.6, 0.7]
     """
     lacking = np.isnan(resampled).all(axis=1) & ~np.isnan(values)
+    if resampled.size:
+        resampled = np.apply_along_axis(redrawn, 1, resampled)
+    resampled = np.where(np.isnan(values)[:, None], math.nan, resampled)
     means = mean_of_known(mean_of_known(resampled, axis=2), axis=0)
     return np.full_like(means, math.nan) if lacking.any() else means
 
