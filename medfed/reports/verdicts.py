@@ -30,12 +30,17 @@ from medfed.reports.tasks import Scores, Task
 
 Floats = NDArray[np.float64]
 UNDECIDED = "undecided"
+LEAST_SPLITS = 4
+"""The least splits for an interval over splits: that of two is 13 times as wide as that of ten."""
 
 
 def over_splits(
     values: Floats, resampled: Floats, overlap: float, comparisons: int = 1
 ) -> Difference:
     """Returns a mean with its interval: over splits; of a single one over its patients.
+
+    Fewer than `LEAST_SPLITS` have a p-value and no interval, which would be nearly all that is
+    possible.
 
     Args:
         values: (S,) one per split.
@@ -49,7 +54,8 @@ def over_splits(
         (0.405, 0.595)
     """
     if len(values) > 1 or not np.isfinite(resampled).any():
-        return difference(values.tolist(), overlap, LEVEL, comparisons=comparisons)
+        gap = difference(values.tolist(), overlap, LEVEL, comparisons=comparisons)
+        return gap if len(values) >= LEAST_SPLITS else gap._replace(low=math.nan, high=math.nan)
     mean, (low, high) = float(values[0]), percentiles(resampled, LEVEL)
     error = float(np.nanstd(resampled, ddof=1))
     p = 2 * float(norm.sf(abs(mean) / error)) if error else float(mean == 0)
@@ -237,7 +243,7 @@ def harm_of(scores: Scores, local: Scores, task: Task) -> Harm:
     differences, resampled = paired(scores, local)
     if not task.same:  # each split has other hospitals
         worse = np.where(np.isnan(differences), np.nan, differences < 0)
-        shares = difference(mean_of_known(worse, axis=1).tolist(), task.overlap)
+        shares = over_splits(mean_of_known(worse, axis=1), np.empty(0), task.overlap)
         return Harm(*shares.within((0.0, 1.0))[:3])
     anew = mean_of_known(resampled, axis=0)
     count = len(task.clients)
