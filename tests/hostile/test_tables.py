@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 
 import pytest
 
@@ -144,11 +145,12 @@ def test_a_bundles_input_is_told_of_no_key_of_data(tmp_path):
     for content, _ in FILES.values():
         path = tmp_path / "rows.csv"
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        try:
+        with suppress(DataError):
             read_features(path, ["age"])
-        except DataError as error:
-            refused += 1
-            assert "data." not in str(error)
+            continue
+        refused += 1
+        with pytest.raises(DataError, match=r"^((?!data\.).)*$"):
+            read_features(path, ["age"])
     assert refused > 10
     with pytest.raises(DataError, match="set input to a CSV file"):
         read_features(tmp_path / "none.csv", ["age"])
