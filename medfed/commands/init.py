@@ -272,9 +272,11 @@ def examined(guess: Guess, talk: Interview, name: str) -> dict[str, Any]:
     patients = list(data.patients.values())
     centres = Counter(p.centre for p in patients if p.centre is not None and not p.invented)
     splits = Counter(p.split for p in patients if p.split is not None)
+    of_classes = {word: getattr(data, word, None) for word in ("negative", "positive")}
+    labels = [f"{word}: {few([*map(str, of)])}" for word, of in of_classes.items() if of]
     names = {
         "channels": data.plan_names,
-        "labels": data.class_names,
+        "labels": labels or data.class_names,
         "patients": [str(len(patients))],
         "hospitals": [f"{c} {n}" for c, n in centres.items()] or ["none named"],
         "official splits": [f"{s} {n}" for s, n in splits.items()] or ["none"],

@@ -68,7 +68,8 @@ def _ends(report: Report, name: str, metric: str, place: str) -> Sequence[float 
     """The interval that a method's only run has of a client's metric, or of the mean."""
     one, *others = report.runs.get(name, [None, None])
     intervals = None if one is None or others else one.summary.get("intervals")
-    of = {"mean": intervals["mean"], **intervals["clients"]} if intervals else {}
+    means = ("mean", WITHOUT_SMALL)
+    of = {n: intervals.get(n, {}) for n in means} | intervals["clients"] if intervals else {}
     ends = of.get(place, {}).get(metric) or (math.nan,) * 2
     return (None, None) if any(map(math.isnan, ends)) else ends
 

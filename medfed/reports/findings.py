@@ -165,7 +165,7 @@ def _bearing(methods: Runs, task: Task) -> str:
     first = next(iter(methods.values()))
     count, splits = len(first), splits_of(first)
     if len(splits) > 1:
-        again = " Patients appear in several splits; the intervals allow for that."
+        again = " Patients appear in several splits; intervals and p allow for that."
         return f"{len(splits)} splits of the patients.{again * bool(task.overlap)}"
     seeds = f"All {count} seeds are" if count > 1 else "All runs are"
     return (

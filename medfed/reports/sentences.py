@@ -20,6 +20,7 @@ from medfed.functional.statistics import Difference, splits_needed
 from medfed.reports.tables import Cell, Table
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import (
+    LEAST_SPLITS,
     UNDECIDED,
     Gain,
     Harm,
@@ -31,6 +32,7 @@ from medfed.reports.verdicts import (
     in_one_place,
 )
 
+_MOST = 100  # times as many patients; more are no plan
 LABELS = {"local": "local training", "fedavg": "FedAvg"}
 
 
@@ -44,6 +46,9 @@ def answer(task: Task, verdicts: Verdicts) -> list[str]:
     best = best_of(verdicts)
     where = "On the test patients of the only split: " if task.single else ""
     sentences = [where + _which(task, verdicts, best), *small_of(task)]
+    if 1 < task.splits < LEAST_SPLITS:
+        needs = f"an interval over splits takes {LEAST_SPLITS} or more."
+        sentences.append(f"{task.splits} splits are too few for intervals; {needs}")
     sentences += chosen_of(task, verdicts, best)
     for name in dict.fromkeys((best, "fedavg")):
         if name in verdicts and verdicts[name].harm is not None:
@@ -156,7 +161,7 @@ def room(task: Task, verdicts: Verdicts, reference: str) -> str:
         what: takes_to_show(task, gaps[name], gain, len(gaps)) for what, gain in wanted.items()
     }
     limit = "; more splits of the same patients will not"
-    patients = any("patients" in of for of in takes.values()) and not task.single
+    patients = any(of.endswith("patients") for of in takes.values()) and not task.single
     listed = ", ".join(f"{what} takes {of}" for what, of in takes.items())
     return f"{start} To show {listed}{limit * patients}." if takes else start
 
@@ -182,7 +187,10 @@ def takes_to_show(task: Task, now: Difference, gain: float, comparisons: int) ->
         splits := splits_needed(gain, now, task.splits, task.overlap, comparisons)
     ):
         return f"about {about(splits)} splits instead of {task.splits}"
-    return f"about {about((now.detectable / gain) ** 2):,} times as many patients"
+    times = (now.detectable / gain) ** 2
+    if times > _MOST:
+        return f"more than {_MOST} times as many patients: these data cannot show it"
+    return f"about {about(times)} times as many patients"
 
 
 def about(count: float) -> int:

@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 
 from medfed.common.console import Table as Printed
 from medfed.common.console import in_latex, in_markdown, shown, size
-from medfed.common.scores import CHOSEN, mean_of_known, over_seeds
+from medfed.common.scores import CHOSEN, WITHOUT_SMALL, mean_of_known, over_seeds
 from medfed.common.scores import number as score
 from medfed.federation.card import REFERENCES
 from medfed.reports.runs import Runs, metrics_of, value_at, with_constants
@@ -167,10 +167,13 @@ def _share(v: Verdict) -> Cell:
 
 # The columns of texts and of papers; the page has all.
 BRIEF = (
-    *("method", "harmed", "mean", *CHOSEN, "with small", "worst", "decile"),
+    *("method", "harmed", WITHOUT_SMALL, *CHOSEN, "mean", "worst", "decile"),
     *("− local", "− FedAvg", "p (Holm)", "sent"),
 )
-PAPER = ("method", "harmed", "mean", *CHOSEN, "worst", "− local", "− FedAvg", "p (Holm)")
+PAPER = (
+    *("method", "harmed", WITHOUT_SMALL, *CHOSEN, "mean"),
+    *("worst", "− local", "− FedAvg", "p (Holm)"),
+)
 
 
 def methods_table(task: Task, verdicts: Verdicts) -> Table:
@@ -180,13 +183,13 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
         task: The task.
         verdicts: By method.
     """
-    head = ["method", "harmed", "mean", "worst", "decile"]
+    head = ["method", "harmed", WITHOUT_SMALL if task.small else "mean", "worst", "decile"]
     references = [r for r in REFERENCES if any(r in v.against for v in verdicts.values())]
     for reference in references:
         head += [f"− {_SHORT[reference]}", "p (Holm)", "detects"]
     head += ["sent", "passes"]
     if task.small:
-        head.insert(3, "with small")
+        head.insert(3, "mean")
     means = {
         words: {n: v.scores.chosen_mean(words) for n, v in verdicts.items()} for words in CHOSEN
     }
@@ -218,8 +221,7 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
         note="In brackets: 95 % intervals. Worst and decile: the worst hospital, the worst tenth. "
         "Green: better; orange: worse, by Holm's p < 0.05. Detects: the smallest true difference "
         "that the task detects with 80 % power. Harmed: the share of hospitals that would be "
-        "better "
-        "off alone. With small: the mean of all hospitals, also those too small to decide. "
+        "better off alone. Mean: of all hospitals; without small: of those that decide. "
         "Passes: gradient passes as a share of the budget. Click on a head to sort.",
     )
 

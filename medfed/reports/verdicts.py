@@ -17,17 +17,30 @@ from scipy.stats import norm
 
 from medfed.common.scores import LEAST_CASES, mean_of_known
 from medfed.federation.card import CEILINGS, REFERENCES
-from medfed.functional.statistics import LEVEL, Difference, difference, harmed, holm, percentiles
+from medfed.functional.statistics import (
+    LEVEL,
+    Difference,
+    difference,
+    harmed,
+    holm,
+    percentiles,
+    redrawn,
+)
 from medfed.reports.tasks import Scores, Task
 
 Floats = NDArray[np.float64]
 UNDECIDED = "undecided"
+LEAST_SPLITS = 4
+"""The least splits for an interval over splits: that of two is 13 times as wide as that of ten."""
 
 
 def over_splits(
     values: Floats, resampled: Floats, overlap: float, comparisons: int = 1
 ) -> Difference:
     """Returns a mean with its interval: over splits; of a single one over its patients.
+
+    Fewer than `LEAST_SPLITS` have a p-value and no interval, which would be nearly all that is
+    possible.
 
     Args:
         values: (S,) one per split.
@@ -41,7 +54,8 @@ def over_splits(
         (0.405, 0.595)
     """
     if len(values) > 1 or not np.isfinite(resampled).any():
-        return difference(values.tolist(), overlap, LEVEL, comparisons=comparisons)
+        gap = difference(values.tolist(), overlap, LEVEL, comparisons=comparisons)
+        return gap if len(values) >= LEAST_SPLITS else gap._replace(low=math.nan, high=math.nan)
     mean, (low, high) = float(values[0]), percentiles(resampled, LEVEL)
     error = float(np.nanstd(resampled, ddof=1))
     p = 2 * float(norm.sf(abs(mean) / error)) if error else float(mean == 0)
@@ -58,8 +72,8 @@ def paired(one: Scores, other: Scores) -> tuple[Floats, Floats]:
 def mean_resampled(values: Floats, resampled: Floats) -> Floats:
     """Returns (W,) means over clients and splits on resampled patients.
 
-    If the patients of one client cannot be resampled, the mean over clients is unknown: the other
-    clients have another mean.
+    Where a resample leaves a client undefined, it is drawn anew: the other clients have another
+    mean. If the patients of one client cannot be resampled, the mean over clients is unknown.
 
     Args:
         values: (S, C) as they were measured.
@@ -70,8 +84,14 @@ def mean_resampled(values: Floats, resampled: Floats) -> Floats:
         [0.6000000000000001, 0.7]
         >>> mean_resampled(np.array([[0.5, 0.7]]), np.array([[[0.4, math.nan]]])).tolist()
         [nan]
+        >>> of_two = np.array([[[0.4, math.nan], [0.6, 0.8]]])
+        >>> mean_resampled(np.array([[0.5, 0.8]]), of_two).round(3).tolist()
+        [0.6, 0.7]
     """
     lacking = np.isnan(resampled).all(axis=1) & ~np.isnan(values)
+    if resampled.size:
+        resampled = np.apply_along_axis(redrawn, 1, resampled)
+    resampled = np.where(np.isnan(values)[:, None], math.nan, resampled)
     means = mean_of_known(mean_of_known(resampled, axis=2), axis=0)
     return np.full_like(means, math.nan) if lacking.any() else means
 
@@ -223,7 +243,7 @@ def harm_of(scores: Scores, local: Scores, task: Task) -> Harm:
     differences, resampled = paired(scores, local)
     if not task.same:  # each split has other hospitals
         worse = np.where(np.isnan(differences), np.nan, differences < 0)
-        shares = difference(mean_of_known(worse, axis=1).tolist(), task.overlap)
+        shares = over_splits(mean_of_known(worse, axis=1), np.empty(0), task.overlap)
         return Harm(*shares.within((0.0, 1.0))[:3])
     anew = mean_of_known(resampled, axis=0)
     count = len(task.clients)

@@ -12,10 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.console import shown
-from medfed.common.scores import federation_statistics, smaller_is_better
+from medfed.common.scores import (
+    LEAST_CASES,
+    WITHOUT_SMALL,
+    federation_statistics,
+    fewest,
+    smaller_is_better,
+)
 from medfed.datamodules.splits import Split
 from medfed.functional.scores import CPM, Floats, froc_scores
-from medfed.functional.statistics import LEVEL, RESAMPLES, patients_anew, percentiles
+from medfed.functional.statistics import LEVEL, RESAMPLES, patients_anew, percentiles, redrawn
 from medfed.models.meters import Columns
 
 if TYPE_CHECKING:
@@ -39,6 +45,8 @@ class Examined:
     # By client, the cases of models that have not failed.
     cases: dict[str, Columns] = field(default_factory=dict)
     failed: dict[str, Rows] = field(default_factory=dict)  # the cases of models that have failed
+    # The clients with too few cases for a verdict, each with what it has.
+    small: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -52,6 +60,9 @@ class Examined:
         """Collects the cases of the last test."""
         examined = cls(task, data, split)
         for client, rows in cases.items():
+            count, what = fewest({"patient": row["case"], **row} for row in rows)
+            if rows and count < LEAST_CASES:
+                examined.small[client] = f"{count} {what}"
             columns = {n: np.array([row[n] for row in rows]) for n in rows[0]} if rows else {}
             if not rows or client in failed:
                 examined.failed[client] = rows
@@ -173,38 +184,46 @@ def joined(parts: Sequence[Columns]) -> dict[str, Any]:
 
 
 def findings(tested: Examined, seed: int) -> dict[str, Any]:
-    """Returns a summary's entries about the last test: ``pooled``, ``intervals``, ``constant``."""
+    """Returns a summary's entries about the last test, such as ``pooled`` and ``intervals``."""
+    small = {"small": tested.small} if tested.cases or tested.failed else {}
     if not any(tested.plainly(cases, 1) for cases in tested.cases.values()):
-        return {}  # the task keeps no table of cases
+        return small  # the task keeps no table of cases
     each, together = tested.resampled(seed)
     patients = {c: tested.patients(c) for c in tested.cases}
 
-    def ends(values: Values, of: Mapping[str, float], known: bool = True) -> dict[str, list[float]]:
-        return {
-            n: [*percentiles(v, LEVEL, of[n])] if known else [math.nan] * 2
-            for n, v in values.items()
-        }
+    def ends(values: Values, of: Mapping[str, float]) -> dict[str, list[float]]:
+        return {n: [*percentiles(v, LEVEL, of[n])] for n, v in values.items()}
 
     clients: dict[str, dict[str, list[float]]] = {}
     plain: dict[str, dict[str, float]] = {}
     undefined: dict[str, dict[str, int]] = {}
-    total: dict[str, Any] = defaultdict(float)
-    known: dict[str, Any] = defaultdict(int)
+    groups = {"mean": [*tested.cases]}
+    if 1 < len(kept := [c for c in tested.cases if c not in tested.small]) < len(tested.cases):
+        groups[WITHOUT_SMALL] = kept
+    sums: dict[str, dict[str, Any]] = {group: defaultdict(float) for group in groups}
+    known: dict[str, dict[str, int]] = {group: defaultdict(int) for group in groups}
     for c, values in each:
         plain[c] = tested.plainly(tested.cases[c], patients[c])
-        # Every resample of a single patient is the same.
-        clients[c] = ends(values, plain[c], patients[c] > 1)
-        lost = {n: np.isnan(v) for n, v in values.items()}
-        undefined[c] = {n: int(where.sum()) for n, where in lost.items() if where.any()}
-        for n, v in values.items():
-            total[n] += np.where(lost[n], 0.0, v)
-            known[n] += ~lost[n]
-    pooled = joined(list(together))
-    with np.errstate(invalid="ignore"):
-        means = {n: total[n] / known[n] for n in pooled}
-    several, whole = min(patients.values()) > 1, tested.pooled()
-    mean = {n: over["mean"] for n, over in over_clients(plain).items()}
-    return {
+        undefined[c] = {n: lost for n, v in values.items() if (lost := int(np.isnan(v).sum()))}
+        if patients[c] < 2:  # every resample of a single patient is the same
+            values = {n: np.full(RESAMPLES, math.nan) for n in values}
+        clients[c] = ends(values, plain[c])
+        for n, v in ((n, redrawn(v)) for n, v in values.items() if not math.isnan(plain[c][n])):
+            for group in (group for group, members in groups.items() if c in members):
+                sums[group][n] += v
+                known[group][n] += 1
+    pooled = joined(list(together))  # empty where a model has failed: then no mean has an interval
+    if min(patients.values()) < 2:
+        pooled = {n: np.full(RESAMPLES, math.nan) for n in pooled}
+    whole = tested.pooled()
+
+    def ends_of_mean(group: str) -> dict[str, list[float]]:
+        over = over_clients({c: plain[c] for c in groups[group]})
+        nowhere = np.array([math.nan])  # a metric that is undefined for all clients
+        means = {n: sums[group].get(n, nowhere) / max(1, known[group][n]) for n in pooled}
+        return ends(means, {n: of["mean"] for n, of in over.items()})
+
+    return small | {
         "pooled": whole,
         "absent": tested.absent(),
         "stratified": tested.data.stratified,
@@ -214,8 +233,8 @@ def findings(tested: Examined, seed: int) -> dict[str, Any]:
             "resamples": RESAMPLES,
             "patients": patients,
             "clients": clients,
-            "mean": ends(means, mean, several),
-            "pooled": ends(pooled, whole, several),
+            **{group: ends_of_mean(group) for group in groups},
+            "pooled": ends(pooled, whole),
             "undefined": {c: names for c, names in undefined.items() if names},
         },
         "constant": {
@@ -239,10 +258,11 @@ def doubts(summary: Mapping[str, Any], metric: str) -> dict[str, Any]:
     if not intervals or metric not in next(iter(intervals["clients"].values())):
         return {"intervals": None}
     lost = {c: names.get(metric, 0) for c, names in intervals["undefined"].items()}
+    known = {c: not math.isnan(values[metric]) for c, values in summary["clients"].items()}
     count, ends = intervals["resamples"], [m[metric] for m in intervals["clients"].values()]
     return {
         "intervals": intervals,
         "undefined": [f"{n} of {shown(c)}" for c, n in lost.items() if _SOME * count <= n < count],
-        "alone": [shown(c) for c, n in intervals["patients"].items() if n < 2],
+        "alone": [shown(c) for c, n in intervals["patients"].items() if n < 2 and known[c]],
         "flat": any(low == high for low, high in ends),
     }

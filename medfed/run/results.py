@@ -134,12 +134,6 @@ def write_tables(experiment: Experiment, summary: dict[str, Any], best: int | No
     write_text(run.metrics_csv, scores.metrics_csv(evaluation.history, test, evaluation.losses))
     write_text(run.ledger_csv, experiment.module.federation.ledger.to_csv())
     if rows := cases_rows(experiment):
-        tested: dict[str, list[dict[str, object]]] = {}
-        for row in rows:
-            tested.setdefault(str(row["client"]), []).append(row)
-        fewest = {client: scores.fewest(cases) for client, cases in tested.items()}
-        least = scores.LEAST_CASES
-        summary["small"] = {c: f"{n} {of}" for c, (n, of) in fewest.items() if n < least}
         write_text(run.cases_csv, csv_text(rows[0], (row.values() for row in rows)))
         if found := experiment.data.found_places(rows):
             write_text(run.detections_csv, csv_text(found[0], (row.values() for row in found)))
@@ -328,6 +322,11 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
     first = summary["selection"][0]
     names = [n for n in next(iter(summary["clients"].values())) if "/" not in n]
     names.sort(key=lambda name: name != first)
+    losses = [
+        [of.get(n, math.nan) for n in ("loss", "log_loss")] for of in summary["clients"].values()
+    ]
+    if first != "loss" and all(math.isclose(*pair, rel_tol=1e-4) for pair in losses):
+        names.remove("loss")  # a column of the same numbers
     intervals = summary.get("intervals", {"clients": {}, "mean": {}, "pooled": {}})
     shows = first in intervals["mean"] or any(
         first in ends for ends in intervals["clients"].values()
@@ -370,7 +369,7 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
         kept = [m for c, m in summary["clients"].items() if c not in summary.get("small", {})]
         if row == "mean" and 1 < len(kept) < len(summary["clients"]):
             means = {n: scores.federation_statistics([m[n] for m in kept])["mean"] for n in names}
-            add(scores.WITHOUT_SMALL, means, {})
+            add(scores.WITHOUT_SMALL, means, intervals.get(scores.WITHOUT_SMALL, {}))
     for row, ending in scores.CHOSEN.items():
         if again := {n: over[n + ending]["mean"] for n in names if n + ending in over}:
             add(row, again, {first: intervals["mean"].get(first + ending)})

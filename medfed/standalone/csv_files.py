@@ -134,6 +134,8 @@ class Sheet:
     limits: Limits = "refuse"
     # By reason, the numbers of rows that were left out; 0 for empty ones.
     left_out: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    # Whether errors may advise keys of ``data``: a bundle's input is read as the bundle says.
+    has_keys: bool = True
 
     @classmethod
     def read(
@@ -142,9 +144,10 @@ class Sheet:
         header: Sequence[str] | None = None,
         missing: Collection[str] = MISSING,
         limits: Limits = "refuse",
+        has_keys: bool = True,
     ) -> Sheet:
         """Reads a file; drops columns without a name and without cells, as from trailing commas."""
-        content, latin = _text(path, "set data.path to a CSV file")
+        content, latin = _text(path, f"set {'data.path' if has_keys else 'input'} to a CSV file")
         every = list(_rows(path, content))
         rows = [row for row in every if any(map(str.strip, row))]
         empty = len(every) - (every.index(rows[0]) if rows else 0) - len(rows)
@@ -157,8 +160,8 @@ class Sheet:
         columns, rows = _without_empty(columns, rows)
         if long := next((c for c in columns if len(c) > 200 or not c.isprintable()), None):
             raise DataError(
-                f"{path}: no column can be called {long[:40]!r}…; give it a header line, or name "
-                "its columns in data.header."
+                f"{path}: no column can be called {long[:40]!r}…; give it a header line"
+                f"{', or name its columns in data.header' * has_keys}."
             )
         count = Counter(c.lower() for c in columns)
         if twice := {c for c in columns if count[c.lower()] > 1}:
@@ -168,12 +171,13 @@ class Sheet:
             )
         left_out = {"empty": [0] * empty} if empty else {}
         semicolons = delimiter(content) != ","
-        sheet = cls(path, columns, rows, semicolons, (), missing, limits, left_out)
+        sheet = cls(path, columns, rows, semicolons, (), missing, limits, left_out, has_keys)
         for number, row in enumerate(rows, start=1):
             if len(row) != len(columns):
                 raise sheet.bad(
                     number,
-                    f": {len(row)} cells, but {len(columns)} columns; mend the row or data.header.",
+                    f": {len(row)} cells, but {len(columns)} columns; mend the row"
+                    f"{' or data.header' * has_keys}.",
                 )
         return sheet
 
@@ -234,7 +238,7 @@ class Sheet:
                     dates[number - 1] = datetime.fromisoformat(text).replace(tzinfo=None)
             except ValueError:
                 what = f", column {name}: {text[:40]!r} is no ISO date, such as 2019-01-31; write "
-                what += "it so, or leave the column out of data.ages."
+                what += f"it so{', or leave the column out of data.ages' * self.has_keys}."
                 raise self.bad(number, what) from None
         return dates
 
@@ -301,6 +305,12 @@ class Sheet:
                 elif text != point:
                     commas.setdefault(name, text)
                 numbers[number - 1, at] = value
+            if name in wrong and self.decimal_comma:  # the rarer spelling is wrong
+                pairs = zip(cells, bare, strict=True)
+                points = [cell for cell, text in pairs if not _DECIMAL_COMMA.fullmatch(text)]
+                marks = Counter("".join(t for column in names for _, t in self.cells(column)))
+                odd = [points, wrong[name]] if marks[","] > marks["."] else [wrong[name], points]
+                wrong[name] = min(filter(None, odd), key=len)
         if wrong:
             raise self._no_numbers(wrong)
         if limited:
@@ -330,18 +340,22 @@ class Sheet:
                 f"{n[:60]} ({_dated(t[:20], ' ')} in data row {self.number(row)})"
                 for n, ((row, t), *_) in wrong.items()
             ]
+            mend = f"leave columns such as dates out by {drop}, name those with categories in "
+            mend = f"{mend}data.categorical, {limit}and mend the others"
             return DataError(
                 f"{self.path}: {len(wrong)} columns have cells that are not numbers: "
-                f"{few(first, 8)}; leave columns such as dates out by {drop}, name "
-                f"those with categories in data.categorical, {limit}and mend the others."
+                f"{few(first, 8)}; {mend if self.has_keys else 'mend them or empty them'}."
             )
         others = f" (nor are {len(cells) - 1} other cells)" if len(cells) > 1 else ""
-        point = " with a decimal point" if "," in text else ""
+        point = " with a decimal point" if "," in text and not limits else ""
+        mixed = abs(as_number(text)) < _LARGEST
+        kind = "with a decimal comma, as others are" if mixed else "(below 1e30)"
+        mend = f", leave it empty, name the column in data.categorical, or leave it out by {drop}"
         return self.bad(
             number,
-            f", column {name}: {_dated(text[:40], ' is ')} not a number (below 1e30){others}; "
-            f"{limit}write a number{point}, leave it empty, name the column in data.categorical, "
-            f"or leave it out by {drop}.",
+            f", column {name}: {_dated(text[:40], ' is ')} not a number {kind}{others}; "
+            f"{limit * self.has_keys}write a number{point}"
+            f"{mend if self.has_keys else ' or leave it empty'}.",
         )
 
     def with_points(self, texts: Sequence[str]) -> Sequence[str]:
@@ -492,7 +506,10 @@ def read_features(
     F), NaN where a cell is missing, -1 where a category is unknown; the cells of all other columns
     by name; and those of the columns with categories.
     """
-    sheet, categories = Sheet.read(path, None, missing_words(missing), limits), categories or {}
+    sheet, categories = (
+        Sheet.read(path, None, missing_words(missing), limits, False),
+        categories or {},
+    )
     ages = {name: match.groups() for name in names if (match := AGE.fullmatch(name))}
     sheet = sheet.aged([n for n, of in ages.items() if {c.lower() for c in of} <= {*sheet.places}])
     known = {column.lower() for column in sheet.columns}

@@ -47,7 +47,8 @@ def write_study(plan: Plan, tables: Sequence[Table], remarks: Sequence[str], fol
         page = rendered("study.html", tables=shown, pictures=drawn, remarks=remarks)
         write_text(folder / "study.html", page)
     for title, one in shown.items():
-        if title == _HARM or "hospital" not in one.head[:2]:  # the page has every hospital
+        # The page has every hospital; the terminal those that are harmed or left out.
+        if title == _HARM or "why" in one.head or "hospital" not in one.head[:2]:
             wide_console().print(one.printed(title))
     say(wide_console(), *remarks, style="yellow")
     say(wide_console(), f"Page: {folder / 'study.html'}")

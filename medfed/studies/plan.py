@@ -171,7 +171,7 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             raise ConfigError(f"{source}: two bundles have one name.")
         for model in self.models:
             for name in [*model.of, *([] if model.family == "hazard" else [model.outcome])]:
-                if name not in self.columns:
+                if name not in {*self.columns, OUTCOME}:  # whose categories the data know
                     raise ConfigError(f"{source}: a model names {name}; list it under columns.")
             if model.family == "hazard" and self.survival is None:
                 raise ConfigError(f"{source}: a model of hazards needs survival.ends.")

@@ -187,7 +187,7 @@ class ByHospital(Coefficients):
     def estimate(self, rows: Rows) -> Estimates:
         """Returns a hospital's coefficients, unless few of its patients are of a category."""
         for name in [*self.model.of, self.model.answer]:
-            groups = self.plan.groups(name)
+            groups = self.plan.groups(name) or rows.categories.get(name, ())
             code = rows.coded(name, groups) if groups else np.zeros(0)
             if any(
                 0 < len(np.unique(rows.patients[code == n])) < CATEGORY for n in range(len(groups))

@@ -67,6 +67,11 @@ def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], l
         )
     tables: list[Table] = []
     for part in parts(plan):
+        if isinstance(part, Coefficients):
+            designs = [Coefficients.design(part, rows) for rows in hospitals.values()]
+            lost = patients - sum(len(np.unique(one.patients)) for one in designs)
+            of = f"{part.name} on {', '.join(part.model.of)}: {lost} of {patients} patients"
+            remarks += [f"{of} have a missing or unlisted cell and are left out."] * bool(lost)
         if isinstance(part, Separate):
             tables += part.join({name: part.estimate(rows) for name, rows in hospitals.items()})
         else:

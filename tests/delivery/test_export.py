@@ -104,7 +104,9 @@ def test_two_bits_and_fine_tuning(run, capsys):
     # Of the quantised model, not of the one that was trained.
     assert set(facts["test_metrics"]) == set(facts["run_test_metrics"])
     assert facts["test_metrics"] != facts["run_test_metrics"]
-    assert "fp32" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "weights file" in said
+    assert "fp32 file" in said
     assert "Test metrics" in (folder / "docs" / "README.md").read_text()
 
 

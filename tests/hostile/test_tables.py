@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 
 import pytest
 
-from medfed.common.errors import MedfedError
+from medfed.common.errors import DataError, MedfedError
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.datamodule import TabularDataModule
+from medfed.standalone.csv_files import read_features
 from tests.integration.runs import CLINICAL, imaging, run
 from tests.sweeps import sweep
 
@@ -135,6 +137,43 @@ def test_a_file_that_users_expect_to_be_read(content, tmp_path):
     table = read_csv(tmp_path / "t.csv", "ill", centre="place", patient="who")
     assert table.features.ravel().tolist() == list(range(40, 56))
     assert list(table.patients) == [f"p{n}" for n in range(16)]
+
+
+def test_a_bundles_input_is_told_of_no_key_of_data(tmp_path):
+    """Whoever predicts cannot set ``data.drop``: the bundle says how its input is read."""
+    refused = 0
+    for content, _ in FILES.values():
+        path = tmp_path / "rows.csv"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        with suppress(DataError):
+            read_features(path, ["age"])
+            continue
+        refused += 1
+        with pytest.raises(DataError, match=r"^((?!data\.).)*$"):
+            read_features(path, ["age"])
+    assert refused > 10
+    with pytest.raises(DataError, match="set input to a CSV file"):
+        read_features(tmp_path / "none.csv", ["age"])
+
+
+@pytest.mark.parametrize(
+    ("cells", "odd"),
+    [
+        (["26,5", "26.5", "27,1"], "'26.5' is not a number with a decimal comma, as others are;"),
+        (["26,5", "26.5"], "'26.5' is not a number with a decimal comma"),
+        (["26.5", "26,5", "27.1"], "'26,5' is not a number (below 1e30); write a number with a"),
+        (["8,50", "<0,5", "9,1"], "'<0,5' is not a number (below 1e30);"),
+        (["8,50", "old", "9,1", "x"], "'old' is not a number (below 1e30) (nor are 1 other cells)"),
+    ],
+    ids=["a point", "a point of two", "a comma", "a limit", "words"],
+)
+def test_the_rarer_spelling_of_a_column_is_named(cells, odd, tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("crp;age\n" + "\n".join(f"{cell};6{n},4" for n, cell in enumerate(cells)))
+    with pytest.raises(DataError) as caught:
+        read_features(path, ["crp", "age"])
+    row = 1 + cells.index(odd.split("'")[1])
+    assert f"data row {row}, column crp: {odd}" in str(caught.value)
 
 
 def test_a_table_in_latin_1_is_read_and_a_line_says_so(tmp_path, caplog):

@@ -383,6 +383,7 @@ def test_what_cannot_be_known_is_asked(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     assert "\nWhich label of outcome is the positive class? (ja, nein) Answer by " in said
     assert guess(yes, tmp_path / "d", "yes=true").data.positive == ["ja"]
+    assert "labels positive: ja " in " ".join(capsys.readouterr().out.split())
     monkeypatch.setattr("builtins.input", lambda question: "nein" if "positive" in question else "")
     assert guess(yes, tmp_path / "e", "data.label=outcome").data.positive == ["nein"]
     assert "The command cannot be read" in refused(tmp_path, path, "data.drop=[a")

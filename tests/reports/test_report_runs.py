@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -14,8 +15,10 @@ import pytest
 from scipy.stats import t as student
 from sklearn.metrics import roc_auc_score
 
+from medfed.commands.main import main
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.untrusted import read_rows
+from medfed.config.allowed import CONFIG_DIR
 from medfed.functional.statistics import patients_anew
 from medfed.records.folder import Run
 from medfed.reports.report import report_runs
@@ -77,6 +80,23 @@ def test_splits_are_paired_and_their_overlap_is_allowed_for(sweep, tmp_path):
         assert escape(sentence) in text
     pictures = {p.name for p in (tmp_path / "out" / "figures").iterdir()}
     assert {f"{task.name}-forest.svg", f"{task.name}-forest.pdf"} <= pictures
+
+
+def test_a_plugins_method_has_the_name_that_was_typed(tmp_path):
+    """``algorithm=mine`` is no other name in the report because its class is called otherwise."""
+    code = (
+        "from medfed.personalize.fedavg import FedAvg\n\n\nclass MovingAverage(FedAvg):\n    pass\n"
+    )
+    (tmp_path / "plug" / "configs" / "algorithm").mkdir(parents=True)
+    (tmp_path / "plug" / "moving_of_names.py").write_text(code)
+    keys = (CONFIG_DIR / "algorithm" / "fedavg.yaml").read_text()
+    keys = re.sub("_target_: .*", "_target_: moving_of_names.MovingAverage", keys)
+    (tmp_path / "plug" / "configs" / "algorithm" / "mine.yaml").write_text(keys)
+    words = [*SMALL, f"plugins={tmp_path / 'plug'}", "logger=none", "pictures.format=none"]
+    for name in ("mine", "fedavg"):
+        main(["train", *words, f"algorithm={name}", f"folder={tmp_path / 'runs' / name}"])
+    ((_, verdicts),) = report(tmp_path / "runs", tmp_path / "out").tasks
+    assert set(verdicts) == {"mine", "fedavg"}
 
 
 def test_seeds_on_one_split_say_nothing_about_other_patients(sweep, tmp_path):

@@ -34,11 +34,11 @@ SETTING = (
 )
 
 
-def write_table(path, leak=False):
+def write_table(path, leak=False, clinics=CLINICS):
     """Five clinics, one of nine patients and one without a healthy one; a rare category; gaps."""
     rng = np.random.default_rng(3)
     rows = ["nr,age,kind,ill,clinic" + ",code" * leak]
-    for clinic, count in CLINICS.items():
+    for clinic, count in clinics.items():
         for n in range(count):
             age = rng.normal(60, 10)
             kind = "rare" if clinic == "Basel" and n < 7 else "ab"[rng.integers(2)]
@@ -134,7 +134,7 @@ def test_a_sweep_over_seeds_is_reported_and_small_clinics_decide_nothing(runs, t
         means.append(np.mean([tested[c] for c in task.clients]))
     assert verdicts["fedavg"].mean.mean == pytest.approx(np.mean(means), abs=1e-12)
     page = (tmp_path / "report" / "report.html").read_text()
-    assert "with small" in page
+    assert "<th>mean without small" in page.replace(' scope="col"', "")
     assert "test patients" in page
 
 
@@ -197,6 +197,37 @@ def test_a_run_says_what_its_own_split_cannot_tell(runs):
     (without,) = (row[3:] for row in rows if row[:3] == ["mean", "without", "small"])
     known = [m["auroc"] for c, m in summary["clients"].items() if c not in summary["small"]]
     assert without[0] == f"{np.mean(known):.4f}"
+    assert "alone too small for a verdict, and left out of the mean without small: " in " ".join(
+        console.file.getvalue().split()
+    )
+
+
+def auroc_anew(rows, rng):
+    """AUROC of 2000 draws of a clinic's patients, by pairs; draws without both classes repeat."""
+    ill = np.array([int(row["label"]) for row in rows], dtype=bool)
+    risk = np.array([float(row["probability/1"]) for row in rows])
+    over = np.sign(risk[ill][:, None] - risk[~ill]) / 2 + 0.5
+    drawn = rng.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), 8000)
+    sick, well = drawn[:, ill], drawn[:, ~ill]
+    whole = np.flatnonzero(sick.any(1) & well.any(1))[:2000]
+    sick, well = sick[whole], well[whole]
+    return np.einsum("wi,ij,wj->w", sick, over, well) / (sick.sum(1) * well.sum(1))
+
+
+@pytest.mark.parametrize("tiny", [15, 5], ids=["three patients", "one patient"])
+def test_the_interval_of_a_mean_is_of_the_clinics_of_that_mean(tiny, tmp_path):
+    """Also where a clinic is so small that many resamples leave its metric undefined, or all do."""
+    clinics = {"Basel": 220, "Bern": 180, "Zug": tiny}
+    write_table(tmp_path / "table.csv", clinics=clinics)
+    summary, _ = run(tmp_path / "run", *SETTING, f"data.path={tmp_path / 'table.csv'}")
+    cases, rng = Run(tmp_path / "run").cases(), np.random.default_rng(7)
+    known = [c for c in clinics if not math.isnan(summary["clients"][c]["auroc"])]
+    assert ("Zug" in known) == (tiny > 5)
+    anew = {c: auroc_anew([r for r in cases if r["client"] == c], rng) for c in known}
+    of = {"mean": known, "mean without small": [c for c in known if c not in summary["small"]]}
+    for name, members in of.items():
+        expected = np.quantile(np.mean([anew[c] for c in members], axis=0), (0.025, 0.975))
+        assert summary["intervals"][name]["auroc"] == pytest.approx(expected, abs=0.03)
 
 
 def test_runs_that_differ_by_choice_are_refused_by_their_names(runs, tmp_path):
@@ -233,7 +264,7 @@ def test_where_all_are_small_all_decide():
     task.leave_out_small({c: (9 if c != "a" else 12, "test patients") for c in "abc"})
     assert task.clients == ("a", "b", "c")
     assert not task.small
-    (_, told) = answer(task, judge(task))
+    told = answer(task, judge(task))[1]
     assert told.startswith("Fewer than two hospitals have 10 test patients over all splits")
 
 

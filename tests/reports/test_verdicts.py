@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -108,6 +110,33 @@ def test_intervals_stay_within_what_is_possible():
     assert all(0 <= v.mean.low <= v.mean.high <= 1 for v in verdicts.values())
     gains = verdicts["ditto"].harm.gains.values()
     assert all(-1 <= g.difference.low <= g.difference.high <= 1 for g in gains)
+
+
+@pytest.mark.parametrize("splits", [2, 3, 4, 6])
+@pytest.mark.parametrize("same", [True, False], ids=["same hospitals", "others"])
+def test_an_interval_over_splits_takes_four(splits, same):
+    """An interval of two splits is nearly all that is possible: a sentence says so instead."""
+    few = task(0.05, ditto=0.05)
+    few.same = same
+    few.scores = {
+        name: replace(one, values=one.values[:splits], resampled=one.resampled[:splits])
+        for name, one in few.scores.items()
+    }
+    report = judged([few])
+    ((_, verdicts),), (said,) = report.tasks, report.answers.values()
+    ditto = verdicts["ditto"]
+    shown = [ditto.mean, ditto.against["local"].difference]
+    shown += [] if same else [ditto.harm]  # the share of hospitals by p-values needs no interval
+    assert {math.isfinite(one.high - one.low) for one in shown} == {splits >= 4}
+    assert not math.isnan(ditto.against["local"].p)
+    assert ("too few for intervals" in " ".join(said)) == (splits < 4)
+
+
+def test_a_number_of_patients_that_nobody_can_collect_is_not_said():
+    (found,) = judged([task(0.3, ditto=0.0002)], target=0.02).answers.values()
+    assert "more than 100 times as many patients: these data cannot show it" in found[0]
+    assert "0 times" in found[0]
+    assert not re.search(r"about [\d,]{4,} times", found[0])
 
 
 def test_the_stored_findings_agree_with_the_rule():

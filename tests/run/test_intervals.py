@@ -16,7 +16,7 @@ from sklearn.dummy import DummyClassifier, DummyRegressor
 from medfed.common.errors import NonFiniteError
 from medfed.common.seeding import derive_seed
 from medfed.run.evaluation import evaluate_run
-from medfed.run.results import print_summary
+from medfed.run.results import metric_table, print_summary
 from tests.integration.runs import CLINICAL, imaging, run
 
 SHORT = ("algorithm=local", "rounds=1")
@@ -131,6 +131,14 @@ def test_an_evaluation_repeats_them(risk, capsys):
     assert f"[{low:.3f}, {high:.3f}]" in told
     for word in ("mean", "pooled", "constant", "balanced", "spec.", "brier"):
         assert word in told
+
+
+def test_no_two_columns_of_a_run_are_the_same(risk):
+    """The loss of a classification is its log loss, which has a column already."""
+    _, summary, _ = risk
+    columns = metric_table(summary).columns
+    cells = [tuple(column.cells)[: len(summary["clients"])] for column in columns]
+    assert len({*cells}) == len(cells) > 8
 
 
 def test_outcomes_have_them_too(tmp_path):

@@ -14,6 +14,7 @@ from scipy import stats
 from medfed.commands.study import main
 from medfed.common.errors import ConfigError, DataError, MedfedError
 from medfed.studies import regressions
+from medfed.studies.page import write_study
 from medfed.studies.parts import UNIT, Groups, scaled
 from medfed.studies.plan import Model, Plan, Survival, read_plan, suggested
 from medfed.studies.rows import Rows
@@ -81,8 +82,8 @@ def replace_models(plan, models):
 
 
 def test_columns_are_numpys_and_scipys():
-    found, remarks = simulated(PLAN, dealt(ALL, np.arange(N) % 4))
-    assert not remarks
+    found, (remark,) = simulated(PLAN, dealt(ALL, np.arange(N) % 4))
+    assert remark.endswith("have a missing or unlisted cell and are left out.")
     groups = [AGE[(g == DEAD) & ~np.isnan(AGE)] for g in (0, 1)]
     age = table(found, "age")
     every = np.concatenate(groups)
@@ -116,6 +117,32 @@ def test_regressions_are_statsmodels_with_a_dummy_per_hospital():
         expected = np.stack([theirs.params[:2], theirs.bse[:2]], 1)
         np.testing.assert_allclose(ours, expected, rtol=1e-6)
     assert [*lines] == ["age", "sex: m against f"]
+
+
+def test_an_outcome_needs_no_names_and_who_is_left_out_is_printed(tmp_path, capsys):
+    """The names of the outcome's categories are those of the data; a page is not the only place."""
+    hospitals = dealt(ALL, np.arange(N) % 4)
+    apart = hospitals["h3"].columns  # the old die, and nobody else
+    apart["outcome"][:] = np.where(np.isnan(apart["age"]), 0, apart["age"] > 68)
+    of, columns = ["age", "sex"], {"age": ENDS, "sex": ["f", "m"]}
+    models = [Model(of), Model(of, join="estimates")]
+    unnamed = Plan(columns, models=models).check("plan.yaml")
+    named = Plan({**columns, "outcome": ["no", "yes"]}, models=models).check("plan.yaml")
+    tables, remarks = simulated(unnamed, hospitals)
+    of_models = [t for t in simulated(named, hospitals)[0] if t.title not in named.columns]
+    assert [t for t in tables if t.title not in columns] == of_models
+    gaps = int(np.isnan(AGE).sum())
+    assert (
+        f"logistic regression of outcome on age, sex: {gaps} of {N} patients have a" in remarks[0]
+    )
+    write_study(unnamed, tables, remarks, tmp_path / "study")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"{gaps} of {N} patients have a missing or unlisted cell and are left out." in printed
+    assert "h3 its patients alone do not give the coefficients" in printed
+    few = Plan(columns, models=models[1:]).check("plan.yaml")
+    rare = {**hospitals["h0"].columns, "outcome": np.arange(N // 4) < 3}
+    (without,) = simulated(few, {"h0": replace(hospitals["h0"], columns=rare)})[0][-1:]
+    assert without.lines == [["h0", regressions.FEW]]
 
 
 def test_hazards_are_a_poisson_regression_and_near_cox():

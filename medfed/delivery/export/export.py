@@ -165,7 +165,7 @@ def _print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: floa
     """Prints a line per bundle: bits, sizes, and the metric before and after."""
     console = wide_console()
     stages = [s for s in finetuning.STAGES if any(_scores(row)[s] is not None for row in rows)]
-    head = ["client", "bits", "weights", "fp32", "ratio"]
+    head = ["client", "bits", "weights file", "fp32 file", "ratio"]
     head += [f"val {metric} {name.replace('kmeans', 'k-means')}" for name in stages]
     head += [f"test {metric} {name}" for name in _TEST]
     lines = []
