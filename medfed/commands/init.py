@@ -304,6 +304,8 @@ def interviewed(
                 guess = guessed(path, talk.keys)
                 layout = "sure: the layout" if guess.sure else "probably"
                 talk.tell([("data", f"{guess.data} at {guess.path}", layout), *guess.took])
+                if guess.refused is not None:
+                    raise guess.refused
                 if talk.settle(guess.asks):
                     continue
                 if any(question.best is None for question in talk.open.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 from PIL import Image
 
 from medfed.commands.init import init
-from medfed.common.errors import ConfigError, MedfedError
-from medfed.config.compose import CONFIG_DIR, load
+from medfed.common.errors import ConfigError, DataError, MedfedError
+from medfed.config.compose import CONFIG_DIR, build, load
 from tests.datamodules import organ_layouts
 from tests.datamodules.test_dicom import frames, series
 from tests.datamodules.test_oddities import a_list
@@ -37,8 +38,8 @@ def ids(folder):
     )
 
 
-def capitals(folder):
-    return rows_of(folder, "age,outcome", lambda n: (ages(n), ("No", "Yes", "no", "yes")[n % 4]))
+def capitals(folder, label="outcome"):
+    return rows_of(folder, f"age,{label}", lambda n: (ages(n), ("No", "Yes", "no", "yes")[n % 4]))
 
 
 def no_hospital(folder):
@@ -346,12 +347,48 @@ def test_an_error_that_names_a_key_is_a_question(tmp_path, monkeypatch, capsys):
 
 
 def test_answers_are_kept_where_it_stops(tmp_path, monkeypatch):
-    path = capitals(tmp_path)
-    asked = answering(monkeypatch, label="outcome")
+    path = capitals(tmp_path, "result")
+    asked = answering(monkeypatch, label="result")
     said = refused(tmp_path, path)
-    assert "\nYou have answered: data.label=outcome\n" in said
+    assert "\nYou have answered: data.label=result\n" in said
     assert said.splitlines()[-1].count("differ only in capitals") == 1
     assert len(asked) == 1
+
+
+ALIKE = {  # two spellings of one name in a role, of which nobody knows whether they are one
+    "patients": ("patient_id", ("7", "7.0", "8", "9")),
+    "hospitals": ("hospital", ("Bern", "BERN", "Basel", "Genf")),
+    "labels": ("outcome", ("No", "Yes", "no", "yes")),
+}
+
+
+@pytest.mark.parametrize("role", ALIKE)
+def test_names_that_no_run_takes_are_refused_before_any_question(role, tmp_path, monkeypatch):
+    column, texts = ALIKE[role]
+    path = rows_of(
+        tmp_path, f"age,crp,result,{column}", lambda n: (ages(n), "-", "xy"[n % 2], texts[n % 4])
+    )
+    asked = answering(monkeypatch)
+    said = refused(tmp_path, path)
+    assert f"column {column}: '{texts[0]}' (data row 1) and " in said.splitlines()[-1]
+    assert not asked
+
+
+@pytest.mark.parametrize("word", ["-", "n.b.", "unbekannt"])
+def test_a_word_among_decimal_commas_is_missing(word, tmp_path):
+    """Not the columns are left out; and without init, the sentence names the word."""
+
+    cells = [word if n % 9 == 4 else ages(n).replace(".", ",") for n in range(60)]
+    rows = [f"{cell};{n % 3 > 1:d}" for n, cell in enumerate(cells)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["age;outcome", *rows]) + "\n", "utf-8")
+    data = guess(path, tmp_path / "into", "yes=true").data
+    assert (data.missing, data.get("drop") or []) == ([word], [])
+    wanted = [np.nan if n % 9 == 4 else float(ages(n)) for n in range(60)]
+    assert build(data).table.features[:, 0] == pytest.approx(wanted, nan_ok=True)
+    data.missing = []
+    with pytest.raises(DataError, match=re.escape(f"take {word} for missing by 'data.missing=[")):
+        print(build(data).table)
 
 
 def test_columns_without_names_are_asked_for(tmp_path, monkeypatch):
@@ -386,7 +423,7 @@ def test_answers_have_the_spelling_of_the_command_line(tmp_path, monkeypatch):
     asked = answering(monkeypatch, mixed="a, b", label="outcome", hospital="Ort")
     data = guess(path, tmp_path / "into").data
     assert (data.drop, data.label, data.centre) == (["a", "b"], "outcome", "Ort")
-    assert sum("mixed in a, b" in question for question in asked) == 1
+    assert sum("mixed in a (3/4), b (1/2)." in question for question in asked) == 1
 
 
 def test_an_experiment_of_medfeds_name_is_not_hidden(tmp_path):

@@ -26,6 +26,7 @@ from medfed.datamodules.tables.columns import HOSPITAL, PATIENT
 from medfed.standalone import pictures, volumes
 from medfed.standalone.csv_files import Sheet, like_a_number
 from medfed.standalone.files import slashed
+from medfed.standalone.names import same
 
 Answers = Mapping[str, Any]
 NO = "null: no"
@@ -67,6 +68,7 @@ class Guess:
     took: list[tuple[str, object, str]] = field(default_factory=list)
     # The open questions, by the key that answers them.
     asks: dict[str, Question] = field(default_factory=dict)
+    refused: DataError | None = None  # names that no reader takes, whatever the answers are
 
     def reads(self, **values: Any) -> None:
         """Adds keys of the reader."""
@@ -75,6 +77,15 @@ class Guess:
     def ask(self, key: str, text: str, best: Any = None, choices: Sequence[str] = ()) -> None:
         """Adds an open question."""
         self.asks[key] = Question(text, best, choices)
+
+    def check_names(self, sheet: Sheet, column: str) -> None:
+        """Refuses names of patients, hospitals or labels that are alike, before any question."""
+        cells = [(number, text) for number, text in sheet.cells(column) if not sheet.lacks(text)]
+        try:
+            where = f"{sheet.path}, column {column}"
+            same([text for _, text in cells], where, lambda at: f"data row {cells[at][0]}")
+        except DataError as error:
+            self.refused = error
 
     def ask_patients(self, names: Sequence[str]) -> None:
         """Asks whether names begin with the patient, where some may share one.
@@ -190,6 +201,8 @@ def roles(
     ):
         key = f"{prefix}{role}"
         named = [c for c in texts if pattern.fullmatch(c)]
+        if (column := answers.get(key, named[0] if len(named) == 1 else None)) in texts:
+            guess.check_names(sheet, column)
         if key in answers:
             continue
         if len(named) == 1:
@@ -209,6 +222,8 @@ def label_of(
     label: str | None = answers.get(key, alike[0] if len(alike) == 1 else None)
     few_texts = [c for c, of in kinds.items() if 2 <= len(of) <= MANY and c not in taken]
     guess.ask(key, "Which column is the label?", label, alike or few_texts)
+    if label in kinds:
+        guess.check_names(sheet, label)
     return label
 
 
