@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ from PIL import Image
 from medfed.commands.init import init
 from medfed.common.errors import ConfigError, DataError, MedfedError
 from medfed.config.compose import CONFIG_DIR, build, load
+from medfed.datamodules.readers.looks import Guess
 from tests.datamodules import organ_layouts
 from tests.datamodules.test_dicom import frames, series
 from tests.datamodules.test_oddities import a_list
@@ -490,3 +492,94 @@ def test_what_two_readers_take_is_asked(tmp_path):
     assert "What is it? (image_folder, brats_folder) Answer by data=VALUE" in said
     data = guess(path, tmp_path / "into", "data=brats_folder").data
     assert data.reader["_target_"].endswith("FolderReader")
+
+
+def named(pattern, *ranges):
+    return [pattern.format(*at) for at in itertools.product(*map(range, ranges))]
+
+
+HOSPITALS = [f"{place}_{n:03d}" for place in ("AAC", "BON", "KOL", "MUE") for n in range(10)]
+CENTRE, PATIENT = "data.reader.centre_pattern", "data.reader.patient_pattern"
+BEGINNINGS = {  # names, the hospital of each, and the best answer of each question
+    "hospitals": (HOSPITALS, [""] * 40, {CENTRE: "null"}),
+    "hospitals of a file": (HOSPITALS, [name[:3] for name in HOSPITALS], {}),
+    "hospitals in names of pictures": (HOSPITALS, None, {PATIENT: "null"}),
+    "numbered hospitals": (named("site{}_{:03d}", 4, 10), [""] * 40, {CENTRE: "null"}),
+    "visits": (named("p{}_{}", 20, 2), [""] * 40, {PATIENT: r"^(.*?\d+)[_-]"}),
+    "many pictures of a patient": (
+        named("p{:02d}_{}", 12, 9),
+        None,
+        {PATIENT: r"^(.*?\d+)[_-]"},
+    ),
+    "two patients a hospital": (
+        named("p{}_{}", 8, 5),
+        [f"h{n // 10}" for n in range(40)],
+        {PATIENT: "null"},
+    ),
+    "visits in hospitals": (
+        [f"{place}{n}_v{v}" for place in ("basel", "bern") for n in range(4) for v in (1, 2)],
+        [""] * 16,
+        {CENTRE: "null", PATIENT: r"^(.*?\d+)[_-]"},
+    ),
+    "a case each": (named("case_{:03d}", 12), [""] * 12, {}),
+}
+
+
+@pytest.mark.parametrize("case", BEGINNINGS)
+def test_a_hospital_is_no_patient_by_guess(case, tmp_path):
+    names, places, best = BEGINNINGS[case]
+    guess = Guess("x", tmp_path)
+    guess.ask_names(names, {}, places)
+    assert {key: question.best for key, question in guess.asks.items()} == best
+
+
+def test_a_number_that_is_no_hospital_may_be_the_patient(tmp_path):
+    guess = Guess("x", tmp_path)
+    guess.ask_names(named("site{}_{:03d}", 4, 10), {CENTRE: None}, [""] * 40)
+    assert guess.asks[PATIENT].best == "null"
+    guess = Guess("x", tmp_path)
+    guess.ask_names(named("site{}_{:03d}", 4, 10), {CENTRE: "^(site.)"}, [""] * 40)
+    assert not guess.asks
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_patient_by_guess_leaves_a_hospital_without_splits(seed, tmp_path):
+    """A hospital of three cases or more keeps three patients: train, val and test."""
+    rng = np.random.default_rng(seed)
+    people = rng.integers(1, 5, rng.integers(3, 12))
+    names = [f"p{n}_{v}" for n, visits in enumerate(people) for v in range(visits)]
+    at = rng.integers(0, 3, len(people))
+    places = [f"h{at[int(name[1:].partition('_')[0])]}" for name in names]
+    guess = Guess("x", tmp_path)
+    guess.ask_names(names, {}, places)
+    if (question := guess.asks.get(PATIENT)) is not None and question.best != "null":
+        persons = [re.match(question.best, name)[1] for name in names]
+        for place in {*places}:
+            of = [p for p, at in zip(persons, places, strict=True) if at == place]
+            assert len({*of}) >= min(3, len(of))
+
+
+@pytest.mark.parametrize("listed", ["nnunet", "datalist"])
+def test_the_beginning_of_a_case_is_its_hospital(listed, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "own"
+    for n in range(12):
+        for part, end, volume in zip(
+            ("imagesTr", "labelsTr"), ("_0000", ""), organ_layouts.organs(n), strict=True
+        ):
+            end *= listed == "nnunet"
+            file = path / part / f"{('AAC', 'BON')[n % 2]}_{n:03d}{end}.nii.gz"
+            write_volume(file, volume, affine())
+    if listed == "nnunet":
+        content = {"channel_names": {"0": "CT"}, "labels": {"background": 0, "a": 1, "b": 2}}
+        (path / "dataset.json").write_text(json.dumps(content))
+    said = refused(tmp_path, path)
+    question = "Do the names of cases begin with the hospital (AAC, BON)?"
+    assert f"{question} (" in said
+    assert f"Answer by {CENTRE}=VALUE" in said
+    asked = answering(monkeypatch, hospital=(pattern := "^([A-Z]+)_"))
+    assert guess(path, tmp_path / "into").data.reader.centre_pattern == pattern
+    assert [question in each for each in asked] == [True]
+    assert "hospitals AAC 6, BON 6" in " ".join(capsys.readouterr().out.split())
+    both = (f'{key}="{pattern}"' for key in (PATIENT, CENTRE))
+    last = refused(tmp_path / "other", path, *both).splitlines()[-1]
+    assert "each has one patient: check what says whose a sample is" in last
