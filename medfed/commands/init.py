@@ -32,6 +32,7 @@ from medfed.common.files import refuse_special, write_text, writing
 from medfed.config import allowed, compose, description, sections, spelling
 from medfed.datamodules.readers.looks import FIRST, NO, Guess, Question
 from medfed.datamodules.segmentation import SegmentationDataModule
+from medfed.datamodules.splits import check_measurable
 from medfed.datamodules.tables.columns import leaks
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.prepare import LIKE
@@ -269,6 +270,7 @@ def examined(guess: Guess, talk: Interview, name: str) -> dict[str, Any]:
             if talk.settle({"data.drop": question}):
                 return examined(guess, talk, name)
     data.plan()
+    check_measurable({client: plan.patients for client, plan in data.plans.items()})
     patients = list(data.patients.values())
     centres = Counter(p.centre for p in patients if p.centre is not None and not p.invented)
     splits = Counter(p.split for p in patients if p.split is not None)
@@ -306,6 +308,8 @@ def interviewed(
                 guess = guessed(path, talk.keys)
                 layout = "sure: the layout" if guess.sure else "probably"
                 talk.tell([("data", f"{guess.data} at {guess.path}", layout), *guess.took])
+                if guess.refused is not None:
+                    raise guess.refused
                 if talk.settle(guess.asks):
                     continue
                 if any(question.best is None for question in talk.open.values()):

@@ -134,9 +134,12 @@ def is_plugin(name: str) -> bool:
 
 
 def check_plugins(config: Mapping[str, Any], folder: Path) -> None:
-    """Checks that the user has named the plugins of a run that is opened again."""
+    """Checks that the user has named the plugins of a run that is opened again.
+
+    A folder of yamls alone needs no name: the run's record holds what they said.
+    """
     recorded = [str(p) for p in config.get("plugins") or ()]
-    if lacking := [p for p in recorded if Path(p) not in _active]:
+    if lacking := [p for p in recorded if Path(p) not in _active and any(Path(p).rglob("*.py"))]:
         raise ConfigError(
             f"The run in {folder} used the plugins in {', '.join(lacking)}; code from there is "
             f"only run if you name it: add plugins=[{','.join(recorded)}]."

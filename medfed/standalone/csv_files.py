@@ -105,7 +105,7 @@ _LACKING = (
     "#name? 1.#ind -1.#ind 1.#qnan -1.#qnan"
 )
 MISSING = frozenset(["", "#n/a n/a", *_LACKING.split()])  # as programs write them; lower case
-_DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?")
+_DECIMAL_COMMA = re.compile(r"([<>≤≥]=?\s*)?[+-]?\d+(,\d+)?")
 _DATE = re.compile(
     r"\d{4}[-/]\d\d?[-/]\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}( .*)?|\d\d?:\d\d(:\d\d)?"
 )
@@ -333,8 +333,13 @@ class Sheet:
         name, cells = next(iter(wrong.items()))
         number, text = cells[0]
         drop = f"'data.drop=[{','.join(wrong)}]'" if len(wrong) < 20 else "data.drop"
-        limits = any(_LIMIT.fullmatch(t) for cells in wrong.values() for _, t in cells)
-        limit = "take limits by data.limits=half or data.limits=value, " * limits
+        texts = sorted({t[:20] for cells in wrong.values() for _, t in cells})
+        limit = "take limits by data.limits=half or data.limits=value, "
+        limit *= any(map(_LIMIT.fullmatch, texts))
+        if len(texts) < 3 and not any(map(str.isdigit, "".join(texts))):
+            limit = (
+                f"take {' and '.join(texts)} for missing by 'data.missing=[{','.join(texts)}]', "
+            )
         if len(wrong) > 1:
             first = [
                 f"{n[:60]} ({_dated(t[:20], ' ')} in data row {self.number(row)})"
@@ -361,10 +366,11 @@ class Sheet:
     def with_points(self, texts: Sequence[str]) -> Sequence[str]:
         """Turns decimal commas into points if they cannot mean anything else.
 
-        If all cells look like 1,234, the comma could separate thousands.
+        If all cells look like 1,234, the comma could separate thousands. Words do not count.
         """
-        commas = self.decimal_comma and all(map(_DECIMAL_COMMA.fullmatch, texts))
-        if commas and any("," in t and len(t.partition(",")[2]) != 3 for t in texts):
+        numbers = [text for text in texts if any(map(str.isdigit, text))]
+        commas = self.decimal_comma and all(map(_DECIMAL_COMMA.fullmatch, numbers))
+        if commas and any("," in t and len(t.partition(",")[2]) != 3 for t in numbers):
             return [t.replace(",", ".") for t in texts]
         return texts
 

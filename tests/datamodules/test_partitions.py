@@ -2,7 +2,7 @@ import pytest
 
 from medfed.common.errors import ConfigError
 from medfed.datamodules.partitions.base import RoundRobin
-from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.partitions.by_centre import Auto, ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.partitions.by_label import LabelImbalance
 from medfed.datamodules.readers.base import Patient
@@ -84,6 +84,20 @@ def test_by_centre_keeps_the_names_and_the_chosen_order():
         ByCentre(["Bern"]).assign(patients, 0)
     with pytest.raises(ConfigError, match="Patient 4 has no centre"):
         ByCentre().assign([*patients, Patient("4")], 0)
+
+
+@pytest.mark.parametrize("protocol", ["centre", "shards"])
+@pytest.mark.parametrize("named", [True, False])
+def test_only_another_protocol_is_offered(protocol, named):
+    """A client per hospital is what partition=centre makes, and all that it can make."""
+    patients = [Patient(name, centre="Basel" if named else None) for name in "abc"]
+    remark = Auto(protocol=protocol).remark(patients)
+    assert (
+        ("set partition=shards" in remark)
+        == ("partition=" in remark.replace("=auto", ""))
+        == (protocol == "shards")
+    )
+    assert ("at random" in remark) != named
 
 
 def test_round_robin_deals_everyone_once():

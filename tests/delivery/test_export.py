@@ -65,6 +65,18 @@ def first_client(run: Path) -> str:
     return next(iter(json.loads((run / "summary.json").read_text())["clients"]))
 
 
+def test_only_folders_with_code_are_to_be_named(run, tmp_path):
+    """A run of an experiment's yaml holds all that the yaml said."""
+    plugins, config = tmp_path / "mine", run / "config.yaml"
+    (plugins / "configs").mkdir(parents=True)
+    (plugins / "configs" / "mine.yaml").write_text("a: 1\n")
+    config.write_text(config.read_text().replace("plugins: null", f"plugins: [{plugins}]"))
+    assert read_bundle(*export(run, f"client={first_client(run)}", f"out={tmp_path / 'a'}"))
+    (plugins / "mine.py").write_text("")
+    with pytest.raises(ConfigError, match=rf"only run if you name it: add plugins=\[{plugins}\]"):
+        export(run, f"out={tmp_path / 'b'}")
+
+
 def test_models_as_trained(run):
     summary = json.loads((run / "summary.json").read_text())
     assert [*RunRecord.read(run).clients] == list(summary["clients"])

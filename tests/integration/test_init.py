@@ -461,7 +461,7 @@ def test_mixed_columns_are_named(tmp_path):
     rows = [f"{line},{'5/6' if n % 4 else n}" for n, line in enumerate(lines[1:])]
     path.write_text("\n".join([f"{lines[0]},crp", *rows]) + "\n")
     said = refused(tmp_path, path, "data.label=outcome")
-    assert "\nNumbers and texts are mixed in crp. Leave these columns out?" in said
+    assert "\nNumbers and texts are mixed in crp (5/6). Leave these columns out?" in said
     said = refused(tmp_path, path, "yes=true", "data.drop=[age]")
     assert "leave it out by 'data.drop=[crp]'" in said
     config = guess(path, tmp_path / "into", "yes=true")

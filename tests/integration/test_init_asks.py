@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import shutil
 
 import numpy as np
@@ -10,8 +12,9 @@ import pytest
 from PIL import Image
 
 from medfed.commands.init import init
-from medfed.common.errors import ConfigError, MedfedError
-from medfed.config.compose import CONFIG_DIR, load
+from medfed.common.errors import ConfigError, DataError, MedfedError
+from medfed.config.compose import CONFIG_DIR, build, load
+from medfed.datamodules.readers.looks import Guess
 from tests.datamodules import organ_layouts
 from tests.datamodules.test_dicom import frames, series
 from tests.datamodules.test_oddities import a_list
@@ -37,8 +40,8 @@ def ids(folder):
     )
 
 
-def capitals(folder):
-    return rows_of(folder, "age,outcome", lambda n: (ages(n), ("No", "Yes", "no", "yes")[n % 4]))
+def capitals(folder, label="outcome"):
+    return rows_of(folder, f"age,{label}", lambda n: (ages(n), ("No", "Yes", "no", "yes")[n % 4]))
 
 
 def no_hospital(folder):
@@ -346,12 +349,48 @@ def test_an_error_that_names_a_key_is_a_question(tmp_path, monkeypatch, capsys):
 
 
 def test_answers_are_kept_where_it_stops(tmp_path, monkeypatch):
-    path = capitals(tmp_path)
-    asked = answering(monkeypatch, label="outcome")
+    path = capitals(tmp_path, "result")
+    asked = answering(monkeypatch, label="result")
     said = refused(tmp_path, path)
-    assert "\nYou have answered: data.label=outcome\n" in said
+    assert "\nYou have answered: data.label=result\n" in said
     assert said.splitlines()[-1].count("differ only in capitals") == 1
     assert len(asked) == 1
+
+
+ALIKE = {  # two spellings of one name in a role, of which nobody knows whether they are one
+    "patients": ("patient_id", ("7", "7.0", "8", "9")),
+    "hospitals": ("hospital", ("Bern", "BERN", "Basel", "Genf")),
+    "labels": ("outcome", ("No", "Yes", "no", "yes")),
+}
+
+
+@pytest.mark.parametrize("role", ALIKE)
+def test_names_that_no_run_takes_are_refused_before_any_question(role, tmp_path, monkeypatch):
+    column, texts = ALIKE[role]
+    path = rows_of(
+        tmp_path, f"age,crp,result,{column}", lambda n: (ages(n), "-", "xy"[n % 2], texts[n % 4])
+    )
+    asked = answering(monkeypatch)
+    said = refused(tmp_path, path)
+    assert f"column {column}: '{texts[0]}' (data row 1) and " in said.splitlines()[-1]
+    assert not asked
+
+
+@pytest.mark.parametrize("word", ["-", "n.b.", "unbekannt"])
+def test_a_word_among_decimal_commas_is_missing(word, tmp_path):
+    """Not the columns are left out; and without init, the sentence names the word."""
+
+    cells = [word if n % 9 == 4 else ages(n).replace(".", ",") for n in range(60)]
+    rows = [f"{cell};{n % 3 > 1:d}" for n, cell in enumerate(cells)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["age;outcome", *rows]) + "\n", "utf-8")
+    data = guess(path, tmp_path / "into", "yes=true").data
+    assert (data.missing, data.get("drop") or []) == ([word], [])
+    wanted = [np.nan if n % 9 == 4 else float(ages(n)) for n in range(60)]
+    assert build(data).table.features[:, 0] == pytest.approx(wanted, nan_ok=True)
+    data.missing = []
+    with pytest.raises(DataError, match=re.escape(f"take {word} for missing by 'data.missing=[")):
+        print(build(data).table)
 
 
 def test_columns_without_names_are_asked_for(tmp_path, monkeypatch):
@@ -386,7 +425,7 @@ def test_answers_have_the_spelling_of_the_command_line(tmp_path, monkeypatch):
     asked = answering(monkeypatch, mixed="a, b", label="outcome", hospital="Ort")
     data = guess(path, tmp_path / "into").data
     assert (data.drop, data.label, data.centre) == (["a", "b"], "outcome", "Ort")
-    assert sum("mixed in a, b" in question for question in asked) == 1
+    assert sum("mixed in a (3/4), b (1/2)." in question for question in asked) == 1
 
 
 def test_an_experiment_of_medfeds_name_is_not_hidden(tmp_path):
@@ -453,3 +492,94 @@ def test_what_two_readers_take_is_asked(tmp_path):
     assert "What is it? (image_folder, brats_folder) Answer by data=VALUE" in said
     data = guess(path, tmp_path / "into", "data=brats_folder").data
     assert data.reader["_target_"].endswith("FolderReader")
+
+
+def named(pattern, *ranges):
+    return [pattern.format(*at) for at in itertools.product(*map(range, ranges))]
+
+
+HOSPITALS = [f"{place}_{n:03d}" for place in ("AAC", "BON", "KOL", "MUE") for n in range(10)]
+CENTRE, PATIENT = "data.reader.centre_pattern", "data.reader.patient_pattern"
+BEGINNINGS = {  # names, the hospital of each, and the best answer of each question
+    "hospitals": (HOSPITALS, [""] * 40, {CENTRE: "null"}),
+    "hospitals of a file": (HOSPITALS, [name[:3] for name in HOSPITALS], {}),
+    "hospitals in names of pictures": (HOSPITALS, None, {PATIENT: "null"}),
+    "numbered hospitals": (named("site{}_{:03d}", 4, 10), [""] * 40, {CENTRE: "null"}),
+    "visits": (named("p{}_{}", 20, 2), [""] * 40, {PATIENT: r"^(.*?\d+)[_-]"}),
+    "many pictures of a patient": (
+        named("p{:02d}_{}", 12, 9),
+        None,
+        {PATIENT: r"^(.*?\d+)[_-]"},
+    ),
+    "two patients a hospital": (
+        named("p{}_{}", 8, 5),
+        [f"h{n // 10}" for n in range(40)],
+        {PATIENT: "null"},
+    ),
+    "visits in hospitals": (
+        [f"{place}{n}_v{v}" for place in ("basel", "bern") for n in range(4) for v in (1, 2)],
+        [""] * 16,
+        {CENTRE: "null", PATIENT: r"^(.*?\d+)[_-]"},
+    ),
+    "a case each": (named("case_{:03d}", 12), [""] * 12, {}),
+}
+
+
+@pytest.mark.parametrize("case", BEGINNINGS)
+def test_a_hospital_is_no_patient_by_guess(case, tmp_path):
+    names, places, best = BEGINNINGS[case]
+    guess = Guess("x", tmp_path)
+    guess.ask_names(names, {}, places)
+    assert {key: question.best for key, question in guess.asks.items()} == best
+
+
+def test_a_number_that_is_no_hospital_may_be_the_patient(tmp_path):
+    guess = Guess("x", tmp_path)
+    guess.ask_names(named("site{}_{:03d}", 4, 10), {CENTRE: None}, [""] * 40)
+    assert guess.asks[PATIENT].best == "null"
+    guess = Guess("x", tmp_path)
+    guess.ask_names(named("site{}_{:03d}", 4, 10), {CENTRE: "^(site.)"}, [""] * 40)
+    assert not guess.asks
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_patient_by_guess_leaves_a_hospital_without_splits(seed, tmp_path):
+    """A hospital of three cases or more keeps three patients: train, val and test."""
+    rng = np.random.default_rng(seed)
+    people = rng.integers(1, 5, rng.integers(3, 12))
+    names = [f"p{n}_{v}" for n, visits in enumerate(people) for v in range(visits)]
+    at = rng.integers(0, 3, len(people))
+    places = [f"h{at[int(name[1:].partition('_')[0])]}" for name in names]
+    guess = Guess("x", tmp_path)
+    guess.ask_names(names, {}, places)
+    if (question := guess.asks.get(PATIENT)) is not None and question.best != "null":
+        persons = [re.match(question.best, name)[1] for name in names]
+        for place in {*places}:
+            of = [p for p, at in zip(persons, places, strict=True) if at == place]
+            assert len({*of}) >= min(3, len(of))
+
+
+@pytest.mark.parametrize("listed", ["nnunet", "datalist"])
+def test_the_beginning_of_a_case_is_its_hospital(listed, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "own"
+    for n in range(12):
+        for part, end, volume in zip(
+            ("imagesTr", "labelsTr"), ("_0000", ""), organ_layouts.organs(n), strict=True
+        ):
+            end *= listed == "nnunet"
+            file = path / part / f"{('AAC', 'BON')[n % 2]}_{n:03d}{end}.nii.gz"
+            write_volume(file, volume, affine())
+    if listed == "nnunet":
+        content = {"channel_names": {"0": "CT"}, "labels": {"background": 0, "a": 1, "b": 2}}
+        (path / "dataset.json").write_text(json.dumps(content))
+    said = refused(tmp_path, path)
+    question = "Do the names of cases begin with the hospital (AAC, BON)?"
+    assert f"{question} (" in said
+    assert f"Answer by {CENTRE}=VALUE" in said
+    asked = answering(monkeypatch, hospital=(pattern := "^([A-Z]+)_"))
+    assert guess(path, tmp_path / "into").data.reader.centre_pattern == pattern
+    assert [question in each for each in asked] == [True]
+    assert "hospitals AAC 6, BON 6" in " ".join(capsys.readouterr().out.split())
+    both = (f'{key}="{pattern}"' for key in (PATIENT, CENTRE))
+    last = refused(tmp_path / "other", path, *both).splitlines()[-1]
+    assert "each has one patient: check what says whose a sample is" in last

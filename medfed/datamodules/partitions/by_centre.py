@@ -188,7 +188,7 @@ class Auto(Partition):
                 f"All {len(patients):,} patients are divided among {parts} "
                 f"client{'s' * (parts > 1)} at random, as the data name no hospitals{lack}"
             )
-        if self.protocol is None:
+        if self.protocol in (None, "centre"):  # centre divides named hospitals alike
             return "" if named == len(patients) else f"{sentence} (partition=auto)."
         return (
             f"{sentence} (partition=auto). This experiment has another protocol: set "

@@ -9,7 +9,6 @@ tumour, 2 oedema, 4 enhancing tumour (3 since 2023).
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +17,7 @@ from pathlib import Path
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.base import Missing, Patient, check_names
-from medfed.datamodules.readers.cases import CaseReader, institutions
-from medfed.datamodules.readers.persons import search_name
+from medfed.datamodules.readers.cases import CaseReader, hospitals_of, institutions
 from medfed.datamodules.readers.samples import official_splits, open_training
 from medfed.datamodules.splits import Split
 from medfed.standalone.csv_files import Sheet
@@ -64,9 +62,11 @@ class FolderReader(CaseReader):
         names = check_names("channel", channels or list(modalities), list(modalities))
         values = {value for region in regions.values() for value in region}
         known = sorted(values.union(known_labels))
-        super().__init__(path, names, regions, known, hospitals, missing, patient_pattern, series)
+        super().__init__(
+            *(path, names, regions, known, hospitals, missing, patient_pattern, series),
+            centre_pattern=centre_pattern,
+        )
         self._patterns = {**{name: modalities[name] for name in names}, "label": label}
-        self._centre_pattern = centre_pattern
         self._sites = sites if sites is not None and any(sites.values()) else None
         if self._sites is not None and not all(
             self._sites.get(key) for key in ("file", "case", "centre")
@@ -128,8 +128,7 @@ class FolderReader(CaseReader):
                 if role == "label":
                     raise
                 lacks[role] = str(error)
-        centre = search_name("centre", self._centre_pattern, folder.name, folder) or None
-        return Patient(folder.name, files, centre, lacks=lacks)
+        return Patient(folder.name, files, lacks=lacks)
 
     def layout(self) -> dict[str, object]:
         """See `VolumeReader.layout`."""
@@ -151,7 +150,6 @@ def is_visible_folder(path: Path) -> bool:
     return path.is_dir() and is_visible(path.name)
 
 
-_PLACE = r"^([^\W\d_]+)[_-]?\d"  # the beginning of a folder's name, if it is the hospital
 MASK = ("*_seg.nii.gz", "*_seg.nii", "*-seg.nii.gz", "*-seg.nii")
 
 
@@ -232,11 +230,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     masks = [p for p in patterns if looks.may_be_mask(stem_of(Path(p)))]
     best = masks[0] if len(masks) == 1 else None
     mask = answers.get("data.reader.label", best)
-    guess.ask_patients([folder.name for folder in of])
-    places = Counter(m[1] for m in (re.match(_PLACE, folder.name) for folder in of) if m)
-    if places.total() == len(of) and 1 < len(places) <= len(of) / 2:
-        text = f"Do the names of cases begin with the hospital ({few([*places], 6)})?"
-        guess.ask("data.reader.centre_pattern", text, "null", (_PLACE, looks.NO))
+    names = [folder.name for folder in of]
+    guess.ask_names(names, answers, hospitals_of(path, names))
     if best is None:
         guess.ask(
             "data.reader.label", "Which file of a case is the mask?", None, masks or [*patterns]

@@ -10,6 +10,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,7 +28,7 @@ from medfed.datamodules.readers.base import (
     are_exclusive,
     with_hospitals,
 )
-from medfed.datamodules.readers.persons import persons_of
+from medfed.datamodules.readers.persons import persons_of, search_name
 from medfed.standalone.csv_files import csv_rows
 from medfed.standalone.names import fold, same
 from medfed.standalone.preparation import Preparation, among, zscore
@@ -58,6 +59,7 @@ class CaseReader(VolumeReader):
         missing: Missing = "error",
         patient_pattern: str | None = None,
         series: str | Sequence[str] | None = None,
+        centre_pattern: str | None = None,
     ) -> None:
         check_known("data.reader.missing", missing, get_args(Missing))
         self.path = path
@@ -70,7 +72,7 @@ class CaseReader(VolumeReader):
         self.in_file = len(self.channels)  # of a file that holds all
         self._select: list[int] | None = None  # which of the file's channels, where not all
         self._cases: dict[str, list[Patient]] = {}  # of patients with several
-        self._pattern = patient_pattern
+        self._pattern, self._centre_pattern = patient_pattern, centre_pattern
         self._series = as_names(series)
         self._person: dict[str, str] = {}  # by case, where a subclass knows whose it is
 
@@ -95,7 +97,9 @@ class CaseReader(VolumeReader):
         for case in cases:
             if set(case.lacks) == set(self.channels):
                 raise DataError(next(iter(case.lacks.values())))
-        placed = [replace(case, centre=centres.get(case.id, case.centre)) for case in cases]
+        find = partial(search_name, "centre", self._centre_pattern, file=self.path)
+        named = {case.id: centres.get(case.id, case.centre) or find(case.id) for case in cases}
+        placed = [replace(case, centre=named[case.id] or None) for case in cases]
         return with_hospitals(self._persons(placed), self.hospitals)
 
     def _persons(self, cases: Sequence[Patient]) -> list[Patient]:
@@ -268,6 +272,14 @@ def named_centres(folder: Path, cases: Iterable[str]) -> dict[str, str]:
                 f"{path} names no hospital for case {case}{hint}; add it, or move the file."
             )
     return {case: folded[fold(case)] for case in cases}
+
+
+def hospitals_of(folder: Path, cases: Sequence[str]) -> list[str]:
+    """Returns the hospital of each case that `named_centres` names; none if it cannot be read."""
+    try:
+        return [*named_centres(folder, cases).values()]
+    except DataError:
+        return []  # which the reader refuses, with the sentence
 
 
 def institutions(folder: Path, cases: Sequence[str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import Any
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.base import Missing, Patient, check_names
-from medfed.datamodules.readers.cases import CaseReader, as_names, read_json
+from medfed.datamodules.readers.cases import CaseReader, as_names, hospitals_of, read_json
 from medfed.datamodules.splits import Split
 from medfed.standalone.csv_files import Sheet
 from medfed.standalone.files import is_visible, slashed
@@ -133,6 +133,7 @@ class DatalistReader(CaseReader):
         fold: int | None = None,
         missing: Missing = "error",
         series: str | Sequence[str] | None = None,
+        centre_pattern: str | None = None,
     ) -> None:
         self._file = path / "dataset.json" if path.is_dir() else path
         if self._file.exists():
@@ -153,6 +154,7 @@ class DatalistReader(CaseReader):
             *(self._file.parent, names, chosen, sorted(values), hospitals, missing),
             patient_pattern=patient_pattern,
             series=series,
+            centre_pattern=centre_pattern,
         )
         self._select = [known.index(name) for name in names]
         self._known = known
@@ -444,7 +446,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     files = [path] if path.suffix.lower() == ".json" else sorted(path.glob("[!.]*.json"))
     index = {f: read_json(f) for f in files if f.name != "centres.json"}
     lists = [f for f, content in index.items() if isinstance(content.get("training"), list)]
-    usual = path / "dataset.json"
+    usual, placed = path / "dataset.json", list[str]()
     if usual in index and (usual not in lists or _is_numbered(path, index[usual]["training"])):
         every = looks.visible(path / "labelsTr")
         masks = [file for file in every if suffix_of(file)]
@@ -465,12 +467,14 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         rows = [[str(e.get(column, "")) for column in columns] for e in entries]
         sheet, others = Sheet(file, columns, rows), ("image", "label", "fold")
         looks.roles(guess, sheet, "data.reader.", answers, others)
+        if centre := {**guess.keys, **answers}.get("data.reader.centre"):
+            placed = [str(e.get(centre, "")) for e in entries if _first(e)]
     elif (pair := looks.folders_of(path)) and (masks := looks.volumes_in(path / pair[1])):
         guess, content, names = looks.Guess("datalist", path), {}, [stem_of(f) for f in masks]
     else:
         return None
     if "data.reader.patient" not in guess.keys:
-        guess.ask_patients(names)
+        guess.ask_names(names, answers, hospitals_of(path, names) or placed)
     named = content.get("modality")
     channels = {str(c).lower() for c in named.values()} if isinstance(named, Mapping) else set()
     if guess.data == "datalist" and guess.path == path and channels == _BRAIN:

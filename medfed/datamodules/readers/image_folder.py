@@ -308,7 +308,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         text = f"The folders {few([*below], 4)} each hold {few(inner, 4)}. What are the outer ones?"
         guess.ask("data.reader.outer", text, None, ("hospitals", "classes"))
     if not split:
-        guess.ask_patients([file.name for file in images])
+        guess.ask_names([file.name for file in images], answers)
     return guess
 
 

@@ -384,7 +384,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         if not both or not all(both):
             return None
         images, masks = both
-        guess.ask_patients([file.name for file in images])
+        guess.ask_names([file.name for file in images], answers)
     looks.colours(guess, images, compare=True)
     looks.regions(guess, masks, white=True)
     return guess

@@ -21,11 +21,12 @@ import numpy as np
 
 from medfed.common.errors import DataError, few
 from medfed.datamodules.readers.account import is_visible
-from medfed.datamodules.readers.persons import KNOWN
+from medfed.datamodules.readers.persons import KNOWN, search_name
 from medfed.datamodules.tables.columns import HOSPITAL, PATIENT
 from medfed.standalone import pictures, volumes
 from medfed.standalone.csv_files import Sheet, like_a_number
 from medfed.standalone.files import slashed
+from medfed.standalone.names import same
 
 Answers = Mapping[str, Any]
 NO = "null: no"
@@ -33,6 +34,7 @@ FIRST = 10  # files that are looked into
 MANY = 10  # different numbers of a label above which it is a measurement
 _INSIDE = {"seg", "segmentation", "label", "labels", "mask", "masks", "gt", "roi", "truth"}
 _PERSONS = (r"^(.*?\d+)[_-]", r"^(.+)[_-][^_-]+$")  # beginnings of names that may be the patient
+_PLACE = r"^([^\W\d_]+)[_-]?\d"  # the beginning that may be the hospital
 _PLACES = 50  # different texts of a column above which they are no hospitals
 _NO_PLACES = {*"mfwd", *("male", "female", "man", "woman", "yes", "no", "true", "false", "y", "n")}
 _LABEL = re.compile(r"label|outcome|target|class|y|diagnosis|ill|died|dead|death|event|status")
@@ -67,6 +69,7 @@ class Guess:
     took: list[tuple[str, object, str]] = field(default_factory=list)
     # The open questions, by the key that answers them.
     asks: dict[str, Question] = field(default_factory=dict)
+    refused: DataError | None = None  # names that no reader takes, whatever the answers are
 
     def reads(self, **values: Any) -> None:
         """Adds keys of the reader."""
@@ -76,25 +79,62 @@ class Guess:
         """Adds an open question."""
         self.asks[key] = Question(text, best, choices)
 
-    def ask_patients(self, names: Sequence[str]) -> None:
-        """Asks whether names begin with the patient, where some may share one.
+    def check_names(self, sheet: Sheet, column: str) -> None:
+        """Refuses names of patients, hospitals or labels that are alike, before any question."""
+        cells = [(number, text) for number, text in sheet.cells(column) if not sheet.lacks(text)]
+        try:
+            where = f"{sheet.path}, column {column}"
+            same([text for _, text in cells], where, lambda at: f"data row {cells[at][0]}")
+        except DataError as error:
+            self.refused = error
+
+    def ask_names(
+        self, names: Sequence[str], answers: Answers, centres: Sequence[str] | None = None
+    ) -> None:
+        """Asks whether names begin with the hospital or the patient, where some begin alike.
+
+        `centres`: the hospital of each name, empty where none is known; None: the reader takes no
+        hospitals from names.
 
         Example:
             >>> guess = Guess("x", Path("x"))
-            >>> guess.ask_patients(["p1_a", "p1_b", "p2_a", "p3_a"])
+            >>> guess.ask_names(["p1_a", "p1_b", "p2_a", "p3_a"], {})
             >>> guess.asks["data.reader.patient_pattern"].text
             'Does the name p1_a begin with the patient, p1?'
         """
         if any(re.match(known, name, re.IGNORECASE) for known in KNOWN.values() for name in names):
             return  # the reader joins them, and says so
-        for pattern in _PERSONS:
-            people = Counter(m[1] for m in (re.match(pattern, name) for name in names) if m)
-            if people.total() == len(names) > len(people) >= max(3, len(names) / FIRST):
-                person = people.most_common(1)[0][0]
-                of = next(name for name in names if name.startswith(person))
-                question = f"Does the name {of} begin with the patient, {person}?"
-                self.ask("data.reader.patient_pattern", question, pattern, (NO,))
-                return
+        key, places = "data.reader.centre_pattern", list(centres or [""] * len(names))
+        if pattern := answers.get(key):
+            places = [search_name("centre", str(pattern), n, self.path) for n in names]
+        begins = {p: [m[1] for n in names if (m := re.match(p, n))] for p in (_PLACE, *_PERSONS)}
+        begins = {p: of for p, of in begins.items() if len(of) == len(names) > len({*of})}
+        fewest = max(3, len(names) / FIRST)
+        person = next((p for p in _PERSONS if len({*begins.get(p, ())}) >= fewest), "")
+        likely = bool(person) and _are_patients(begins[person], places)
+        hospitals = (p for p in begins if p == _PLACE or not likely)
+        place = next((p for p in hospitals if 1 < len({*begins[p]}) <= len(names) / 2), None)
+        if place is not None and centres is not None and not any(places):
+            listed = few([*dict.fromkeys(begins[place])], 6)
+            text = f"Do the names of cases begin with the hospital ({listed})?"
+            self.ask(key, text, "null", (place, NO))
+            numbered = person and any(map(str.isdigit, "".join(begins[person])))
+            if not likely and not (numbered and key in answers):
+                return  # a number that is no hospital's may be the patient's
+        if person and len({*zip(places, begins[person], strict=True)}) > len({*places}):
+            first = Counter(begins[person]).most_common(1)[0][0]
+            of = names[begins[person].index(first)]
+            text = f"Does the name {of} begin with the patient, {first}?"
+            best = person if likely else "null"
+            self.ask("data.reader.patient_pattern", text, best, (person, NO))
+
+
+def _are_patients(people: Sequence[str], places: Sequence[str]) -> bool:
+    """Whether beginnings of names are patients and no hospitals: numbered, and enough of them."""
+    groups = Counter(place for place, _ in {*zip(places, people, strict=True)})
+    enough = all(groups[place] >= min(3, n) for place, n in Counter(places).items())
+    numbered = all(any(map(str.isdigit, person)) for person in people)
+    return enough and numbered and len({*people}) >= min(FIRST, len(people) / 4)
 
 
 def visible(path: Path) -> list[Path]:
@@ -190,6 +230,8 @@ def roles(
     ):
         key = f"{prefix}{role}"
         named = [c for c in texts if pattern.fullmatch(c)]
+        if (column := answers.get(key, named[0] if len(named) == 1 else None)) in texts:
+            guess.check_names(sheet, column)
         if key in answers:
             continue
         if len(named) == 1:
@@ -209,6 +251,8 @@ def label_of(
     label: str | None = answers.get(key, alike[0] if len(alike) == 1 else None)
     few_texts = [c for c, of in kinds.items() if 2 <= len(of) <= MANY and c not in taken]
     guess.ask(key, "Which column is the label?", label, alike or few_texts)
+    if label in kinds:
+        guess.check_names(sheet, label)
     return label
 
 

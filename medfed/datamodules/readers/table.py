@@ -591,7 +591,8 @@ def _ask_label(guess: looks.Guess, sheet: Sheet, label: str, answers: looks.Answ
         guess.keys |= survival
     if answers.get("data.outcome") or answers.get("data.time") or answers.get("data.positive"):
         return
-    if len(names) > looks.MANY and all(as_number(t) < float("inf") for t in names):
+    numbers = map(as_number, sheet.with_points(names))
+    if len(names) > looks.MANY and all(n < float("inf") for n in numbers):
         guess.keys |= {"data.outcome": "continuous", "model": "linear"}
         guess.took.append(("outcome", "continuous", "probably: many different numbers"))
     elif len(names) == 2 and looks.is_plainly_positive(names):
@@ -607,7 +608,7 @@ def _ask_cells(
 ) -> None:
     """Asks about cells that are no numbers in columns of numbers."""
     lacking: set[str] = set()
-    limited, others = [], []
+    limited, others = [], dict[str, list[str]]()
     for name, texts in kinds.items():
         numbers = [as_number(t) for t in sheet.with_points([*texts])]
         odd = [t for t, n in zip(texts, numbers, strict=True) if n == float("inf")]
@@ -619,14 +620,13 @@ def _ask_cells(
         limits = [t for t in odd if t[0] in "<>≤≥" and csv_files.is_limit(t)]
         plain = [t for t in odd if not any(map(str.isdigit, t))]
         if len(plain) > 3 or len(odd) > len(limits) + len(plain):
-            others.append(name)
+            others[name] = odd
             continue
         lacking |= {*plain}
         limited += limits
-        others += [name] * bool(
-            (plain and "data.missing" in answers)
-            or (limits and answers.get("data.limits") == "refuse")
-        )
+        refused = limits if answers.get("data.limits") == "refuse" else []
+        if wrong := [*(plain if "data.missing" in answers else ()), *refused]:
+            others[name] = wrong
     if lacking and "data.missing" not in answers:
         best = sorted(lacking)
         question = f"Do {few(best, 12)} among numbers stand for missing cells?"
@@ -636,6 +636,7 @@ def _ask_cells(
         choices = ("half", "value", "refuse")
         guess.ask("data.limits", question, "half", choices)
     if others:
-        question = f"Numbers and texts are mixed in {few(others, 12)}. Leave these columns out?"
+        listed = few([f"{name} ({few(sorted(odd), 3)})" for name, odd in others.items()], 12)
+        question = f"Numbers and texts are mixed in {listed}. Leave these columns out?"
         best = [*(answers.get("data.drop") or []), *others]
         guess.ask("data.drop", question, best, (looks.NO,))
