@@ -134,10 +134,10 @@ class FedPAC(OnboardingRules, SendsFeatures, FedRep):
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
         """A newcomer trains its head alone; it is mixed with those of the last cohort."""
         reply = yield Message("alone", {"shared": server["shared"], "personal": server["start"]})
-        states = {n: {} for n in ("sent/", "compared/")}
-        for place, of in states.items():
-            of |= {n.removeprefix(place): t for n, t in server.items() if n.startswith(place)}
-        heads, compared = states.values()
+        heads, compared = (
+            {n.removeprefix(place): t for n, t in server.items() if n.startswith(place)}
+            for place in ("sent/", "compared/")
+        )
         heads[client.id] = add(server["start"], reply.parts["personal"])
         compared[client.id] = compared_by(reply)
         return Message("deliver", {"personal": mixed_head(client.id, heads, compared)})
