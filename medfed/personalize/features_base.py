@@ -146,6 +146,17 @@ def apart(z: Tensor, labels: Tensor, sums: Tensors) -> Tensor:
     return ((z - means[labels]).square().mean(1) * known[labels]).mean()
 
 
+def alignment(strength: float, sums: Tensors) -> BatchPenalty | None:
+    """Returns the term that draws features to their class's mean, if any mean may be known."""
+    if not sums or not strength:
+        return None
+
+    def term(batch: Batch, live: Mapping[str, Tensor], forward: Forward) -> Tensor:
+        return strength * apart(forward(live, features=True), batch["label"], sums)
+
+    return term
+
+
 def head_shape(split: ParameterSplit, weights: Tensors) -> tuple[int, int]:
     """Returns how many outputs K and features d a head has."""
     first = next((weights[n] for n in split.head if weights[n].ndim > 1), None)

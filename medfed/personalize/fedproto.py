@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from medfed.method import *
-from medfed.personalize.features_base import SendsFeatures, apart, newest
+from medfed.personalize.features_base import SendsFeatures, alignment, newest
 from medfed.personalize.local import Local
 
 
@@ -78,12 +78,7 @@ class FedProto(OnboardingRules, SendsFeatures, Local):
     def drawn(self, client: Client, start: Tensors, message: Message) -> Tensors:
         """Trains from a start with the term that draws features to the means."""
         aims = message.parts.get("features", {})
-
-        def draw(batch: Batch, live: Mapping[str, Tensor], forward: Forward) -> Tensor:
-            z = forward(live, features=True)
-            return self.strength * apart(z, batch["label"], aims)
-
-        return client.train(start, batch_penalty=draw if aims and self.strength else None)
+        return client.train(start, batch_penalty=alignment(self.strength, aims))
 
     def onboard(self, client: Client, message: Message) -> Tensors:
         """It trains its model towards them."""

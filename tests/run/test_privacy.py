@@ -40,6 +40,7 @@ REFUSED = [
         "MOON takes steps that see the network's outputs.*fedavg, ditto",
     ),
     (["algorithm=pfedfda", "model=mlp"], "PFedFDA takes steps that see the network's outputs"),
+    (["algorithm=fedpac", "model=mlp"], "FedPAC takes steps that see the network's outputs"),
     (["algorithm=fedfomo"], "FedFomo compares losses of patients"),
     (["algorithm=marina"], "MARINA asks for gradients of one draw at several points"),
     (["algorithm=pooled"], "Pooled trains on the patients of all clients"),

@@ -123,6 +123,7 @@ def test_rounds_of_two_clients_are_refused():
     ("overrides", "clients", "why"),
     [
         (("algorithm=clusteredfl",), 4, "ClusteredFL needs more of what each client sends than"),
+        (("algorithm=fedpac",), 4, "FedPAC needs more of what each client sends than"),
         (("algorithm=fedmgda",), 4, "FedMGDA needs more"),
         (("algorithm=ifca",), 4, "IFCA needs more"),
         (("algorithm=pooled",), 4, "Pooled needs more"),
