@@ -36,22 +36,14 @@ Results = Mapping[str, Sequence[Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Member:
-    """A hospital; scores are means over divisions.
+    """A hospital; scores are means over divisions."""
 
-    Attributes:
-        seen: Its score by the model of all hospitals.
-        unseen: By the model of the others; NaN where the method gives outsiders none.
-        alone: By its own model.
-        gives: How much better the others are with it, larger is better.
-        p: Holm's p-value of that among the hospitals.
-        share: Its Shapley value of the mean over hospitals; None: not asked for.
-    """
-
-    seen: float
-    unseen: float
-    alone: float
-    gives: Difference
-    p: float
+    seen: float  # its score by the model of all hospitals
+    unseen: float  # by the model of the others; NaN where the method gives outsiders none.
+    alone: float  # by its own model
+    gives: Difference  # how much better the others are with it, larger is better
+    p: float  # Holm's p-value of that among the hospitals
+    # Its Shapley value of the mean over hospitals; None: not asked for.
     share: Difference | None = None
 
     @property
@@ -64,22 +56,15 @@ class Member:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the pilot says.
+    """What the pilot says."""
 
-    Attributes:
-        method: The method.
-        metric: The metric of all numbers.
-        members: The hospitals, by name.
-        outside: How much better hospitals are by the model of the others than by that of all.
-        largest: Of the changes of the others' mean without any one hospital, at 95 %.
-        apart: How many pairs of Shapley values differ, of how many; None: not asked for.
-    """
-
-    method: str
-    metric: str
-    members: Mapping[str, Member]
+    method: str  # the method
+    metric: str  # the metric of all numbers
+    members: Mapping[str, Member]  # the hospitals, by name
+    # How much better hospitals are by the model of the others than by that of all.
     outside: Difference
-    largest: float
+    largest: float  # of the changes of the others' mean without any one hospital, at 95 %
+    # How many pairs of Shapley values differ, of how many; None: not asked for.
     apart: tuple[int, int] | None
 
     @property
@@ -104,14 +89,7 @@ class Answer:
 def answer_of(
     method: str, absent: Mapping[str, frozenset[str]], results: Results, alone: Results
 ) -> Answer:
-    """Compares the models of each division, of the method and of local training.
-
-    Args:
-        method: Its name.
-        absent: The absent hospitals of each variant.
-        results: Of the method.
-        alone: Of local training.
-    """
+    """Compares the models of each division, of the method and of local training."""
     whole = results[_ALL]
     metric, clients = whole[0]["metric"][0], [*whole[0]["clients"]]
     sign, overlap = (-1 if smaller_is_better(metric) else 1), overlap_of(whole)
@@ -181,11 +159,7 @@ def advise_without(
     out: Path = Path("outputs/advice"),
     workers: int = 1,
 ) -> tuple[Answer, Path]:
-    """Runs the pilot's cells that are missing, then writes and prints the answer.
-
-    Returns:
-        The answer, and its folder.
-    """
+    """Runs the pilot's cells that are missing, then writes and prints the answer."""
     # Imported here, as it is beside this module.
     from medfed.benchmark.advice import ALONE, absences, pilot_data, pilot_folder, pilots
 

@@ -92,10 +92,8 @@ def main(given: Sequence[str]) -> None:
 def said(yaml: Path, about: str) -> dict[str, str]:
     """Returns what a comment at the head of a yaml lists, each with what is in its parentheses.
 
-    Args:
-        yaml: Of a method.
-        about: ``also``: other names, each with the overrides that it stands for; ``for``: what
-            hospitals have that it is for.
+    `about` is ``also``: other names, each with the overrides that it stands for; ``for``: what
+    hospitals have that it is for.
 
     Example:
         >>> said(yamls()["fedamp"], "also")

@@ -249,8 +249,7 @@ def fewest(cases: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
 def too_small(cases: Iterable[Mapping[str, Any]]) -> bool:
     """Says whether a hospital has too few test cases, of those that it has, for a verdict.
 
-    Args:
-        cases: Rows of a meter, in which ``case`` is the number of a patient.
+    `cases`: rows of a meter, in which ``case`` is the number of a patient.
     """
     rows = [{"patient": row["case"], **row} for row in cases]
     return bool(rows) and fewest(rows)[0] < LEAST_CASES

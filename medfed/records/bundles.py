@@ -23,11 +23,7 @@ class Manifest(TypedDict):
 
 
 def manifest_hash(folder: Path) -> str:
-    """Returns the hash that names a bundle: that of its manifest, which has those of all files.
-
-    Raises:
-        ConfigError: If there is no bundle.
-    """
+    """Returns the hash that names a bundle: that of its manifest, which has those of all files."""
     if not (folder / MANIFEST).is_file():
         raise ConfigError(
             f"{folder} is no bundle: it has no {MANIFEST}; medfed export and medfed adopt make one."
@@ -47,16 +43,7 @@ def packed(folder: Path) -> bytes:
 
 
 def unpacked(content: bytes, manifest: str, folder: Path) -> None:
-    """Writes what :func:`packed` returned, once every hash was compared.
-
-    Args:
-        content: The bytes.
-        manifest: What :func:`manifest_hash` must be.
-        folder: A new folder, or one from an earlier call.
-
-    Raises:
-        DataError: If they are of another bundle.
-    """
+    """Writes what :func:`packed` returned, once every hash was compared."""
     try:
         files = msgspec.msgpack.decode(content, type=dict[str, bytes])
         if sha256(files[MANIFEST]).hexdigest() != manifest:

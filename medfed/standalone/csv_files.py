@@ -307,10 +307,10 @@ class Sheet:
                 numbers[number - 1, at] = value
             if name in wrong and self.decimal_comma:  # the rarer spelling is wrong
                 pairs = zip(cells, bare, strict=True)
-                points = [cell for cell, text in pairs if not _DECIMAL_COMMA.fullmatch(text)]
+                dotted = [cell for cell, text in pairs if not _DECIMAL_COMMA.fullmatch(text)]
                 marks = Counter("".join(t for column in names for _, t in self.cells(column)))
-                odd = [points, wrong[name]] if marks[","] > marks["."] else [wrong[name], points]
-                wrong[name] = min(filter(None, odd), key=len)
+                odd = [dotted, wrong[name]] if marks[","] > marks["."] else [wrong[name], dotted]
+                wrong[name] = min((cells for cells in odd if cells), key=len)
         if wrong:
             raise self._no_numbers(wrong)
         if limited:
@@ -334,8 +334,8 @@ class Sheet:
         number, text = cells[0]
         drop = f"'data.drop=[{','.join(wrong)}]'" if len(wrong) < 20 else "data.drop"
         texts = sorted({t[:20] for cells in wrong.values() for _, t in cells})
-        limit = "take limits by data.limits=half or data.limits=value, "
-        limit *= any(map(_LIMIT.fullmatch, texts))
+        limits = any(map(_LIMIT.fullmatch, texts))
+        limit = "take limits by data.limits=half or data.limits=value, " if limits else ""
         if len(texts) < 3 and not any(map(str.isdigit, "".join(texts))):
             limit = (
                 f"take {' and '.join(texts)} for missing by 'data.missing=[{','.join(texts)}]', "

@@ -295,11 +295,7 @@ def read_arrays(file: Path) -> dict[str, NDArray[np.uint8]]:
 
 
 def pixels_of(images: NDArray[np.uint8], source: str, predictor: Predictor) -> Tensor:
-    """Returns images (n, C, *spatial) as the model sees them.
-
-    Raises:
-        DataError: If they are of another size or range.
-    """
+    """Returns images (n, C, *spatial) as the model sees them."""
     shape = (len(predictor.present), *predictor.facts["input"]["size"])
     if images.shape[1:] != shape:
         raise DataError(

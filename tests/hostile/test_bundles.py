@@ -337,7 +337,10 @@ ENTRIES: dict[str, tuple[Damage, str]] = {
     "overlap": (changed(overlap=1), "overlap: expected float < 1.0"),
     "window_batch": (changed(window_batch=0), "window_batch: expected int >= 1"),
     "threshold": (changed(threshold=1.5), "threshold: expected float < 1.0"),
-    "a true threshold": (changed(threshold=True), "threshold: expected float | array | null, got bool"),
+    "a true threshold": (
+        changed(threshold=True),
+        "threshold: expected float | array | null, got bool",
+    ),
     "an outcome's scale": (
         changed(outcome_scale=[1, 0]),
         "outcome_scale[1]: expected float > 0.0",

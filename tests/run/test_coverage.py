@@ -91,7 +91,9 @@ def test_volumes_of_a_run_have_intervals(finished_run, tmp_path):
     for part in ("whole", "core"):
         inside = []
         for row in (row for row in rows if row["region"] == part):
-            low, high = volumes_within(float(row.get("predicted/point") or row["predicted"]), point[f"quantile/{part}"])
+            low, high = volumes_within(
+                float(row.get("predicted/point") or row["predicted"]), point[f"quantile/{part}"]
+            )
             inside.append(low - 1e-6 <= float(row["labelled"]) <= high + 1e-6)
         found = summary["clients"][client][f"coverage/{part}/point"]
         assert found == pytest.approx(np.mean(inside))

@@ -98,7 +98,8 @@ class CaseReader(VolumeReader):
             if set(case.lacks) == set(self.channels):
                 raise DataError(next(iter(case.lacks.values())))
         find = partial(search_name, "centre", self._centre_pattern, file=self.path)
-        named = {case.id: centres.get(case.id, case.centre) or find(case.id) for case in cases}
+        listed = {case.id: centres.get(case.id, case.centre or "") for case in cases}
+        named = {name: centre or find(name) for name, centre in listed.items()}
         placed = [replace(case, centre=named[case.id] or None) for case in cases]
         return with_hospitals(self._persons(placed), self.hospitals)
 
