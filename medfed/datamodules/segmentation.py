@@ -431,9 +431,8 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
 
     def data_remarks(self) -> list[str]:
         """See the base class: which slices validation leaves out, and whose voxels differ."""
-        remarks = []
-        if self.spatial_dims == 2 and self._thinned:
-            remarks.append(f"Tests measure all axial slices with brain{self._thinned}.")
+        thinned = self.spatial_dims == 2 and self._thinned
+        remarks = [f"Tests measure all axial slices with brain{thinned}."] if thinned else []
         if (uneven := self.uneven()) is not None:
             size = ",".join(f"{mm:g}" for mm in uneven[1])
             remarks.append(f"{uneven[0]} data.spacing=[{size}] resamples images to one size.")
