@@ -186,7 +186,9 @@ def _answer(key: str, question: Question) -> Any:
         value = typed.split(",") if read.is_sweep_override() else read.value()
     if isinstance(best, list) and isinstance(value, str):
         value = value.strip("[]").split(",")
-    return [str(v).strip() for v in value] if isinstance(value, list) else value or "null"
+    numbers = isinstance(best, list) and isinstance(best[0], float)
+    texts = isinstance(value, list) and not numbers
+    return [str(v).strip() for v in value] if texts else value or "null"
 
 
 def _written(value: Any) -> str:
@@ -271,6 +273,11 @@ def examined(guess: Guess, talk: Interview, name: str) -> dict[str, Any]:
                 return examined(guess, talk, name)
     data.plan()
     check_measurable({client: plan.patients for client, plan in data.plans.items()})
+    if isinstance(data, SegmentationDataModule) and (uneven := data.uneven()) is not None:
+        question = Question("Resample images to one size?", uneven[1], (NO,))
+        talk.say(uneven[0])
+        if talk.settle({"data.spacing": question}):
+            return examined(guess, talk, name)
     patients = list(data.patients.values())
     centres = Counter(p.centre for p in patients if p.centre is not None and not p.invented)
     splits = Counter(p.split for p in patients if p.split is not None)

@@ -36,10 +36,12 @@ from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.tables.agreement import converse_here
 from medfed.standalone.grids import axial, brain_slices, on_grid, plane_of, with_neighbours
 from medfed.standalone.preparation import Preparation, Rule, rules_of
+from medfed.standalone.scans import millimetres
 from medfed.standalone.volumes import files_of, files_of_case, is_volume
 from medfed.standalone.volumes import read_volume as read_file
 
 log = logging.getLogger(__name__)
+_ALIKE = 1.1  # voxels of hospitals differ if their medians' ratio along an axis is larger
 _USUAL = Preparation((Rule("zscore_nonzero"),))
 
 
@@ -406,11 +408,35 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         every = self.eval_every
         return f"; in validation one of {every} (data.eval_every={every})" if every > 1 else ""
 
+    def uneven(self) -> tuple[str, list[float]] | None:
+        """Which clients have voxels of other sizes, and the size to which to resample.
+
+        None if they are alike, unknown or resampled. Along the slices of a 2-D model sizes stay.
+        """
+        if self.spacing or self.planning or self.scans.normalize == "own" or len(self.plans) < 2:
+            return None
+        sizes = dict[str, Any]()
+        for client, plan in self.plans.items():
+            cases = self.cases_among([p for ids in plan.patients.values() for p in ids])
+            sizes[client] = np.median([self.scans.spacing(self.cases[c]) for c, _ in cases], axis=0)
+        along = np.array([*sizes.values()])[:, : self.spatial_dims]
+        if not np.isfinite(along).all() or (along.max(axis=0) <= _ALIKE * along.min(axis=0)).all():
+            return None
+        clients: dict[str, list[str]] = {}
+        for client, size in sizes.items():
+            clients.setdefault(f"{millimetres(size)} mm", []).append(client)
+        listed = few([f"{size} at {few(names, 4)}" for size, names in clients.items()], 4)
+        middle = np.median(along, axis=0).round(3).tolist()
+        return f"Clients differ in the size of voxels: {listed}.", middle
+
     def data_remarks(self) -> list[str]:
-        """See the base class: which slices validation leaves out."""
-        if self.spatial_dims == 3 or not self._thinned:
-            return []
-        return [f"Tests measure all axial slices with brain{self._thinned}."]
+        """See the base class: which slices validation leaves out, and whose voxels differ."""
+        thinned = self.spatial_dims == 2 and self._thinned
+        remarks = [f"Tests measure all axial slices with brain{thinned}."] if thinned else []
+        if (uneven := self.uneven()) is not None:
+            size = ",".join(f"{mm:g}" for mm in uneven[1])
+            remarks.append(f"{uneven[0]} data.spacing=[{size}] resamples images to one size.")
+        return remarks
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """See the base class."""

@@ -109,15 +109,14 @@ def check_measurable(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> No
         Traceback (most recent call last):
         ...
         medfed.standalone.errors.ConfigError: No client has a test patient, so there is nothing to \
-evaluate; each has one patient: check what says whose a sample is, or give the clients more.
+evaluate; check what says whose a sample is, or give the clients more patients.
     """
     if not any(parts["test"] for parts in clients.values()):
         several = any(sum(map(len, parts.values())) > 1 for parts in clients.values())
-        alone = "each has one patient: check what says whose a sample is, or give the clients more."
-        mend = "set data.test_fraction above 0, or give the clients more patients."
+        mend = "set data.test_fraction above 0" if several else "check what says whose a sample is"
         raise ConfigError(
-            "No client has a test patient, so there is nothing to evaluate; "
-            f"{mend if several else alone}"
+            f"No client has a test patient, so there is nothing to evaluate; {mend}, or give the "
+            "clients more patients."
         )
     if not any(parts["val"] for parts in clients.values()):
         log.warning("No client has a validation patient: the run keeps the last round.")

@@ -360,7 +360,7 @@ def check_spacing(
     source: object,
     axes: Sequence[int] = (0, 1, 2),
 ) -> None:
-    """Refuses a scan whose voxels are of another size than those that the model was trained on.
+    """Refuses a scan whose voxels are of another size than those of the training scans.
 
     `spacing` is (3,) mm along the patient's axes. `facts` is ``spacing_range``, least and greatest
     of the training scans, or ``spacing`` alone; without both, anything goes. `tolerance`: how far
@@ -372,7 +372,7 @@ def check_spacing(
         >>> check_spacing((1.0, 1.0, 5.0), facts, 0.1, "scan.nii.gz")
         Traceback (most recent call last):
         ...
-        medfed.standalone.errors.DataError: scan.nii.gz has voxels of 1 × 1 × 5 mm, but the model was trained on 1 × 1 × 2 to 1 × 1 × 3 mm; resample the scan, or set spacing_tolerance.
+        medfed.standalone.errors.DataError: scan.nii.gz has voxels of 1 × 1 × 5 mm, but the hospital's training scans have 1 × 1 × 2 to 1 × 1 × 3 mm; resample the scan, or set spacing_tolerance.
     """  # noqa: E501
     ends = facts.get("spacing_range") or [facts.get("spacing")] * 2
     if tolerance is None or ends[0] is None:
@@ -381,11 +381,11 @@ def check_spacing(
     mm = np.asarray(spacing, dtype=float)[list(axes)]
     if (mm >= low * (1 - tolerance) - 1e-6).all() and (mm <= high * (1 + tolerance) + 1e-6).all():
         return
-    least, greatest = _millimetres(ends[0]), _millimetres(ends[1])
+    least, greatest = millimetres(ends[0]), millimetres(ends[1])
     wanted = least if least == greatest else f"{least} to {greatest}"
     raise DataError(
-        f"{source} has voxels of {_millimetres(spacing)} mm, but the model was trained on {wanted} "
-        "mm; resample the scan, or set spacing_tolerance."
+        f"{source} has voxels of {millimetres(spacing)} mm, but the hospital's training scans have "
+        f"{wanted} mm; resample the scan, or set spacing_tolerance."
     )
 
 
@@ -456,5 +456,11 @@ def _load(path: Path, count: int) -> Tensor:
     return loaded
 
 
-def _millimetres(spacing: Sequence[float]) -> str:
+def millimetres(spacing: Sequence[float]) -> str:
+    """Returns a size as a person writes it.
+
+    Example:
+        >>> millimetres([1.0, 1.0, 2.5])
+        '1 × 1 × 2.5'
+    """
     return " × ".join(f"{mm:.3g}" for mm in spacing)

@@ -500,7 +500,7 @@ def _bad(kind: str, file: Path, folder: Path) -> Path:
 
 BAD = {
     "channels": r"scan.nii.gz has 2 channels, but the model needs 4 \(FLAIR, T1w, T1gd, T2w\)",
-    "spacing": r"scan.nii.gz has voxels of 12 × 14.4 × 21.6 mm, but the model was trained on 8 × ",
+    "spacing": r"has voxels of 12 × 14.4 × 21.6 mm, but the hospital's training scans have 8 × ",
     "nan": r"scan.nii.gz: channel T1w has NaN or infinite voxels; repair the file",
     "flat": r"scan.nii.gz has shape \(24, 20\); a volume has three axes",
     "empty": r"scan.nii.gz has only zero voxels; export the scan again",

@@ -97,7 +97,9 @@ def test_candidates_that_cannot_be_used(hospital, tmp_path, capsys):
     facts["medfed"]["spacing_range"] = [[9.0] * 3, [9.0] * 3]
     metadata.write_text(json.dumps(facts))
     write_manifest(metadata.parents[1])
-    with pytest.raises(DataError, match="but the model was trained on 9 × 9 × 9 mm; resample"):
+    with pytest.raises(
+        DataError, match="but the hospital's training scans have 9 × 9 × 9 mm; resample"
+    ):
         made.predict(
             bundle=metadata.parents[1], input=scan, output=output, candidates=candidates(*good)
         )

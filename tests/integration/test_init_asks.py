@@ -14,6 +14,7 @@ from PIL import Image
 from medfed.commands.init import init
 from medfed.common.errors import ConfigError, DataError, MedfedError
 from medfed.config.compose import CONFIG_DIR, build, load
+from medfed.config.spelling import hydra_spelling
 from medfed.datamodules.readers.looks import Guess
 from tests.datamodules import organ_layouts
 from tests.datamodules.test_dicom import frames, series
@@ -559,19 +560,23 @@ def test_no_patient_by_guess_leaves_a_hospital_without_splits(seed, tmp_path):
             assert len({*of}) >= min(3, len(of))
 
 
-@pytest.mark.parametrize("listed", ["nnunet", "datalist"])
-def test_the_beginning_of_a_case_is_its_hospital(listed, tmp_path, monkeypatch, capsys):
-    path = tmp_path / "own"
+def in_two_hospitals(path, nnunet=True, second=None):
+    """Six cases each of AAC and BON, whose voxels have other sizes if a second one is given."""
     for n in range(12):
-        for part, end, volume in zip(
-            ("imagesTr", "labelsTr"), ("_0000", ""), organ_layouts.organs(n), strict=True
-        ):
-            end *= listed == "nnunet"
-            file = path / part / f"{('AAC', 'BON')[n % 2]}_{n:03d}{end}.nii.gz"
-            write_volume(file, volume, affine())
-    if listed == "nnunet":
+        place, mm = ("AAC", {}) if n % 2 == 0 else ("BON", {"spacing": second} if second else {})
+        image, label = organ_layouts.organs(n)
+        name = f"{place}_{n:03d}"
+        write_volume(path / "imagesTr" / f"{name}{'_0000' * nnunet}.nii.gz", image, affine(**mm))
+        write_volume(path / "labelsTr" / f"{name}.nii.gz", label, affine(**mm))
+    if nnunet:
         content = {"channel_names": {"0": "CT"}, "labels": {"background": 0, "a": 1, "b": 2}}
         (path / "dataset.json").write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("nnunet", [True, False], ids=["nnunet", "folders"])
+def test_the_beginning_of_a_case_is_its_hospital(nnunet, tmp_path, monkeypatch, capsys):
+    path = in_two_hospitals(tmp_path / "own", nnunet)
     said = refused(tmp_path, path)
     question = "Do the names of cases begin with the hospital (AAC, BON)?"
     assert f"{question} (" in said
@@ -582,4 +587,49 @@ def test_the_beginning_of_a_case_is_its_hospital(listed, tmp_path, monkeypatch, 
     assert "hospitals AAC 6, BON 6" in " ".join(capsys.readouterr().out.split())
     both = (f'{key}="{pattern}"' for key in (PATIENT, CENTRE))
     last = refused(tmp_path / "other", path, *both).splitlines()[-1]
-    assert "each has one patient: check what says whose a sample is" in last
+    assert "; check what says whose a sample is, or give the clients more" in last
+
+
+UNEVEN = "Clients differ in the size of voxels: 0.7 × 0.8 × 2.5 mm at AAC, 1 × 0.8 × 2.5 mm at BON."
+
+
+@pytest.mark.parametrize(
+    ("answer", "spacing"),
+    [("yes=true", [0.85, 0.8]), ("", [0.85, 0.8]), ("[1,0.9]", [1.0, 0.9]), ("null", None)],
+)
+def test_voxels_of_other_sizes_are_said_and_asked_about(
+    answer, spacing, tmp_path, monkeypatch, capsys
+):
+    path = in_two_hospitals(tmp_path / "own", second=(1.0, 0.8, 2.5))
+    keys = [f'{CENTRE}="^([A-Z]+)_"', *[answer] * (answer == "yes=true")]
+    asked = answering(monkeypatch, Resample=answer)
+    data = guess(path, tmp_path / "into", *keys).data
+    assert asked == ["Resample images to one size? (null: no) [[0.85,0.8]] "] * (len(keys) == 1)
+    assert data.spacing == spacing
+    out = " ".join(capsys.readouterr().out.split())
+    assert UNEVEN in out
+    read = build(data)
+    read.plan()
+    remark = f"{UNEVEN} data.spacing=[0.85,0.8] resamples images to one size."
+    assert ([remark] if spacing is None else []) == [r for r in read.remarks if "voxels" in r]
+
+
+@pytest.mark.parametrize(
+    ("second", "dims", "differ"),
+    [
+        ((0.7, 0.8, 2.5), 3, False),
+        ((0.74, 0.8, 2.5), 3, False),
+        ((0.7, 0.8, 5.0), 2, False),
+        ((0.7, 0.8, 5.0), 3, True),
+        ((0.7, 1.0, 2.5), 2, True),
+    ],
+    ids=["equal", "nearly", "slices", "volumes", "plane"],
+)
+def test_voxels_count_along_the_axes_of_the_network(second, dims, differ, tmp_path):
+    path = in_two_hospitals(tmp_path / "own", second=second)
+    size = "[16,16,8]" if dims == 3 else "[16,16]"
+    keys = (f"data.spatial_dims={dims}", f"data.patch_size={size}", f'{CENTRE}="^([A-Z]+)_"')
+    config = load(["data=nnunet", f"data.path={path}", "partition=centre", *hydra_spelling(keys)])
+    read = build(config.data)
+    read.plan()
+    assert any("differ in the size of voxels" in r for r in read.remarks) == differ

@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.base import Missing, Patient, check_names
+from medfed.datamodules.readers.base import Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, hospitals_of, institutions
 from medfed.datamodules.readers.samples import official_splits, open_training
 from medfed.datamodules.splits import Split
@@ -36,7 +37,7 @@ class FolderReader(CaseReader):
     list of alternatives; None: the two above. `regions`: label values of every region, such as
     ``{whole: [1, 2, 4], enhancing: [4]}``. These values and 0 are the only ones that may occur.
     None: ``{whole: [1]}``. `channels`: which of the modalities to read, in this order; None reads
-    all. `hospitals`: if no hospital is named: the number of contiguous blocks of cases.
+    all. Further settings are those of `CaseReader`.
     """
 
     def __init__(
@@ -46,13 +47,9 @@ class FolderReader(CaseReader):
         label: Pattern,
         regions: Mapping[str, Sequence[int]] | None,
         channels: Sequence[str] | None = None,
-        hospitals: int | None = None,
         known_labels: Sequence[int] = (),
-        missing: Missing = "error",
-        centre_pattern: str | None = None,
         sites: Mapping[str, str | None] | None = None,
-        patient_pattern: str | None = None,
-        series: str | Sequence[str] | None = None,
+        **more: Any,
     ) -> None:
         modalities, regions = modalities or _FILES, regions or _WHOLE
         for key, given, such in (("modalities", modalities, _FILES), ("regions", regions, _WHOLE)):
@@ -62,10 +59,7 @@ class FolderReader(CaseReader):
         names = check_names("channel", channels or list(modalities), list(modalities))
         values = {value for region in regions.values() for value in region}
         known = sorted(values.union(known_labels))
-        super().__init__(
-            *(path, names, regions, known, hospitals, missing, patient_pattern, series),
-            centre_pattern=centre_pattern,
-        )
+        super().__init__(path, names, regions, known, **more)
         self._patterns = {**{name: modalities[name] for name in names}, "label": label}
         self._sites = sites if sites is not None and any(sites.values()) else None
         if self._sites is not None and not all(
@@ -158,7 +152,7 @@ class BratsChallengeReader(FolderReader):
 
     The hospital of a case comes from ``centres.json`` or ``centres.csv`` in the folder; else it is
     the institution in its name (2017 to 2019) or in ``name_mapping.csv`` (2020); else a block of
-    cases. `hospitals`: if no hospital is known: the number of contiguous blocks of cases.
+    cases, see `CaseReader`.
     """
 
     def __init__(
@@ -166,10 +160,8 @@ class BratsChallengeReader(FolderReader):
         path: Path,
         channels: Sequence[str] = ("FLAIR", "T1w", "T1gd", "T2w"),
         regions: Sequence[str] = ("whole",),
-        hospitals: int | None = None,
         enhancing: int = 4,
-        missing: Missing = "error",
-        patient_pattern: str | None = None,
+        **more: Any,
     ) -> None:
         if enhancing not in (3, 4):
             raise ConfigError(
@@ -178,10 +170,7 @@ class BratsChallengeReader(FolderReader):
             )
         values = {"whole": (1, 2, enhancing), "core": (1, enhancing), "enhancing": (enhancing,)}
         chosen = {name: values[name] for name in check_names("region", regions, list(values))}
-        super().__init__(
-            *(path, FILES, MASK, chosen, channels, hospitals, values["whole"], missing),
-            patient_pattern=patient_pattern,
-        )
+        super().__init__(path, FILES, MASK, chosen, channels, values["whole"], **more)
 
     def case_folders(self) -> list[Path]:
         """Lists the folders here; of one without images, such as ``HGG``, the folders in it."""

@@ -10,7 +10,6 @@ import re
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -43,8 +42,10 @@ class CaseReader(VolumeReader):
     A case's files are its images in channel order (one file with all channels, or one each), and
     its mask under the role ``"label"``. A patient is a case; where several cases are one patient's,
     they come to the same client and split. `known_labels`: label values that may occur beside 0;
-    another one stops the run. `series`: description or UID of the series to read, or several, where
-    a folder of DICOM holds more than one; each folder must have exactly one of them.
+    another one stops the run. `hospitals`: if no hospital is named: the number of contiguous blocks
+    of cases. `patient_pattern`, `centre_pattern`: see `persons.search_name`. `series`: description
+    or UID of the series to read, or several, where a folder of DICOM holds more than one; each
+    folder must have exactly one of them.
     """
 
     normalize: object = "zscore_nonzero"
@@ -55,7 +56,7 @@ class CaseReader(VolumeReader):
         channels: Sequence[str],
         regions: Mapping[str, Sequence[int]],
         known_labels: Sequence[int],
-        hospitals: int | None,
+        hospitals: int | None = None,
         missing: Missing = "error",
         patient_pattern: str | None = None,
         series: str | Sequence[str] | None = None,
@@ -86,7 +87,9 @@ class CaseReader(VolumeReader):
 
     def centres(self, cases: Sequence[str]) -> Mapping[str, str]:
         """Returns the hospital of each case that is known to come from one."""
-        return named_centres(self.path, cases)
+        if (named := named_centres(self.path, cases)) or (pattern := self._centre_pattern) is None:
+            return named
+        return {case: search_name("centre", pattern, case, self.path / case) for case in cases}
 
     def patients(self) -> list[Patient]:
         """See `Reader.patients`."""
@@ -97,10 +100,7 @@ class CaseReader(VolumeReader):
         for case in cases:
             if set(case.lacks) == set(self.channels):
                 raise DataError(next(iter(case.lacks.values())))
-        find = partial(search_name, "centre", self._centre_pattern, file=self.path)
-        listed = {case.id: centres.get(case.id, case.centre or "") for case in cases}
-        named = {name: centre or find(name) for name, centre in listed.items()}
-        placed = [replace(case, centre=named[case.id] or None) for case in cases]
+        placed = [replace(case, centre=centres.get(case.id, case.centre)) for case in cases]
         return with_hospitals(self._persons(placed), self.hospitals)
 
     def _persons(self, cases: Sequence[Patient]) -> list[Patient]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.base import Missing, Patient, check_names
+from medfed.datamodules.readers.base import Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, as_names, hospitals_of, read_json
 from medfed.datamodules.splits import Split
 from medfed.standalone.csv_files import Sheet
@@ -110,8 +110,7 @@ class DatalistReader(CaseReader):
     the hospitals, see `readers.csv_files.named_centres`. `channels`: channels to read, in this
     order; None reads all. `regions`: what is segmented: label values by region, ``{liver: [1, 2],
     tumour: [2]}``; or names of the list's labels; None takes all of these. Regions without a common
-    value are exclusive. `hospitals`: if no hospital is named: the number of contiguous blocks of
-    cases.
+    value are exclusive. Further settings are those of `CaseReader`.
     """
 
     normalize: object = None  # by the names of the channels: a window for CT
@@ -126,14 +125,11 @@ class DatalistReader(CaseReader):
         path: Path,
         channels: Sequence[str] | None = None,
         regions: Mapping[str, Sequence[int]] | Sequence[str] | None = None,
-        hospitals: int | None = None,
         patient: str = "patient",
-        patient_pattern: str | None = None,
         centre: str = "centre",
         fold: int | None = None,
-        missing: Missing = "error",
         series: str | Sequence[str] | None = None,
-        centre_pattern: str | None = None,
+        **more: Any,
     ) -> None:
         self._file = path / "dataset.json" if path.is_dir() else path
         if self._file.exists():
@@ -150,12 +146,7 @@ class DatalistReader(CaseReader):
         labels = self._labels_of(regions)
         chosen = chosen_regions(regions, labels)
         values = {v for each in (*labels.values(), *chosen.values()) for v in each}
-        super().__init__(
-            *(self._file.parent, names, chosen, sorted(values), hospitals, missing),
-            patient_pattern=patient_pattern,
-            series=series,
-            centre_pattern=centre_pattern,
-        )
+        super().__init__(self._file.parent, names, chosen, sorted(values), series=series, **more)
         self._select = [known.index(name) for name in names]
         self._known = known
         self.in_file = len(known)
@@ -406,8 +397,7 @@ class MSDReader(DatalistReader):
 
     ``imagesTr/BRATS_*.nii.gz`` are 4-D with the channels FLAIR, T1w, T1gd and T2w; ``labelsTr`` has
     1 oedema, 2 non-enhancing and 3 enhancing tumour: 1 and 2 are exchanged in the BraTS challenges.
-    `path`: the folder with ``dataset.json``; see `DatalistReader`. `hospitals`: if no hospital is
-    named: the number of contiguous blocks of cases.
+    `path`: the folder with ``dataset.json``; see `DatalistReader`.
     """
 
     normalize: object = "zscore_nonzero"
@@ -422,14 +412,10 @@ class MSDReader(DatalistReader):
         path: Path,
         channels: Sequence[str] = ("FLAIR", "T1w", "T1gd", "T2w"),
         regions: Sequence[str] = ("whole",),
-        hospitals: int | None = None,
-        patient_pattern: str | None = None,
+        **more: Any,
     ) -> None:
-        chosen = check_names("region", regions, list(_TUMOUR))
-        super().__init__(
-            *(path / "dataset.json", channels, {name: _TUMOUR[name] for name in chosen}, hospitals),
-            patient_pattern=patient_pattern,
-        )
+        chosen = {n: _TUMOUR[n] for n in check_names("region", regions, list(_TUMOUR))}
+        super().__init__(path / "dataset.json", channels, chosen, **more)
 
     def _labels_of(self, wanted: object) -> Regions:
         """The values that may occur, independent of the list's names."""

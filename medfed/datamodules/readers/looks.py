@@ -118,8 +118,7 @@ class Guess:
             listed = few([*dict.fromkeys(begins[place])], 6)
             text = f"Do the names of cases begin with the hospital ({listed})?"
             self.ask(key, text, "null", (place, NO))
-            numbered = person and any(map(str.isdigit, "".join(begins[person])))
-            if not likely and not (numbered and key in answers):
+            if not likely and (key not in answers or place == _PLACE):
                 return  # a number that is no hospital's may be the patient's
         if person and len({*zip(places, begins[person], strict=True)}) > len({*places}):
             first = Counter(begins[person]).most_common(1)[0][0]
