@@ -15,17 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from medfed.common.scores import LEAST_CASES, mean_of_known
+from medfed.common.scores import LEAST_CASES, mean_of_known, redrawn
 from medfed.federation.card import CEILINGS, REFERENCES
-from medfed.functional.statistics import (
-    LEVEL,
-    Difference,
-    difference,
-    harmed,
-    holm,
-    percentiles,
-    redrawn,
-)
+from medfed.functional.statistics import LEVEL, Difference, difference, harmed, holm, percentiles
 from medfed.reports.tasks import Scores, Task
 
 Floats = NDArray[np.float64]
