@@ -46,9 +46,8 @@ def answer(task: Task, verdicts: Verdicts) -> list[str]:
     best = best_of(verdicts)
     where = "On the test patients of the only split: " if task.single else ""
     sentences = [where + _which(task, verdicts, best), *small_of(task)]
-    if 1 < task.splits < LEAST_SPLITS:
-        needs = f"an interval over splits takes {LEAST_SPLITS} or more."
-        sentences.append(f"{task.splits} splits are too few for intervals; {needs}")
+    few_splits = f"{task.splits} splits are too few for intervals, which take {LEAST_SPLITS}."
+    sentences += [few_splits] * (1 < task.splits < LEAST_SPLITS)
     sentences += chosen_of(task, verdicts, best)
     for name in dict.fromkeys((best, "fedavg")):
         if name in verdicts and verdicts[name].harm is not None:

@@ -307,10 +307,10 @@ class Sheet:
                 numbers[number - 1, at] = value
             if name in wrong and self.decimal_comma:  # the rarer spelling is wrong
                 pairs = zip(cells, bare, strict=True)
-                points = [cell for cell, text in pairs if not _DECIMAL_COMMA.fullmatch(text)]
+                dotted = [cell for cell, text in pairs if not _DECIMAL_COMMA.fullmatch(text)]
                 marks = Counter("".join(t for column in names for _, t in self.cells(column)))
-                odd = [points, wrong[name]] if marks[","] > marks["."] else [wrong[name], points]
-                wrong[name] = min(filter(None, odd), key=len)
+                odd = [dotted, wrong[name]] if marks[","] > marks["."] else [wrong[name], dotted]
+                wrong[name] = min((cells_of for cells_of in odd if cells_of), key=len)
         if wrong:
             raise self._no_numbers(wrong)
         if limited:
