@@ -32,7 +32,6 @@ from medfed.reports.verdicts import (
     in_one_place,
 )
 
-_MOST = 100  # times as many patients; more are no plan
 LABELS = {"local": "local training", "fedavg": "FedAvg"}
 
 
@@ -186,9 +185,8 @@ def takes_to_show(task: Task, now: Difference, gain: float, comparisons: int) ->
         splits := splits_needed(gain, now, task.splits, task.overlap, comparisons)
     ):
         return f"about {about(splits)} splits instead of {task.splits}"
-    times = (now.detectable / gain) ** 2
-    if times > _MOST:
-        return f"more than {_MOST} times as many patients: these data cannot show it"
+    if (times := (now.detectable / gain) ** 2) > 100:  # which is no plan
+        return "more than 100 times as many patients: these data cannot show it"
     return f"about {about(times)} times as many patients"
 
 

@@ -81,9 +81,8 @@ def mean_resampled(values: Floats, resampled: Floats) -> Floats:
         [0.6, 0.7]
     """
     lacking = np.isnan(resampled).all(axis=1) & ~np.isnan(values)
-    if resampled.size:
-        resampled = np.apply_along_axis(redrawn, 1, resampled)
-    resampled = np.where(np.isnan(values)[:, None], math.nan, resampled)
+    whole = np.apply_along_axis(redrawn, 1, resampled) if resampled.size else resampled
+    resampled = np.where(np.isnan(values)[:, None], math.nan, whole)
     means = mean_of_known(mean_of_known(resampled, axis=2), axis=0)
     return np.full_like(means, math.nan) if lacking.any() else means
 

@@ -200,9 +200,9 @@ def findings(tested: Examined, seed: int) -> dict[str, Any]:
         if patients[c] < 2:  # every resample of a single patient is the same
             values = {n: np.full(RESAMPLES, math.nan) for n in values}
         clients[c] = ends(values, plain[c])
-        for n, v in ((n, v) for n, v in values.items() if not math.isnan(plain[c][n])):
-            for group in (group for group, members in groups.items() if c in members):
-                sums[group][n] += scores.redrawn(v)
+        for group in (group for group, members in groups.items() if c in members):
+            for n in (n for n in values if not math.isnan(plain[c][n])):
+                sums[group][n] += scores.redrawn(values[n])
     pooled = joined(list(together))  # empty where a model has failed: then no mean has an interval
     if min(patients.values()) < 2:
         pooled = {n: np.full(RESAMPLES, math.nan) for n in pooled}

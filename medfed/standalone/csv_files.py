@@ -346,8 +346,8 @@ class Sheet:
             return DataError(f"{self.path}: {what}; {mend or 'mend them or empty them'}.")
         others = f" (nor are {len(cells) - 1} other cells)" if len(cells) > 1 else ""
         point = " with a decimal point" if "," in text and not limits else ""
-        mixed = abs(as_number(text)) < _LARGEST
-        kind = "with a decimal comma, as others are" if mixed else "(below 1e30)"
+        is_one = abs(as_number(text)) < _LARGEST
+        kind = "with a decimal comma, as others are" if is_one else "(below 1e30)"
         mend = f", leave it empty, name the column in data.categorical, or leave it out by {drop}"
         mend = f"{limit}write a number{point}{mend}" * self.has_keys
         what = f", column {name}: {_dated(text[:40], ' is ')} not a number {kind}{others}; "
