@@ -268,6 +268,25 @@ def mean_of_known(table: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
     return np.where(count > 0, total / np.maximum(count, 1), math.nan)
 
 
+def redrawn(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Draws resamples that leave a metric undefined anew, from those that define it.
+
+    So each resample has a value of each client, and a mean over clients is always of the same ones.
+
+    Args:
+        values: (W,) a metric of each resample; NaN where it is undefined.
+
+    Returns:
+        (W,) without NaN, if any resample defines the metric.
+
+    Example:
+        >>> redrawn(np.array([0.5, np.nan, 1.0, np.nan])).tolist()
+        [0.5, 1.0, 1.0, 1.0]
+    """
+    lost = np.isnan(values)
+    return values if lost.all() else np.where(lost, np.resize(values[~lost], len(values)), values)
+
+
 def over_seeds(values: Sequence[float]) -> tuple[float, float | None]:
     """Returns the mean of one value per seed, and the sample standard deviation of several.
 

@@ -106,25 +106,6 @@ def percentiles(
     return float(low), float(high)
 
 
-def redrawn(values: Floats) -> Floats:
-    """Draws resamples that leave a metric undefined anew, from those that define it.
-
-    So each resample has a value of each client, and a mean over clients is always of the same ones.
-
-    Args:
-        values: (W,) a metric of each resample; NaN where it is undefined.
-
-    Returns:
-        (W,) without NaN, if any resample defines the metric.
-
-    Example:
-        >>> redrawn(np.array([0.5, np.nan, 1.0, np.nan])).tolist()
-        [0.5, 1.0, 1.0, 1.0]
-    """
-    lost = np.isnan(values)
-    return values if lost.all() else np.where(lost, np.resize(values[~lost], len(values)), values)
-
-
 class Difference(NamedTuple):
     """A mean difference over splits.
 

@@ -32,7 +32,6 @@ from medfed.reports.verdicts import (
     in_one_place,
 )
 
-_MOST = 100  # times as many patients; more are no plan
 LABELS = {"local": "local training", "fedavg": "FedAvg"}
 
 
@@ -46,9 +45,8 @@ def answer(task: Task, verdicts: Verdicts) -> list[str]:
     best = best_of(verdicts)
     where = "On the test patients of the only split: " if task.single else ""
     sentences = [where + _which(task, verdicts, best), *small_of(task)]
-    if 1 < task.splits < LEAST_SPLITS:
-        needs = f"an interval over splits takes {LEAST_SPLITS} or more."
-        sentences.append(f"{task.splits} splits are too few for intervals; {needs}")
+    few_splits = f"{task.splits} splits are too few for intervals, which take {LEAST_SPLITS}."
+    sentences += [few_splits] * (1 < task.splits < LEAST_SPLITS)
     sentences += chosen_of(task, verdicts, best)
     for name in dict.fromkeys((best, "fedavg")):
         if name in verdicts and verdicts[name].harm is not None:
@@ -187,9 +185,8 @@ def takes_to_show(task: Task, now: Difference, gain: float, comparisons: int) ->
         splits := splits_needed(gain, now, task.splits, task.overlap, comparisons)
     ):
         return f"about {about(splits)} splits instead of {task.splits}"
-    times = (now.detectable / gain) ** 2
-    if times > _MOST:
-        return f"more than {_MOST} times as many patients: these data cannot show it"
+    if (times := (now.detectable / gain) ** 2) > 100:  # which is no plan
+        return "more than 100 times as many patients: these data cannot show it"
     return f"about {about(times)} times as many patients"
 
 

@@ -15,17 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from medfed.common.scores import LEAST_CASES, mean_of_known
+from medfed.common.scores import LEAST_CASES, mean_of_known, redrawn
 from medfed.federation.card import CEILINGS, REFERENCES
-from medfed.functional.statistics import (
-    LEVEL,
-    Difference,
-    difference,
-    harmed,
-    holm,
-    percentiles,
-    redrawn,
-)
+from medfed.functional.statistics import LEVEL, Difference, difference, harmed, holm, percentiles
 from medfed.reports.tasks import Scores, Task
 
 Floats = NDArray[np.float64]
@@ -89,9 +81,8 @@ def mean_resampled(values: Floats, resampled: Floats) -> Floats:
         [0.6, 0.7]
     """
     lacking = np.isnan(resampled).all(axis=1) & ~np.isnan(values)
-    if resampled.size:
-        resampled = np.apply_along_axis(redrawn, 1, resampled)
-    resampled = np.where(np.isnan(values)[:, None], math.nan, resampled)
+    whole = np.apply_along_axis(redrawn, 1, resampled) if resampled.size else resampled
+    resampled = np.where(np.isnan(values)[:, None], math.nan, whole)
     means = mean_of_known(mean_of_known(resampled, axis=2), axis=0)
     return np.full_like(means, math.nan) if lacking.any() else means
 

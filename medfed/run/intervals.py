@@ -11,17 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from medfed.common import scores
 from medfed.common.console import shown
-from medfed.common.scores import (
-    LEAST_CASES,
-    WITHOUT_SMALL,
-    federation_statistics,
-    fewest,
-    smaller_is_better,
-)
 from medfed.datamodules.splits import Split
 from medfed.functional.scores import CPM, Floats, froc_scores
-from medfed.functional.statistics import LEVEL, RESAMPLES, patients_anew, percentiles, redrawn
+from medfed.functional.statistics import LEVEL, RESAMPLES, patients_anew, percentiles
 from medfed.models.meters import Columns
 
 if TYPE_CHECKING:
@@ -60,8 +54,8 @@ class Examined:
         """Collects the cases of the last test."""
         examined = cls(task, data, split)
         for client, rows in cases.items():
-            count, what = fewest({"patient": row["case"], **row} for row in rows)
-            if rows and count < LEAST_CASES:
+            count, what = scores.fewest({"patient": row["case"], **row} for row in rows)
+            if rows and count < scores.LEAST_CASES:
                 examined.small[client] = f"{count} {what}"
             columns = {n: np.array([row[n] for row in rows]) for n in rows[0]} if rows else {}
             if not rows or client in failed:
@@ -87,16 +81,16 @@ class Examined:
 
     def measure(self, cases: Columns, weights: Floats, patients: int) -> Values:
         """Returns the metrics of weighted cases; for candidates, their FROC metrics, too."""
-        scores = self.task.scores(cases, weights)
+        values = self.task.scores(cases, weights)
         if "lesion" in cases:
             scans = np.full(len(weights), float(patients))
-            scores = scores | froc_scores(cases["score"], cases["lesion"], weights, scans)
-        return scores
+            values = values | froc_scores(cases["score"], cases["lesion"], weights, scans)
+        return values
 
     def plainly(self, cases: Columns, patients: int) -> dict[str, float]:
         """Returns the metrics of unweighted cases."""
-        scores = self.measure(cases, np.ones((1, len(cases["case"]))), patients)
-        return {n: float(v[0]) for n, v in scores.items()}
+        values = self.measure(cases, np.ones((1, len(cases["case"]))), patients)
+        return {n: float(v[0]) for n, v in values.items()}
 
     def of_candidates(self, client: str) -> dict[str, float]:
         """Returns the FROC metrics of a client if its samples are candidates in scans."""
@@ -104,8 +98,8 @@ class Examined:
         if positive is None:
             return {}
         if client in self.cases:
-            scores = self.plainly(self.cases[client], self.patients(client))
-            return {n: scores[n] for n in CPM}
+            values = self.plainly(self.cases[client], self.patients(client))
+            return {n: values[n] for n in CPM}
         # The client's model has failed, or it has no scan.
         lost = any(row["label"] == positive for row in self.failed.get(client, ()))
         return dict.fromkeys(CPM, 0.0 if lost else math.nan)
@@ -186,7 +180,8 @@ def joined(parts: Sequence[Columns]) -> dict[str, Any]:
 def findings(tested: Examined, seed: int) -> dict[str, Any]:
     """Returns a summary's entries about the last test, such as ``pooled`` and ``intervals``."""
     small = {"small": tested.small} if tested.cases or tested.failed else {}
-    if not any(tested.plainly(cases, 1) for cases in tested.cases.values()):
+    plain = {c: tested.plainly(cases, tested.patients(c)) for c, cases in tested.cases.items()}
+    if not any(plain.values()):
         return small  # the task keeps no table of cases
     each, together = tested.resampled(seed)
     patients = {c: tested.patients(c) for c in tested.cases}
@@ -195,33 +190,30 @@ def findings(tested: Examined, seed: int) -> dict[str, Any]:
         return {n: [*percentiles(v, LEVEL, of[n])] for n, v in values.items()}
 
     clients: dict[str, dict[str, list[float]]] = {}
-    plain: dict[str, dict[str, float]] = {}
     undefined: dict[str, dict[str, int]] = {}
     groups = {"mean": [*tested.cases]}
     if 1 < len(kept := [c for c in tested.cases if c not in tested.small]) < len(tested.cases):
-        groups[WITHOUT_SMALL] = kept
+        groups[scores.WITHOUT_SMALL] = kept
     sums: dict[str, dict[str, Any]] = {group: defaultdict(float) for group in groups}
-    known: dict[str, dict[str, int]] = {group: defaultdict(int) for group in groups}
     for c, values in each:
-        plain[c] = tested.plainly(tested.cases[c], patients[c])
         undefined[c] = {n: lost for n, v in values.items() if (lost := int(np.isnan(v).sum()))}
         if patients[c] < 2:  # every resample of a single patient is the same
             values = {n: np.full(RESAMPLES, math.nan) for n in values}
         clients[c] = ends(values, plain[c])
-        for n, v in ((n, redrawn(v)) for n, v in values.items() if not math.isnan(plain[c][n])):
-            for group in (group for group, members in groups.items() if c in members):
-                sums[group][n] += v
-                known[group][n] += 1
+        for group in (group for group, members in groups.items() if c in members):
+            for n in (n for n in values if not math.isnan(plain[c][n])):
+                sums[group][n] += scores.redrawn(values[n])
     pooled = joined(list(together))  # empty where a model has failed: then no mean has an interval
     if min(patients.values()) < 2:
         pooled = {n: np.full(RESAMPLES, math.nan) for n in pooled}
     whole = tested.pooled()
 
     def ends_of_mean(group: str) -> dict[str, list[float]]:
-        over = over_clients({c: plain[c] for c in groups[group]})
-        nowhere = np.array([math.nan])  # a metric that is undefined for all clients
-        means = {n: sums[group].get(n, nowhere) / max(1, known[group][n]) for n in pooled}
-        return ends(means, {n: of["mean"] for n, of in over.items()})
+        found = dict.fromkeys(pooled, [math.nan] * 2)
+        for n, values in sums[group].items():
+            known = [v for c in groups[group] if not math.isnan(v := plain[c][n])]
+            found[n] = [*percentiles(values / len(known), LEVEL, float(np.mean(known)))]
+        return found if pooled else {}
 
     return small | {
         "pooled": whole,
@@ -247,7 +239,9 @@ def findings(tested: Examined, seed: int) -> dict[str, Any]:
 def over_clients(clients: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Returns the statistics over clients of each metric."""
     return {
-        n: federation_statistics([m[n] for m in clients.values()], smaller_is_better(n))
+        n: scores.federation_statistics(
+            [m[n] for m in clients.values()], scores.smaller_is_better(n)
+        )
         for n in next(iter(clients.values()))
     }
 

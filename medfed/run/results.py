@@ -322,10 +322,8 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
     first = summary["selection"][0]
     names = [n for n in next(iter(summary["clients"].values())) if "/" not in n]
     names.sort(key=lambda name: name != first)
-    losses = [
-        [of.get(n, math.nan) for n in ("loss", "log_loss")] for of in summary["clients"].values()
-    ]
-    if first != "loss" and all(math.isclose(*pair, rel_tol=1e-4) for pair in losses):
+    each = [(of.get("loss"), of.get("log_loss")) for of in summary["clients"].values()]
+    if first != "loss" and all(one and two and abs(one - two) < 1e-4 for one, two in each):
         names.remove("loss")  # a column of the same numbers
     intervals = summary.get("intervals", {"clients": {}, "mean": {}, "pooled": {}})
     shows = first in intervals["mean"] or any(

@@ -346,22 +346,17 @@ class Sheet:
                 for n, ((row, t), *_) in wrong.items()
             ]
             mend = f"leave columns such as dates out by {drop}, name those with categories in "
-            mend = f"{mend}data.categorical, {limit}and mend the others"
-            return DataError(
-                f"{self.path}: {len(wrong)} columns have cells that are not numbers: "
-                f"{few(first, 8)}; {mend if self.has_keys else 'mend them or empty them'}."
-            )
+            mend = f"{mend}data.categorical, {limit}and mend the others" * self.has_keys
+            what = f"{len(wrong)} columns have cells that are not numbers: {few(first, 8)}"
+            return DataError(f"{self.path}: {what}; {mend or 'mend them or empty them'}.")
         others = f" (nor are {len(cells) - 1} other cells)" if len(cells) > 1 else ""
         point = " with a decimal point" if "," in text and not limits else ""
-        mixed = abs(as_number(text)) < _LARGEST
-        kind = "with a decimal comma, as others are" if mixed else "(below 1e30)"
+        is_one = abs(as_number(text)) < _LARGEST
+        kind = "with a decimal comma, as others are" if is_one else "(below 1e30)"
         mend = f", leave it empty, name the column in data.categorical, or leave it out by {drop}"
-        return self.bad(
-            number,
-            f", column {name}: {_dated(text[:40], ' is ')} not a number {kind}{others}; "
-            f"{limit * self.has_keys}write a number{point}"
-            f"{mend if self.has_keys else ' or leave it empty'}.",
-        )
+        mend = f"{limit}write a number{point}{mend}" * self.has_keys
+        what = f", column {name}: {_dated(text[:40], ' is ')} not a number {kind}{others}; "
+        return self.bad(number, f"{what}{mend or f'write a number{point} or leave it empty'}.")
 
     def with_points(self, texts: Sequence[str]) -> Sequence[str]:
         """Turns decimal commas into points if they cannot mean anything else.

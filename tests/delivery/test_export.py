@@ -117,8 +117,8 @@ def test_two_bits_and_fine_tuning(run, capsys):
     assert set(facts["test_metrics"]) == set(facts["run_test_metrics"])
     assert facts["test_metrics"] != facts["run_test_metrics"]
     said = capsys.readouterr().out
-    assert "weights file" in said
-    assert "fp32 file" in said
+    assert "Exported bundles, sizes of files" in said
+    assert "fp32" in said
     assert "Test metrics" in (folder / "docs" / "README.md").read_text()
 
 

@@ -165,7 +165,7 @@ def _print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: floa
     """Prints a line per bundle: bits, sizes, and the metric before and after."""
     console = wide_console()
     stages = [s for s in finetuning.STAGES if any(_scores(row)[s] is not None for row in rows)]
-    head = ["client", "bits", "weights file", "fp32 file", "ratio"]
+    head = ["client", "bits", "weights", "fp32", "ratio"]
     head += [f"val {metric} {name.replace('kmeans', 'k-means')}" for name in stages]
     head += [f"test {metric} {name}" for name in _TEST]
     lines = []
@@ -175,7 +175,7 @@ def _print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: floa
         measured = (*(_scores(row)[n] for n in stages), *tested(row, metric))
         lines.append([*line, f"{whole / packed:.2f}", *map(number, measured)])
     lines += _means(rows, metric, mode, len(stages))
-    console.print(Table.of(head, lines, prose=(0,)).printed("Exported bundles"))
+    console.print(Table.of(head, lines, prose=(0,)).printed("Exported bundles, sizes of files"))
     say(console, *_remarks(rows, metric, mode, tolerance))
 
 
