@@ -102,7 +102,7 @@ def test_the_logits_are_those_of_monai(kind, shape, spelling, tmp_path, capsys):
     with torch.no_grad():
         torch.testing.assert_close(bundle.network()(image), by_monai(folder)(image))
     printed = capsys.readouterr().out
-    assert "Not taken: preprocessing of" in printed
+    assert "the keys replace: preprocessing." in printed
     assert ", ".join(bundle.facts["labels"]) in printed
     manifest_hash(bundle.folder)  # by which a plan names it
     pages = "".join(p.read_text() for p in (bundle.folder / "docs").iterdir())
@@ -222,10 +222,10 @@ REFUSED = {
     "ours": (lambda f: rewrite(f, METADATA, {"medfed": {}}), "is a bundle of medfed already"),
     "no_weights": (lambda f: (f / MODEL).unlink(), "model.pt is missing"),
     "pickle": (pickled, "holds more than weights"),
-    "other_shapes": (lambda f: edit(f, channels=[6, 8]), "does not fit the network"),
+    "other_shapes": (lambda f: edit(f, channels=[6, 8]), "do not fit its network"),
     "weight_missing": (
         lambda f: weights(f, lambda s: s.pop(next(iter(s)))),
-        "does not fit the network",
+        "do not fit its network",
     ),
     "not_finite": (
         lambda f: weights(f, lambda s: next(iter(s.values())).fill_(float("nan"))),
@@ -253,7 +253,7 @@ WRONG = {
     "channels=[a,b]": "1 inputs have 2 channels",
     "normalize=zscor": "normalize=zscor must be",
     "spacing=[1]": "spacing=[1",
-    "kind=pictures": "is unknown; choose zscore or unit",
+    "task=classification": "is unknown; choose unit or symmetric",
     "weights=models/other.pt": "models/other.pt is missing",
 }
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hydra.utils import get_object
+
 from medfed.common.checks import check_fields, check_known
 from medfed.common.console import Terminal, say
 from medfed.common.errors import CheckpointError, ConfigError
@@ -20,9 +22,9 @@ from medfed.common.untrusted import read_yaml, reading
 from medfed.config.allowed import check_targets
 from medfed.config.compose import build
 from medfed.config.sections import Section
-from medfed.delivery.bundle import networks
-from medfed.delivery.bundle.bundle import COPY_AGAIN, read_bundle, write_bundle
+from medfed.delivery.bundle.bundle import COPY_AGAIN, Bundle, write_bundle
 from medfed.delivery.bundle.metadata import FORMAT_VERSION, check_facts
+from medfed.delivery.bundle.networks import describe, packages_of
 from medfed.delivery.start.pretrained import read_file
 from medfed.records.bundles import METADATA, MODEL
 from medfed.standalone.preparation import Preparation, rules_of
@@ -50,7 +52,6 @@ class AdoptOptions:
     labels: Sequence[str] | None = None
     sides: Sequence[int] | None = None
     spacing: Sequence[float] | None = None
-    kind: Literal["volumes", "pictures"] = "volumes"
 
     def __post_init__(self) -> None:
         check_fields("", self)
@@ -73,28 +74,18 @@ def adopt(config: Section) -> None:
             "a bundle is run; only bundles of MONAI's own networks can be adopted."
         )
     check_targets(plain, place, found=True)
-    plain, file = networks.describe(plain), folder / options.weights
+    file = folder / options.weights
     if not file.is_file():
         raise CheckpointError(f"{file} is missing; name the bundle's state_dict by weights=FILE.")
-    state = read_file(file)
-    try:
-        with networks.bounded(len(state), sum(t.numel() for t in state.values())):
-            network = networks.build_network(plain)
-        networks.check_state(network, state)
-        if odd := [name for name, t in state.items() if not t.isfinite().all()]:
-            raise RuntimeError(f"{odd[0]} has NaN or infinity")
-    except RuntimeError as error:
-        why = f"{file} does not fit the network of {path} ({error})"
-        raise CheckpointError(f"{why}; name its own state_dict by weights=FILE.") from error
-    facts = _facts(options, plain, inspect.signature(type(network)))
+    facts, state = _facts(options, describe(plain)), read_file(file)
     check_facts(facts, path, "mend the keys of medfed adopt")
+    Bundle(folder, {"medfed": facts}, state, {}).network()  # whose refusals name this folder
     write_bundle(out, facts, state, {})
-    read_bundle(out)
-    what = f"{facts['task']} of {', '.join(facts['labels'])} by {type(network).__name__}"
-    how = f"{facts['input']['kind']} of {', '.join(facts['channels'])}, {options.normalize}"
-    say(Terminal(), f"{out}: {what}, from {how}.")
-    if others := [name for name in classes if name != options.network]:
-        say(Terminal(), f"Not taken: {', '.join(others)} of {path}; the keys say it instead.")
+    what = f"{facts['task']} of {', '.join(facts['labels'])} from {', '.join(facts['channels'])}"
+    others = [name for name in classes if name != options.network]
+    say(
+        Terminal(), f"{out}: {what}. Of {path}, the keys replace: {', '.join(others) or 'nothing'}."
+    )
 
 
 def _plain(value: Any, place: str, content: Mapping[str, Any] | None) -> Any:
@@ -105,7 +96,7 @@ def _plain(value: Any, place: str, content: Mapping[str, Any] | None) -> Any:
         kept = {k: v for k, v in value.items() if k != "_desc_"}
         if odd := [k for k in kept if k[:1] == "_" and (content is None or k != "_target_")]:
             raise ConfigError(f"{place}::{odd[0]} {_PLAIN}")
-        if str(target := kept.get("_target_")).isidentifier() and target:
+        if str(target := kept.get("_target_", "")).isidentifier():
             kept["_target_"] = f"{_NETS}{target}"  # MONAI finds its classes by their names alone
         return {k: _plain(v, f"{place}::{k}", content) for k, v in kept.items()}
     if not isinstance(value, str) or not value.startswith(("$", "@", "%")):
@@ -119,9 +110,9 @@ def _plain(value: Any, place: str, content: Mapping[str, Any] | None) -> Any:
     return _plain(found, f"{place}={value}", None)
 
 
-def _facts(options: AdoptOptions, plain: Facts, signature: inspect.Signature) -> Facts:
+def _facts(options: AdoptOptions, plain: Facts) -> Facts:
     """Returns what the bundle says of its model: by the keys first, by the metadata second."""
-    path = Path(options.bundle) / METADATA
+    path, segments = Path(options.bundle) / METADATA, options.task == "segmentation"
     with reading(path, COPY_AGAIN):
         stated = parse_json(path)
         if "medfed" in stated:
@@ -130,53 +121,47 @@ def _facts(options: AdoptOptions, plain: Facts, signature: inspect.Signature) ->
         defs = [port.get("channel_def", {}) for port in ports]
         read, answered = ([str(each[str(n)]) for n in range(len(each))] for each in defs)
         shape = [n for n in ports[0].get("spatial_shape", ()) if type(n) is int]
-    arguments = {name: p.default for name, p in signature.parameters.items()} | plain
-    dims, segments = arguments.get("spatial_dims"), options.task == "segmentation"
+    parameters = inspect.signature(get_object(plain["_target_"])).parameters
+    arguments = {name: each.default for name, each in parameters.items()} | plain
     channels, labels = list(options.channels or read), list(options.labels or answered)
     if segments and [*map(str.lower, labels[:1])] == ["background"]:
         labels = labels[1:]
     if not (channels and labels):
         raise ConfigError(f"{path} names no channels or no labels; write channels=[A] labels=[B].")
-    exclusive = arguments.get("out_channels", arguments.get("num_classes")) == len(labels) + 1
-    size = list(options.sides or shape)
-    if not segments and len(size) != dims:
-        raise ConfigError(f"{path} has no size of images; write sides=[HEIGHT,WIDTH].")
-    origin = f"{stated.get('name', 'a MONAI bundle')} {stated.get('version', '')}".strip()
+    sides, dims = list(options.sides or shape), arguments.get("spatial_dims")
     facts = {
+        **dict.fromkeys(_NOT_KNOWN),
         "format_version": FORMAT_VERSION,
         "task": options.task,
         "client": Path(options.bundle).resolve().name,
-        "method": origin,
+        "method": "none of medfed's",
         "network": plain,
-        "packages": networks.packages_of(plain),
+        "packages": packages_of(plain),
         "spatial_dims": dims,
         "slices": segments and dims == 2,
         "channels": channels,
         "present": channels,
         "labels": labels,
         "versions": {},
-        "adopted": f"Adopted from {origin}, which was trained elsewhere; nobody tested it here.",
-        **dict.fromkeys(_NOT_KNOWN),
+        "adopted": f"Adopted from {stated.get('name', 'a bundle')} {stated.get('version', '')}, "
+        "which was trained elsewhere and not tested here.",
     }
     if segments:
-        facts |= {"patch_size": size if len(size) == dims else None, "overlap": 0.25}
-        facts |= {"threshold": 0.5, "activation": "softmax" if exclusive else "sigmoid"}
-    regions = {name: [n] for n, name in enumerate(labels, start=1)}
-    if segments and options.kind == "volumes":
+        outputs = arguments.get("out_channels", arguments.get("num_classes"))
         try:
             rules, mm = rules_of(options.normalize, channels), options.spacing
-            record = Preparation(rules, None if mm is None else tuple(mm)).record()
+            facts |= Preparation(rules, None if mm is None else tuple(mm)).record()
         except ConfigError as error:  # which names the keys of a training
             raise ConfigError(str(error).removeprefix("data.")) from error
-        source = {"kind": "volumes", "regions": regions}
-        return {**facts, **record, "orientation": "RAS", "input": source, "window_batch": 4}
-    if options.spacing:
-        raise ConfigError("spacing is for volumes; leave it out.")
-    check_known("normalize", str(options.normalize), ["zscore", "unit"] if segments else _SCALES)
-    source = {"kind": "images", "color": "rgb" if len(channels) == 3 else "grey"}
-    if segments:
-        source |= {"kind": "pictures", "scale": 1.0, "regions": regions}
-        return {**facts, "normalization": {"name": options.normalize}, "input": source}
+        regions = {name: [n] for n, name in enumerate(labels, start=1)}
+        window = {"patch_size": sides if len(sides) == dims else None, "overlap": 0.25}
+        activation = "softmax" if outputs == len(labels) + 1 else "sigmoid"
+        facts |= {**window, "window_batch": 4, "threshold": 0.5, "activation": activation}
+        return facts | {"orientation": "RAS", "input": {"kind": "volumes", "regions": regions}}
+    check_known("normalize", str(options.normalize), _SCALES)
+    if options.spacing or len(sides) != dims:
+        raise ConfigError("Images have no spacing, but sides; write sides=[HEIGHT,WIDTH] alone.")
     scale = {"name": "range", "range": [0, 255], "to": _SCALES[str(options.normalize)]}
-    source |= {"size": size, "converted": True}
-    return {**facts, "normalization": scale, "input": source}
+    color = "rgb" if len(channels) == 3 else "grey"
+    source = {"kind": "images", "color": color, "size": sides, "converted": True}
+    return facts | {"normalization": scale, "input": source}
