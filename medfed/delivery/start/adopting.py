@@ -7,16 +7,19 @@ weights are read without pickle. The user says by keys what the bundle's code do
 from __future__ import annotations
 
 import inspect
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from hydra.utils import get_object
+from monai.bundle import ConfigParser
 
 from medfed.common.checks import check_fields, check_known
 from medfed.common.console import Terminal, say
-from medfed.common.errors import CheckpointError, ConfigError
+from medfed.common.errors import ConfigError
 from medfed.common.schemas import parse_json
 from medfed.common.untrusted import read_yaml, reading
 from medfed.config.allowed import check_targets
@@ -31,10 +34,9 @@ from medfed.standalone.preparation import Preparation, rules_of
 
 _CONFIGS = ("configs/inference.json", "configs/inference.yaml", "configs/inference.yml")
 _NETS = "monai.networks.nets."
+_EVALUATED = re.compile(r'"[$@%]|"_\w+_"')  # in JSON what MONAI does not take as it stands
 _SCALES = {"unit": [0, 1], "symmetric": [-1, 1]}  # black and white of images
-_PLAIN = "is no plain value, and no code of a bundle is run; write the value itself in a copy."
-_PORTS = ("inputs", "outputs")
-_NOT_KNOWN = ("patch_size", "threshold", "orientation", "card", "spacing", "site", "test_metrics")
+_UNKNOWN = ("patch_size", "threshold", "orientation", "card", "spacing", "site", "test_metrics")
 Facts = dict[str, Any]
 
 
@@ -60,54 +62,41 @@ class AdoptOptions:
 def adopt(config: Section) -> None:
     """Writes a bundle of medfed from one of MONAI's, and prints what was not taken."""
     options: AdoptOptions = build(config)
-    folder, out = Path(options.bundle), Path(options.out)
+    folder = Path(options.bundle)
     path = next((p for p in map(folder.joinpath, _CONFIGS) if p.is_file()), folder / _CONFIGS[0])
     with reading(path, COPY_AGAIN):
         content = parse_json(path, Facts) if path.suffix == ".json" else read_yaml(path)
     classes = [k for k, v in content.items() if isinstance(v, Mapping) and "_target_" in v]
     check_known("network", options.network, classes)
-    place = f"{path}: {options.network}"
-    plain = _plain(content[options.network], place, content)
-    if not str(plain["_target_"]).startswith(_NETS):
-        raise ConfigError(
-            f"{place}::_target_={plain['_target_']!s:.100} is no network of MONAI, and no code of "
-            "a bundle is run; only bundles of MONAI's own networks can be adopted."
-        )
-    check_targets(plain, place, found=True)
-    file = folder / options.weights
-    if not file.is_file():
-        raise CheckpointError(f"{file} is missing; name the bundle's state_dict by weights=FILE.")
-    facts, state = _facts(options, describe(plain)), read_file(file)
+    node, place = _resolved(content[options.network], ConfigParser(content)), f"{path}: network"
+    if not str(node["_target_"]).startswith(_NETS):
+        why = "is no network of MONAI, and no code of a bundle is run; choose another bundle."
+        raise ConfigError(f"{place}._target_={node['_target_']!s:.100} {why}")
+    check_targets(node, place, found=True)
+    facts, state = _facts(options, describe(node, place)), read_file(folder / options.weights)
     check_facts(facts, path, "mend the keys of medfed adopt")
     Bundle(folder, {"medfed": facts}, state, {}).network()  # whose refusals name this folder
-    write_bundle(out, facts, state, {})
+    write_bundle(Path(options.out), facts, state, {})
     what = f"{facts['task']} of {', '.join(facts['labels'])} from {', '.join(facts['channels'])}"
-    others = [name for name in classes if name != options.network]
-    say(
-        Terminal(), f"{out}: {what}. Of {path}, the keys replace: {', '.join(others) or 'nothing'}."
-    )
+    others = ", ".join(name for name in classes if name != options.network) or "nothing"
+    say(Terminal(), f"{options.out}: {what}. Of {path}, the keys replace: {others}.")
 
 
-def _plain(value: Any, place: str, content: Mapping[str, Any] | None) -> Any:
-    """Resolves references to plain values of the `content`; refuses what else MONAI evaluates."""
+def _resolved(value: Any, parser: ConfigParser) -> Any:
+    """Replaces references to plain values, and short names of MONAI's classes; runs nothing."""
     if isinstance(value, list):
-        return [_plain(v, f"{place}::{n}", content) for n, v in enumerate(value)]
+        return [_resolved(v, parser) for v in value]
     if isinstance(value, Mapping):
-        kept = {k: v for k, v in value.items() if k != "_desc_"}
-        if odd := [k for k in kept if k[:1] == "_" and (content is None or k != "_target_")]:
-            raise ConfigError(f"{place}::{odd[0]} {_PLAIN}")
-        if str(target := kept.get("_target_", "")).isidentifier():
-            kept["_target_"] = f"{_NETS}{target}"  # MONAI finds its classes by their names alone
-        return {k: _plain(v, f"{place}::{k}", content) for k, v in kept.items()}
-    if not isinstance(value, str) or not value.startswith(("$", "@", "%")):
+        names = {
+            k: f"{_NETS}{v}" for k, v in value.items() if k == "_target_" and "." not in str(v)
+        }
+        if odd := {*value} & {"_mode_", "_disabled_", "_requires_", "_args_"}:
+            raise ConfigError(f"{min(odd)} of a network is not taken; choose another bundle.")
+        return {k: _resolved(v, parser) for k, v in (value | names).items()}
+    if not isinstance(value, str) or not value.startswith("@"):
         return value
-    found: Any = content if value[0] == "@" else None
-    for part in value[1:].replace("#", "::").split("::"):
-        inside = {str(n): v for n, v in enumerate(found)} if isinstance(found, list) else found
-        found = inside.get(part) if isinstance(inside, Mapping) else None
-    if found is None:
-        raise ConfigError(f"{place}={value:.100} {_PLAIN}")
-    return _plain(found, f"{place}={value}", None)
+    found = parser.get(value[1:])
+    return value if found is None or _EVALUATED.search(json.dumps(found)) else found
 
 
 def _facts(options: AdoptOptions, plain: Facts) -> Facts:
@@ -117,10 +106,10 @@ def _facts(options: AdoptOptions, plain: Facts) -> Facts:
         stated = parse_json(path)
         if "medfed" in stated:
             raise ConfigError(f"{options.bundle} is a bundle of medfed already; use it as it is.")
-        ports = [next(iter(stated["network_data_format"][p].values())) for p in _PORTS]
-        defs = [port.get("channel_def", {}) for port in ports]
+        first = [next(iter(p.values())) for _, p in sorted(stated["network_data_format"].items())]
+        defs = [port.get("channel_def", {}) for port in first]  # of inputs, and of outputs
         read, answered = ([str(each[str(n)]) for n in range(len(each))] for each in defs)
-        shape = [n for n in ports[0].get("spatial_shape", ()) if type(n) is int]
+        shape = [n for n in first[0].get("spatial_shape", ()) if type(n) is int]
     parameters = inspect.signature(get_object(plain["_target_"])).parameters
     arguments = {name: each.default for name, each in parameters.items()} | plain
     channels, labels = list(options.channels or read), list(options.labels or answered)
@@ -130,7 +119,7 @@ def _facts(options: AdoptOptions, plain: Facts) -> Facts:
         raise ConfigError(f"{path} names no channels or no labels; write channels=[A] labels=[B].")
     sides, dims = list(options.sides or shape), arguments.get("spatial_dims")
     facts = {
-        **dict.fromkeys(_NOT_KNOWN),
+        **dict.fromkeys(_UNKNOWN),
         "format_version": FORMAT_VERSION,
         "task": options.task,
         "client": Path(options.bundle).resolve().name,
