@@ -192,16 +192,19 @@ def rewrite(folder: Path, name: str, content: Any) -> None:
 
 CODE = "$__import__('os').mkdir('ran')"
 REFUSED = {
-    "code": (lambda f: edit(f, strides=CODE), "network.strides=$__import"),
-    "code_inside": (lambda f: edit(f, strides=[CODE]), "network.strides[0]=$__import"),
-    "code_as_class": (lambda f: edit(f, _target_=CODE), "network._target_=$__import"),
-    "code_referred_to": (lambda f: edit(f, norm="@device"), "network.norm=@device cannot go into"),
+    "code": (lambda f: edit(f, strides=CODE), "network_def.strides=$__import"),
+    "code_inside": (lambda f: edit(f, strides=[CODE]), "network_def.strides[0]=$__import"),
+    "code_as_class": (lambda f: edit(f, _target_=CODE), "network_def._target_=$__import"),
+    "code_referred_to": (
+        lambda f: edit(f, norm="@device"),
+        "network_def.norm=@device cannot go into",
+    ),
     "no_reference": (lambda f: edit(f, norm="@nothing::0"), "norm=@nothing::0 cannot go into"),
     "component": (lambda f: edit(f, norm="@preprocessing"), "norm=@preprocessing cannot go into"),
     "circle": (lambda f: edit(f, norm="@network_def"), "norm=@network_def cannot go into"),
     "macro": (lambda f: edit(f, norm="%other.json::a"), "norm=%other.json::a cannot go into"),
-    "requires": (lambda f: edit(f, _requires_=CODE), "_requires_ of a network is not taken"),
-    "mode": (lambda f: edit(f, _mode_="callable"), "_mode_ of a network is not taken"),
+    "requires": (lambda f: edit(f, _requires_=CODE), "network_def has _requires_, which"),
+    "mode": (lambda f: edit(f, _mode_="callable"), "network_def has _mode_, which"),
     "script": (lambda f: edit(f, _target_="scripts.net.Net"), "scripts.net.Net is no network"),
     "function": (lambda f: edit(f, _target_="os.system"), "os.system is no network of MONAI"),
     "unknown_class": (lambda f: edit(f, _target_="UNett"), "monai.networks.nets.UNett cannot"),
@@ -243,7 +246,7 @@ def test_what_is_refused_is_one_sentence_and_leaves_nothing(spoil, words, tmp_pa
     with pytest.raises(MedfedError) as refused:
         adopted(folder, tmp_path / "ours", *KEYS["unet"])
     assert words in str(refused.value)
-    assert str(folder) in str(refused.value) or words.startswith(("network=", "cannot", "_"))
+    assert str(folder) in str(refused.value) or words.startswith(("network=", "cannot"))
     assert "\n" not in str(refused.value)
     assert [p.name for p in tmp_path.iterdir()] == ["theirs"]
     assert not (folder / "ran").exists()

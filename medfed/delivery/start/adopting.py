@@ -68,7 +68,8 @@ def adopt(config: Section) -> None:
         content = parse_json(path, Facts) if path.suffix == ".json" else read_yaml(path)
     classes = [k for k, v in content.items() if isinstance(v, Mapping) and "_target_" in v]
     check_known("network", options.network, classes)
-    node, place = _resolved(content[options.network], ConfigParser(content)), f"{path}: network"
+    place = f"{path}: {options.network}"
+    node = _resolved(content[options.network], ConfigParser(content), place)
     if not str(node["_target_"]).startswith(_NETS):
         why = "is no network of MONAI, and no code of a bundle is run; choose another bundle."
         raise ConfigError(f"{place}._target_={node['_target_']!s:.100} {why}")
@@ -82,21 +83,21 @@ def adopt(config: Section) -> None:
     say(Terminal(), f"{options.out}: {what}. Of {path}, the keys replace: {others}.")
 
 
-def _resolved(value: Any, parser: ConfigParser) -> Any:
+def _resolved(value: Any, parser: ConfigParser, place: str) -> Any:
     """Replaces references to plain values, and short names of MONAI's classes; runs nothing."""
     if isinstance(value, list):
-        return [_resolved(v, parser) for v in value]
+        return [_resolved(v, parser, place) for v in value]
     if isinstance(value, Mapping):
         names = {
             k: f"{_NETS}{v}" for k, v in value.items() if k == "_target_" and "." not in str(v)
         }
         if odd := {*value} & {"_mode_", "_disabled_", "_requires_", "_args_"}:
-            raise ConfigError(f"{min(odd)} of a network is not taken; choose another bundle.")
-        return {k: _resolved(v, parser) for k, v in (value | names).items()}
+            raise ConfigError(f"{place} has {min(odd)}, which is not taken; choose another bundle.")
+        return {k: _resolved(v, parser, place) for k, v in (value | names).items()}
     if not isinstance(value, str) or not value.startswith("@"):
         return value
     found = parser.get(value[1:])
-    return value if found is None or _EVALUATED.search(json.dumps(found)) else found
+    return value if found is None or _EVALUATED.search(json.dumps(found, default=str)) else found
 
 
 def _facts(options: AdoptOptions, plain: Facts) -> Facts:
