@@ -47,6 +47,7 @@ EARLY = {
     "advise data=csv data.path=/no/such": "/no/such does not exist; set data.path to",
     "export run=/no/such": "run=/no/such is no run folder",
     "predict bundle=/no/such input=x output=y": "bundle=/no/such",
+    "adopt bundle=/no/such out=x": "task has no value",
     "methods fedavgg": "Unknown method 'fedavgg' (did you mean fedavg",
     "methods unequal_network": "Unknown method 'unequal_network' (did you mean unequal_networks",
     "doctor now": "medfed doctor takes no arguments; leave 'now' out",
@@ -271,6 +272,7 @@ def test_help_of_a_command_shows_its_own_keys_first(name, capsys):
         "advise": "methods",
         "predict": "bundle",
         "study": "plan",
+        "adopt": "bundle",
     }
     assert own.get(name, "run") in text
     assert "hydra" not in "\n".join(lines[:20])

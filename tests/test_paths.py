@@ -34,6 +34,7 @@ KEYS = {
     "study": ["plan", "folder"],
     "export": ["run", "out"],
     "audit": ["run", "out"],
+    "adopt": ["bundle", "out"],
     "evaluate": ["run", "onboard"],
     "evaluate by=sex": ["patients"],
     "predict": ["bundle", "input", "output", "candidates"],

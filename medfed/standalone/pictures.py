@@ -308,21 +308,21 @@ def eight_bits(image: Image.Image, white: int = 65535) -> Image.Image:
 
 
 def unit_range(
-    images: NDArray[np.uint8], peak: int, present: NDArray[np.bool_]
+    images: NDArray[np.uint8], peak: int, present: NDArray[np.bool_], black: int = -1
 ) -> NDArray[np.float32]:
     """Turns the bytes of images into numbers.
 
-    `images` is (N, C, *spatial). `peak`: the value that becomes 1; 0 becomes -1. `present` is (C,)
-    bool; the other channels are 0.
+    `images` is (N, C, *spatial). `peak`: the value that becomes 1; 0 becomes `black`. `present` is
+    (C,) bool; the other channels are 0.
 
     Example:
         >>> unit_range(np.array([[[0, 16]]], np.uint8), 16, np.array([True])).tolist()
         [[[-1.0, 1.0]]]
     """
     unit = images.astype(np.float32)
-    unit *= 2 / peak
-    unit -= 1
-    # After scaling, as 0 is missing, while black is -1.
+    unit *= (1 - black) / peak
+    unit += black
+    # After scaling, as 0 is missing.
     unit[:, ~present] = 0
     return unit
 

@@ -307,12 +307,13 @@ def pixels_of(images: NDArray[np.uint8], source: str, predictor: Predictor) -> T
 def _as_seen(pixels: NDArray[np.uint8], source: object, predictor: Predictor) -> Tensor:
     """(n, C, *spatial) in [-1, 1]; channels that the client lacks are 0."""
     white = predictor.facts["normalization"]["range"][1]
+    black = predictor.facts["normalization"].get("to", [-1, 1])[0]
     if len(pixels) and pixels.max() > white:
         raise DataError(
             f"{source} has values up to {pixels.max()}, but white was {white} in training; "
             "scale the image."
         )
-    return torch.from_numpy(pictures.unit_range(pixels, white, predictor.present.numpy()))
+    return torch.from_numpy(pictures.unit_range(pixels, white, predictor.present.numpy(), black))
 
 
 def _check_image(file: Path, size: list[int], color: str) -> None:

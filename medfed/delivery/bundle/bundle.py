@@ -248,7 +248,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
 
 def _check_place(folder: Path) -> None:
     """Refuses to replace what is no bundle, or a bundle with something of the user's in it."""
-    if folder.is_dir() and (folder / METADATA).is_file():
+    if folder.is_dir() and (folder / MANIFEST).is_file():
         if lost := foreign(folder):
             raise DataError(f"{folder / lost[0]} would be lost by the export; move it elsewhere.")
     elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):

@@ -54,6 +54,7 @@ run_test_metrics  of the model as trained, before it was quantised for the bundl
 quantization      what was done at export, with validation metrics before and after
 card              patients, hospitals, round, intervals and hashes for ``docs/model_card.md``
 training_config   the run's configuration, without the paths of its machine
+adopted           of a bundle from elsewhere (``medfed adopt``): a sentence on where it comes from
 commit, versions  of the code and its packages at training
 ================  ==================================================================================
 
@@ -118,7 +119,8 @@ def monai_metadata(facts: Plain) -> Plain:
         "pytorch_version": str(torch.__version__).partition("+")[0],
         "required_packages_version": needs,
         "task": f"{facts['task'].capitalize()} of {what}",
-        "description": f"The personal model of {facts['client']}, trained by {facts['method']} in "
+        "description": facts.get("adopted")
+        or f"The personal model of {facts['client']}, trained by {facts['method']} in "
         "a federation of hospitals.",
         "authors": facts["client"],
         "network_data_format": {"inputs": {"image": image}, "outputs": {"pred": pred}},
@@ -301,14 +303,14 @@ class Facts(Struct, kw_only=True):
     largest_part: Names | None = None
 
 
-def check_facts(facts: Mapping[str, Any], path: Path) -> None:
+def check_facts(facts: Mapping[str, Any], path: Path, then: str = "export the bundle anew") -> None:
     """Refuses metadata of which a prediction could not be made, or would be another one."""
     try:
         wrong = next((what for holds, what in _rules(fit(facts, Facts)) if not holds), None)
     except ValueError as error:
         wrong = str(error)
     if wrong:
-        raise CheckpointError(f"{path}: {wrong}; export the bundle anew.")
+        raise CheckpointError(f"{path}: {wrong}; {then}.")
 
 
 def _rules(facts: Facts) -> Iterator[tuple[bool, str]]:
@@ -402,5 +404,7 @@ def _is_prepared(facts: Facts, count: int) -> bool:
         return False
     if isinstance(source, Pictures):
         return record["name"] in ("zscore", "unit")
+    if isinstance(source, Images) and record.get("to", [-1, 1]) not in ([-1, 1], [0, 1]):
+        return False
     ends = fit(record["range" if isinstance(source, Images) else "hu"], list[float])
     return ends[0] < ends[1] and len(ends) == 2

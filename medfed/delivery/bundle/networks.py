@@ -49,7 +49,7 @@ _SPARE = 4  # a network may register so many times the layers and numbers that i
 _QUOTES = "'\""
 
 
-def describe(node: Mapping[str, Any]) -> Plain:
+def describe(node: Mapping[str, Any], place: str = "model.network") -> Plain:
     """Translates a configuration's network into plain data that MONAI can build, too.
 
     Example:
@@ -66,7 +66,7 @@ def describe(node: Mapping[str, Any]) -> Plain:
             f"Bundles know no network {target}; they know {', '.join(_BUILDERS)}, classes of MONAI "
             "and PyTorch, and those of a plugin folder."
         )
-    plain: Plain = _plain(node, "model.network")
+    plain: Plain = _plain(node, place)
     return plain
 
 

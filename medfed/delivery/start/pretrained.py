@@ -105,13 +105,15 @@ def read_file(path: Path) -> Tensors:
     if not tensors:
         what = "a medfed checkpoint: name the run folder" if is_ours else "no weights"
         raise CheckpointError(
-            f"{path} holds {what}; init.weights takes a state_dict (.pt, .pth, .safetensors), a "
-            "bundle or a run folder."
+            f"{path} holds {what}; name a state_dict (.pt, .pth, .safetensors), or "
+            "for init.weights a bundle or a run folder."
         )
     for name, tensor in tensors.items():
         dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
         if dense and tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise CheckpointError(f"{path} is damaged: {name} is larger than its part of the file.")
+        if not tensor.isfinite().all():
+            raise CheckpointError(f"{path} is damaged: {name} has NaN or infinity.")
     return tensors
 
 
