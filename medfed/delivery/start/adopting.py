@@ -88,12 +88,11 @@ def _resolved(value: Any, parser: ConfigParser, place: str) -> Any:
     if isinstance(value, list):
         return [_resolved(v, parser, place) for v in value]
     if isinstance(value, Mapping):
-        names = {
-            k: f"{_NETS}{v}" for k, v in value.items() if k == "_target_" and "." not in str(v)
-        }
         if odd := {*value} & {"_mode_", "_disabled_", "_requires_", "_args_"}:
             raise ConfigError(f"{place} has {min(odd)}, which is not taken; choose another bundle.")
-        return {k: _resolved(v, parser, place) for k, v in (value | names).items()}
+        inside = {k: _resolved(v, parser, place) for k, v in value.items()}
+        short = "." not in str(inside.get("_target_", "."))  # MONAI finds classes by that, too
+        return inside | ({"_target_": f"{_NETS}{inside['_target_']}"} if short else {})
     if not isinstance(value, str) or not value.startswith("@"):
         return value
     found = parser.get(value[1:])
@@ -104,7 +103,7 @@ def _facts(options: AdoptOptions, plain: Facts) -> Facts:
     """Returns what the bundle says of its model: by the keys first, by the metadata second."""
     path, segments = Path(options.bundle) / METADATA, options.task == "segmentation"
     with reading(path, COPY_AGAIN):
-        stated = parse_json(path)
+        stated: Facts = parse_json(path)
         if "medfed" in stated:
             raise ConfigError(f"{options.bundle} is a bundle of medfed already; use it as it is.")
         first = [next(iter(p.values())) for _, p in sorted(stated["network_data_format"].items())]
