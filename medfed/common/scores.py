@@ -272,12 +272,7 @@ def redrawn(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Draws resamples that leave a metric undefined anew, from those that define it.
 
     So each resample has a value of each client, and a mean over clients is always of the same ones.
-
-    Args:
-        values: (W,) a metric of each resample; NaN where it is undefined.
-
-    Returns:
-        (W,) without NaN, if any resample defines the metric.
+    `values`: (W,) a metric of each resample; NaN where it is undefined, or in all of them.
 
     Example:
         >>> redrawn(np.array([0.5, np.nan, 1.0, np.nan])).tolist()
