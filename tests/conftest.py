@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests import sweeps, tiers
 SETTINGS = pytest.StashKey[dict[str, object]]()
 RUNNING = pytest.StashKey[set[threading.Thread | int]]()
 HANDLERS = pytest.StashKey[list[logging.Handler]]()
+WORDS = pytest.StashKey[list[str]]()
 
 # Before NumPy is imported, and for all processes: the workers of the tests take all cores already.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -103,6 +105,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     leftovers.seed()  # no test draws what another has left of the global streams
     item.stash[SETTINGS] = leftovers.settings()
     item.stash[HANDLERS] = logging.root.handlers[:]
+    item.stash[WORDS] = sys.argv[:]
     yield
     item.stash[RUNNING] = leftovers.running()  # what a fixture of a module runs, ends with it
 
@@ -112,6 +115,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     yield
     from tests import leftovers
 
+    sys.argv = item.stash[WORDS]  # those of a command, such as W&B reads
     for handler in logging.root.handlers[:]:  # of a command: it writes to the output of this test
         if handler not in item.stash[HANDLERS] and "_pytest" not in type(handler).__module__:
             logging.root.removeHandler(handler)

@@ -91,7 +91,7 @@ def method_yamls(folders: Iterable[str | Path] = ()) -> dict[str, Path]:
 
     Example:
         >>> [*method_yamls()][:3]
-        ['adiana', 'apfl', 'binaryrelax']
+        ['adabn', 'adiana', 'apfl']
     """
     places = [CONFIG_DIR, *(yamls_of(Path(folder)) for folder in folders)]
     files = {p.stem: p for place in places for p in (place / "algorithm").glob("*.yaml")}

@@ -35,8 +35,7 @@ from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.tables.agreement import converse_here
 from medfed.standalone.grids import axial, brain_slices, on_grid, plane_of, with_neighbours
-from medfed.standalone.preparation import Preparation, Rule, rules_of
-from medfed.standalone.scans import millimetres
+from medfed.standalone.preparation import Preparation, Rule, millimetres, rules_of
 from medfed.standalone.volumes import files_of, files_of_case, is_volume
 from medfed.standalone.volumes import read_volume as read_file
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -39,8 +40,9 @@ def coverage_table(methods: Mapping[str, Summaries]) -> Table | None:
 
 def _rows(method: str, summaries: Summaries) -> Iterator[list[str]]:
     tested = {client: metrics for s in summaries for client, metrics in s["clients"].items()}
-    for name in [n for n in next(iter(tested.values())) if n.startswith("coverage")]:
-        part = name.removeprefix("coverage").removesuffix("/point")
+    # A user's own metric may be called coverage, too.
+    known_parts = [re.fullmatch(r"coverage(/.+)?/point", n) for n in next(iter(tested.values()))]
+    for name, part in [(m[0], m[1] or "") for m in known_parts if m]:
         region, values = part.replace("/", ", "), []
         for client, metrics in tested.items():
             size = next(n for n in metrics if n.removesuffix(f"{part}/point") in _SIZES)

@@ -362,3 +362,13 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def millimetres(spacing: Sequence[float]) -> str:
+    """Returns a size as a person writes it.
+
+    Example:
+        >>> millimetres([1.0, 1.0, 2.5])
+        '1 × 1 × 2.5'
+    """
+    return " × ".join(f"{mm:.3g}" for mm in spacing)

@@ -17,7 +17,7 @@ from .errors import DataError, few
 from .files import is_visible
 from .masks import SEG, label_map, mask_files, named_after, save_like, save_picture
 from .predictor import Predictor, channels_of
-from .preparation import Preparation, one_thread
+from .preparation import Preparation, millimetres, one_thread
 
 _log = logging.getLogger(__name__)
 RECORD = "prediction.json"  # in a folder of predictions
@@ -454,13 +454,3 @@ def _load(path: Path, count: int) -> Tensor:
     if len(loaded) != count:
         raise DataError(f"{path} has {len(loaded)} channels, but a file per contrast has {count}.")
     return loaded
-
-
-def millimetres(spacing: Sequence[float]) -> str:
-    """Returns a size as a person writes it.
-
-    Example:
-        >>> millimetres([1.0, 1.0, 2.5])
-        '1 × 1 × 2.5'
-    """
-    return " × ".join(f"{mm:.3g}" for mm in spacing)

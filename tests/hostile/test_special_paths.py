@@ -33,6 +33,7 @@ BESIDES = {
     "compare": ("runs=there",),
     "benchmark": ("suite=heart",),
     "export": ("run=there",),
+    "adopt": ("bundle=there", "out=new", "task=segmentation"),
     "audit": ("run=there",),
     "predict": ("bundle=there", "input=there", "output=new"),
     "deploy": ("sites=[a,b,c]", "kit=there"),
