@@ -33,7 +33,7 @@ BESIDES = {
     "compare": ("runs=there",),
     "benchmark": ("suite=heart",),
     "export": ("run=there",),
-    "adopt": ("bundle=there", "out=new", "task=segmentation"),
+    "adopt": ("bundle=there", "out=new", "task=segmentation", "normalize=zscore"),
     "audit": ("run=there",),
     "predict": ("bundle=there", "input=there", "output=new"),
     "deploy": ("sites=[a,b,c]", "kit=there"),
