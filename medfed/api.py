@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from medfed.common.console import without_remarks
-from medfed.common.errors import ConfigError
 from medfed.config.check import several
 from medfed.config.compose import build, load
 from medfed.config.description import describe, written
@@ -26,6 +25,7 @@ from medfed.federation.reference import federate as _federate
 from medfed.models.networks.canonical import Canonical, Mix
 from medfed.models.networks.personal_part import default_personal
 from medfed.records.folder import Run
+from medfed.standalone.errors import ConfigError
 
 _Others = ParamSpec("_Others")
 

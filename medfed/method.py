@@ -22,9 +22,9 @@ from medfed.federation.onboarding import Exchange, OnboardingRules, TrainsOn
 from medfed.federation.split import BufferPolicy, Normalization, ParameterSplit, Update
 from medfed.federation.wire.message import Message
 from medfed.functional.prox import Proximity
-from medfed.common.checks import check_count, check_fields, check_not_negative
-from medfed.common.checks import check_optional_count, check_positive, within
-from medfed.common.errors import ConfigError, NonFiniteError, did_you_mean
+from medfed.standalone.checks import check_count, check_fields, check_not_negative
+from medfed.standalone.checks import check_optional_count, check_positive, within
+from medfed.standalone.errors import ConfigError, NonFiniteError, did_you_mean
 from medfed.common.floors import Statistic
 from medfed.common.seeding import coin, derive_seed, numpy_rng, torch_rng
 from medfed.common.tensors import State, Tensors, add, cut, flatten, gradient_of, layout_of, numel

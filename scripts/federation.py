@@ -24,11 +24,11 @@ from pathlib import Path
 
 from local_federation import SERVER, LocalFederation  # type: ignore[import-not-found]  # next to it
 
-from medfed.common.errors import MedfedError
 from medfed.common.processes import ended_by_signals
 from medfed.common.scores import rounded
 from medfed.sites.agreement import Agreed
 from medfed.sites.deploying import Deployment, Follower
+from medfed.standalone.errors import MedfedError
 
 ROOT = Path(__file__).resolve().parents[1]
 HEART = ("cleveland", "hungarian", "switzerland", "va")

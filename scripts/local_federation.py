@@ -18,10 +18,10 @@ from typing import Any
 
 import psutil
 
-from medfed.common.files import write_text
 from medfed.config.description import as_yaml
 from medfed.sites.flare import PREFIXES, SITE_FILE
 from medfed.sites.flare.kits import ADMIN, allow, provision
+from medfed.standalone.files import write_text
 
 SERVER = "localhost"
 

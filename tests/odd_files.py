@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from medfed.common.errors import MedfedError
+from medfed.standalone.errors import MedfedError
 from medfed.standalone.volumes import check_finite, files_of, read_volume
 from tests.odd_sets import Set
 from tests.odd_volumes import Truth, Volume

@@ -26,12 +26,12 @@ import nibabel as nib
 import numpy as np
 import pydicom
 
-from medfed.common.errors import MedfedError
 from medfed.datamodules.plans import by_id
 from medfed.datamodules.readers.case_folders import FolderReader
 from medfed.datamodules.readers.datalist import DatalistReader
 from medfed.datamodules.readers.medmnist import read_medmnist
 from medfed.standalone.csv_files import MISSING
+from medfed.standalone.errors import MedfedError
 from medfed.standalone.pictures import picture_header, read_picture
 from medfed.standalone.volumes import check_finite, read_volume
 from tests.datamodules.test_dicom import plain, save

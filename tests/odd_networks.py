@@ -18,7 +18,6 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from medfed.common.errors import MedfedError
 from medfed.common.streams import seeded
 from medfed.common.tensors import digest, first_non_finite
 from medfed.federation.algorithm import Algorithm
@@ -27,6 +26,7 @@ from medfed.federation.other_state import copied, filled
 from medfed.federation.reference import ArrayClient, Federated, assemble, run_reference
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.local import Local
+from medfed.standalone.errors import MedfedError
 
 ROUNDS, STEPS, LR = 2, 3, 0.02
 

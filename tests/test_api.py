@@ -14,13 +14,13 @@ import pytest
 import torch
 
 import medfed
-from medfed.common.errors import CheckpointError, ConfigError, DataError, MedfedError
 from medfed.config.description import describe
 from medfed.federation.algorithm import Cohort
 from medfed.federation.wire.channel import Channel, Link
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedper import FedPer
+from medfed.standalone.errors import CheckpointError, ConfigError, DataError, MedfedError
 from tests.integration.runs import CLINICAL, data_and_task, run
 from tests.pages import DOCS
 

@@ -6,9 +6,9 @@ import hydra
 import pytest
 from omegaconf import OmegaConf
 
-from medfed.common.errors import ConfigError
 from medfed.config import compose as composer
 from medfed.config.compose import load
+from medfed.standalone.errors import ConfigError
 from tests import composing
 from tests.contract.names import experiment_yamls
 

@@ -12,13 +12,13 @@ import yaml
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from medfed.common.checks import check_positive
-from medfed.common.errors import ConfigError
 from medfed.config.check import check_types
 from medfed.config.compose import CONFIG_DIR, build, changed_keys, load
 from medfed.config.description import checked, resolved
 from medfed.federation.algorithm import Cohort
 from medfed.federation.budget import LocalBudget
+from medfed.standalone.checks import check_positive
+from medfed.standalone.errors import ConfigError
 from tests.checking import check_overrides
 
 EXPERIMENTS = sorted(p.stem for p in (CONFIG_DIR / "experiment").glob("*.yaml"))

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import medfed
-from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import Patient
 from medfed.functional.statistics import difference
+from medfed.standalone.errors import ConfigError, DataError
 from tests.pages import DOCS, ROOT, write_clinics, write_files
 
 

@@ -23,10 +23,10 @@ from typing import Any
 
 from nvflare.collab import collab
 
-from medfed.common.files import write_json
 from medfed.sites.flare import PREFIXES, write_job
 from medfed.sites.flare.components import CollabTransport
 from medfed.sites.flare.console import Console
+from medfed.standalone.files import write_json
 from scripts.local_federation import LocalFederation
 
 OURS = "benchmarks.speed.sites"

@@ -61,7 +61,7 @@ PARTS = (
     ("evaluation", ("models/meters", "models/inference", "functional/scores", "evaluate_client")),
     ("evaluation", ("models/segmentation_meter", "run/intervals", "evaluated", "run/results")),
     ("checkpoints", ("lightning/checkpoint", "connectors/checkpoint_connector")),
-    ("files", ("records/", "common/files", "loggers/csv_logs", "wire/ledger", "run/printed")),
+    ("files", ("records/", "standalone/files", "loggers/csv_logs", "wire/ledger", "run/printed")),
     ("gradient steps", ("federation/engine/",)),
     ("data", ("medfed/datamodules/",)),
     ("messages and server", ("federation/wire/", "medfed/personalize/", "medfed/functional/")),

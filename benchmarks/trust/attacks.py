@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from medfed.common.errors import MedfedError
 from medfed.config.compose import described
 from medfed.federation.reference import run_reference
 from medfed.federation.wire.channel import Place
 from medfed.federation.wire.message import Message
 from medfed.run.experiment import build_experiment
+from medfed.standalone.errors import MedfedError
 
 ATTACKS = {
     "none": (0, 1.0, 1),

@@ -48,7 +48,6 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from medfed.common import files
 from medfed.config.compose import build, described
 from medfed.config.description import RunDescription
 from medfed.datamodules.tables import agreement as tables
@@ -62,6 +61,7 @@ from medfed.sites.policy import COUNTED
 from medfed.sites.run import coordinate
 from medfed.sites.site import Site
 from medfed.sites.site_folder import hospital
+from medfed.standalone import files
 
 SITE, OTHERS = "Basel", ("Bern", "Chur", "Davos")
 SITES = (SITE, *OTHERS)

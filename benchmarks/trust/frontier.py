@@ -45,11 +45,11 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from medfed.common.errors import ConfigError
 from medfed.config.compose import described
 from medfed.functional.privacy import epsilon, noise_for
 from medfed.run.audit import audit
 from medfed.run.train import train
+from medfed.standalone.errors import ConfigError
 
 METHODS = {
     **{name: (f"algorithm={name}",) for name in ("fedavg", "ditto", "fedper")},

@@ -42,7 +42,7 @@ import torch
 from fuzz_inputs import Family, families  # type: ignore[import-not-found]  # beside this file
 from fuzz_mutations import mutated  # type: ignore[import-not-found]
 
-from medfed.common.errors import MedfedError
+from medfed.standalone.errors import MedfedError
 
 PATIENCE = 60
 """Seconds of wall time after which an input that does not end counts as a crash."""

@@ -35,7 +35,6 @@ import torch
 from fuzz_mutations import mutated  # type: ignore[import-not-found]  # beside this file
 from torch import Tensor, nn
 
-from medfed.common.errors import MedfedError
 from medfed.common.tensors import digest
 from medfed.federation.algorithm import ClientInfo, Cohort
 from medfed.federation.budget import LocalBudget
@@ -55,6 +54,7 @@ from medfed.sites.coordinator import Coordinator
 from medfed.sites.policy import NO_LIMITS
 from medfed.sites.site import Site
 from medfed.sites.wire import HEAD_LIMIT, KINDS, Facts, Greeting, Reply, Request, framed
+from medfed.standalone.errors import MedfedError
 
 SITES = ("north", "south", "west")
 TERMS = Terms(timeout=60, hello=60, grace=0.01, probe=1.0, patience=1e4, faults=10**9)

@@ -27,8 +27,6 @@ from medfed.benchmark.runner import Progress
 from medfed.benchmark.suite import Method, Size, Suite, Variant
 from medfed.benchmark.tasks import task_of
 from medfed.common.console import brief, file_names, in_markdown, say, shown, size, wide_console
-from medfed.common.errors import ConfigError, DataError, MedfedError, few
-from medfed.common.files import digest, filled, write_json, write_text, writing
 from medfed.common.scores import LEAST_CASES
 from medfed.common.seeding import derive_seed
 from medfed.config.check import several
@@ -44,6 +42,8 @@ from medfed.reports.tables import Table
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import UNDECIDED, Verdict, against, floor_of, judge
 from medfed.run.assembly import unread_data
+from medfed.standalone.errors import ConfigError, DataError, MedfedError, few
+from medfed.standalone.files import digest, filled, write_json, write_text, writing
 
 # Keys that the pilot sets itself.
 _ITS_OWN = ("folder", "logger", "progress", "pictures.format")

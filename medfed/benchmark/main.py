@@ -10,11 +10,11 @@ from medfed.benchmark import runner, tasks
 from medfed.benchmark.plan import groups, shard_of
 from medfed.benchmark.suite import wanted_of
 from medfed.common.console import say, wide_console
-from medfed.common.errors import CheckpointError, ConfigError, few
-from medfed.common.files import writing
 from medfed.records.cells import stale_cells
 from medfed.reports.findings import Report
 from medfed.reports.report import print_tables, write
+from medfed.standalone.errors import CheckpointError, ConfigError, few
+from medfed.standalone.files import writing
 
 
 def benchmark(

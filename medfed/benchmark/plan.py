@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from medfed.benchmark import suite as suites
-from medfed.common.errors import ConfigError
 from medfed.config import compose, description, sections
 from medfed.federation.card import CEILINGS, Card, Range
 from medfed.records.cells import Cell, Stage, cell_key
+from medfed.standalone.errors import ConfigError
 
 Setting = Mapping[str, float]
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from medfed.benchmark.plan import Group, best_trial
 from medfed.common.console import Steps
-from medfed.common.errors import ConfigError, MedfedError, RankError, first_line
-from medfed.common.files import locked
 from medfed.common.processes import begin_worker, worker_pool
 from medfed.records.cells import Cell, read_cell, write_cell
 from medfed.run.cell import run_cell
+from medfed.standalone.errors import ConfigError, MedfedError, RankError, first_line
+from medfed.standalone.files import locked
 
 Result = dict[str, Any]
 SCRATCH = "medfed-benchmark-"

@@ -22,10 +22,10 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import yaml  # type: ignore[import-untyped]
 from msgspec import Meta
 
-from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.schemas import fit, fit_keys
 from medfed.config import allowed, sections
 from medfed.federation.card import CEILINGS, REFERENCES, Card, Range
+from medfed.standalone.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 Splits = Literal["sample", "seed", "folds"]

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from medfed.benchmark.runner import Progress
-from medfed.common.errors import CheckpointError, few
 from medfed.federation.card import REFERENCES
 from medfed.records.cells import libraries
 from medfed.reports.findings import Judged, Report, judged
 from medfed.reports.sentences import between
 from medfed.reports.tasks import Result, Task, rise_of
+from medfed.standalone.errors import CheckpointError, few
 
 
 def task_of(progress: Sequence[Progress], variant: str) -> Task:

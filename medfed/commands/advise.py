@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from medfed.commands.command_line import command, loading
-from medfed.common.errors import ConfigError, did_you_mean
 from medfed.config.allowed import method_yamls
 from medfed.config.check import check_value
 from medfed.config.description import RunDescription
 from medfed.config.sections import listed
 from medfed.config.spelling import key_of
+from medfed.standalone.errors import ConfigError, did_you_mean
 
 OWN = ("methods", "without", "folds", "repeats", "pilot_rounds", "out", "workers")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from medfed.commands.command_line import command
-from medfed.common.files import writing
 from medfed.config.sections import Section
 from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full
+from medfed.standalone.files import writing
 
 
 @command("audit", folders="run")

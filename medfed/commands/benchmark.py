@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from medfed.commands.command_line import command, loading
-from medfed.common.errors import ConfigError
 from medfed.config.sections import Section, listed
+from medfed.standalone.errors import ConfigError
 
 
 def check(configs: Sequence[Section], sweep: bool) -> None:

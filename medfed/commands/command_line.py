@@ -26,7 +26,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from medfed.commands.help import print_help
-from medfed.common import console, errors, processes
+from medfed.common import console, processes
 from medfed.config.allowed import with_plugins
 from medfed.config.compose import as_typed, composed, show, source_of
 from medfed.config.description import checked, describe
@@ -35,6 +35,7 @@ from medfed.config.sections import select
 from medfed.config.spelling import to_hydra_overrides
 from medfed.config.sweeps import RECORD, Engine, Job, Sweep
 from medfed.records.places import Places, check_made, refuse_full
+from medfed.standalone import errors
 
 Main = Callable[..., None]
 Run = Callable[..., Any]

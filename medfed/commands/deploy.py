@@ -20,9 +20,9 @@ import yaml  # type: ignore[import-untyped]
 
 from medfed.commands.command_line import loading, plain
 from medfed.commands.help import print_help
-from medfed.common.errors import ConfigError
 from medfed.config import check, compose, description, sections
 from medfed.sites import actions
+from medfed.standalone.errors import ConfigError
 
 NAME = "deploy"
 _OF_A_RUN = ("sites=", "study=", "cut=", "folder=", "resume=", "provision=", "approve=")

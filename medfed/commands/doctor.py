@@ -17,7 +17,7 @@ from rich.table import Table
 from medfed.commands.command_line import loading, plain
 from medfed.commands.help import print_usage
 from medfed.common.console import say, wide_console
-from medfed.common.errors import ConfigError
+from medfed.standalone.errors import ConfigError
 
 
 @plain(partial(print_usage, "medfed doctor"))

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from medfed.commands.command_line import command
-from medfed.common.errors import ConfigError
 from medfed.config.check import COUNT, check_value
 from medfed.config.sections import Section, listed
+from medfed.standalone.errors import ConfigError
 
 
 def onboard(config: Section, folder: Path) -> None:

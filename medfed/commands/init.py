@@ -27,8 +27,6 @@ import numpy as np
 from medfed.commands.command_line import plain
 from medfed.commands.help import print_usage
 from medfed.common.console import say, wide_console
-from medfed.common.errors import ConfigError, DataError, MedfedError, few
-from medfed.common.files import refuse_special, write_text, writing
 from medfed.config import allowed, compose, description, sections, spelling
 from medfed.datamodules.readers.looks import FIRST, NO, Guess, Question
 from medfed.datamodules.segmentation import SegmentationDataModule
@@ -36,6 +34,8 @@ from medfed.datamodules.splits import check_measurable
 from medfed.datamodules.tables.columns import leaks
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.prepare import LIKE
+from medfed.standalone.errors import ConfigError, DataError, MedfedError, few
+from medfed.standalone.files import refuse_special, write_text, writing
 
 USAGE = "medfed init FOLDER [yes=true] [name=NAME] [into=FOLDER] [KEY=VALUE ...]"
 READERS = ["heart", "luna16", "datalist", "medmnist", "image_masks", "image_folder"]

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from medfed import __version__
 from medfed.commands.help import NAMES, OVERVIEW
 from medfed.common.console import escape_unknown, output_refused
-from medfed.common.errors import did_you_mean
 from medfed.common.processes import ended_by_signals
+from medfed.standalone.errors import did_you_mean
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

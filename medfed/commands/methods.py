@@ -22,8 +22,8 @@ from rich.table import Table
 from medfed.commands.command_line import loading, plain
 from medfed.commands.help import keys, print_usage
 from medfed.common.console import Terminal
-from medfed.common.errors import ConfigError, did_you_mean, few
 from medfed.config.allowed import method_yamls, plugin_folders
+from medfed.standalone.errors import ConfigError, did_you_mean, few
 
 if TYPE_CHECKING:
     from medfed.federation.card import Card

@@ -23,11 +23,11 @@ from typing import Any
 
 from medfed.commands.command_line import loading, plain
 from medfed.commands.help import print_usage
-from medfed.common.errors import ConfigError, did_you_mean
 from medfed.config.check import check_path
 from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full
 from medfed.sites import actions
+from medfed.standalone.errors import ConfigError, did_you_mean
 
 _KEYS = {
     "request": {"invitation": "FOLDER", "name": "SITE", "folder": "KIT"},

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from medfed.commands.command_line import command, loading
-from medfed.common.errors import ConfigError
 from medfed.common.processes import go_by_rank, launched
 from medfed.config.check import check_gpu, several
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
+from medfed.standalone.errors import ConfigError
 
 _NOT_BEGUN = "the run had not begun; start it again."
 

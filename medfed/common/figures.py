@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 
-from medfed.common.files import refuse_links, replacing
+from medfed.standalone.files import refuse_links, replacing
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -18,8 +18,8 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from medfed.common.errors import CheckpointError, did_you_mean, first_line
-from medfed.common.files import refuse_special
+from medfed.standalone.errors import CheckpointError, did_you_mean, first_line
+from medfed.standalone.files import refuse_special
 
 T = TypeVar("T")
 LIMIT = 1 << 26

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import few
-from medfed.common.files import csv_text
+from medfed.standalone.errors import few
+from medfed.standalone.files import csv_text
 
 _TOLD = 10  # clients with a sentence each
 _BOUNDED = (

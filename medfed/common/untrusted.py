@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from medfed.common.errors import CheckpointError, MedfedError, first_line
-from medfed.common.files import original, refuse_special
 from medfed.common.schemas import fit, parse_json
+from medfed.standalone.errors import CheckpointError, MedfedError, first_line
+from medfed.standalone.files import original, refuse_special
 
 if TYPE_CHECKING:
     from torch import Tensor

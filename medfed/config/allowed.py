@@ -32,10 +32,10 @@ from typing import Any
 
 from hydra._internal.utils import _locate
 
-from medfed.common.errors import ConfigError, did_you_mean, first_line
-from medfed.common.files import refuse_special
 from medfed.config.paths import literal, paths_in, unquoted
 from medfed.config.sections import targets
+from medfed.standalone.errors import ConfigError, did_you_mean, first_line
+from medfed.standalone.files import refuse_special
 
 KEY = "plugins="
 _active: list[Path] = []  # the folders that the user has named to this process

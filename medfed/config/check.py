@@ -23,12 +23,12 @@ import msgspec
 from hydra._internal.utils import _locate
 from msgspec import Meta
 
-from medfed.common.checks import check_known, check_limits
-from medfed.common.errors import CheckpointError, ConfigError, DataError, did_you_mean
-from medfed.common.files import refuse_special
 from medfed.common.processes import Launched, launched
 from medfed.config.paths import EXISTING, PATH_LISTS, PATHS
 from medfed.config.sections import listed, select, targets, walk
+from medfed.standalone.checks import check_known, check_limits
+from medfed.standalone.errors import CheckpointError, ConfigError, DataError, did_you_mean
+from medfed.standalone.files import refuse_special
 
 # How msgspec names what it expects, and the limits of it.
 _WORDS = {

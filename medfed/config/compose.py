@@ -26,13 +26,13 @@ from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from medfed.common.errors import ConfigError, MedfedError, did_you_mean, few, first_line
 from medfed.config.allowed import CONFIG_DIR as CONFIG_DIR
 from medfed.config.allowed import check_targets, with_plugins
 from medfed.config.check import check_path, check_types
 from medfed.config.description import RunDescription, describe, resolved, written
 from medfed.config.sections import Section, leaves, walk
 from medfed.config.spelling import GROUPS, key_of, to_hydra_overrides
+from medfed.standalone.errors import ConfigError, MedfedError, did_you_mean, few, first_line
 
 CUSTOM_METRIC = "medfed.models.meters.CustomMetric"
 

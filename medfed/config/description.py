@@ -16,12 +16,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from medfed.common.errors import ConfigError, first_line
 from medfed.common.schemas import fit
 from medfed.config.allowed import CONFIG_DIR, check_targets
 from medfed.config.check import check_missing, check_types, check_values
 from medfed.config.paths import is_path_key
 from medfed.config.sections import Section, leaves, optional, put
+from medfed.standalone.errors import ConfigError, first_line
 
 
 def _selected(key: str, default: Any = None, *, _root_: DictConfig, _parent_: Any) -> Any:

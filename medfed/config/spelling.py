@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from medfed.common.errors import ConfigError
 from medfed.config.allowed import with_plugins
 from medfed.config.paths import with_paths
+from medfed.standalone.errors import ConfigError
 
 # Sections whose options are in a group with another name.
 GROUPS = {"codec.up": "codec", "codec.down": "codec"}

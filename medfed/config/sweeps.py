@@ -36,11 +36,11 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from medfed.common.errors import ConfigError, did_you_mean, first_line
 from medfed.common.processes import begin_worker, worker_pool
 from medfed.config import compose
 from medfed.config.allowed import CONFIG_DIR
 from medfed.config.paths import literal
+from medfed.standalone.errors import ConfigError, did_you_mean, first_line
 
 RECORD = "multirun.yaml"  # the folder of a sweep has this file
 WORKERS = "sweep.workers"

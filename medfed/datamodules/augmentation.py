@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.checks import check_fields, within
 from medfed.common.seeding import torch_rng
 from medfed.common.streams import seeded
 from medfed.common.tensors import onto
+from medfed.standalone.checks import check_fields, within
 from medfed.standalone.preparation import one_thread
 
 

@@ -23,10 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.checks import check_fields, check_positive
 from medfed.common.console import shown
-from medfed.common.errors import ConfigError, DataError, few
-from medfed.common.files import digest, sha256
 from medfed.common.floors import Statistic
 from medfed.common.processes import WatchedPool, start_worker
 from medfed.datamodules import client_data
@@ -40,6 +37,9 @@ from medfed.datamodules.plans import ClientPlan, by_id, check_keep_out, plan_cli
 from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.splits import SPLITS, Split, check_fold, check_fractions, warn_of_clients
+from medfed.standalone.checks import check_fields, check_positive
+from medfed.standalone.errors import ConfigError, DataError, few
+from medfed.standalone.files import digest, sha256
 from medfed.standalone.preparation import one_thread
 
 AHEAD = 2  # batches that each process prepares ahead

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import DataError
 from medfed.standalone.columns import Array
+from medfed.standalone.errors import DataError
 
 _MOST = 1 << 48
 Merging = Generator[bytes, Sequence[bytes], None]

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.datamodules.augmentation import Augment, ChannelDropout, augmented
 from medfed.datamodules.cache.store import map_array
 from medfed.datamodules.splits import Split
+from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.preparation import one_thread
 
 Batch = dict[str, Tensor]

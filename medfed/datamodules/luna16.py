@@ -13,8 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.errors import DataError
-from medfed.common.files import digest
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.cache.store import Item, Recipe, Store
 from medfed.datamodules.cache.volumes import CachedDataModule
@@ -26,6 +24,8 @@ from medfed.datamodules.readers.samples import Index, select_rows
 from medfed.datamodules.scanner import scan_each
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.standalone.ct_patches import PatchSpec, read_patches, to_unit
+from medfed.standalone.errors import DataError
+from medfed.standalone.files import digest
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from medfed.common.checks import check_count, within
-from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import derive_seed, numpy_rng
 from medfed.datamodules.augmentation import Augmentation
 from medfed.datamodules.cache.store import Recipe, Store
@@ -26,7 +24,9 @@ from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.luna16 import Luna16ScanReader, read_with_nodules
 from medfed.datamodules.splits import SPLITS
 from medfed.functional.detection import SCAN
+from medfed.standalone.checks import check_count, within
 from medfed.standalone.ct_scans import ScanSpec, world_of
+from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.volumes import read_geometry
 
 log = logging.getLogger(__name__)

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from medfed.common.errors import ConfigError, did_you_mean, few
 from medfed.datamodules.partitions.base import Ids, Order, Partition, Shares, Wrapped
 from medfed.datamodules.readers.base import Patient
+from medfed.standalone.errors import ConfigError, did_you_mean, few
 
 if TYPE_CHECKING:
     from medfed.datamodules.base import FederatedDataModule

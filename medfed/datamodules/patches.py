@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.errors import ConfigError
 from medfed.common.seeding import numpy_rng
 from medfed.datamodules.cache.store import Arrays
 from medfed.datamodules.client_data import Block, Rows, finding_counts
+from medfed.standalone.errors import ConfigError
 from medfed.standalone.grids import bounding_box
 
 

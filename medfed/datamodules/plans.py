@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfed.common.errors import ConfigError, DataError, did_you_mean, few
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.datamodules.client_data import Block, ClientData, Rows, gather
 from medfed.datamodules.partitions.base import Partition
@@ -22,6 +21,7 @@ from medfed.datamodules.patches import label_counts
 from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.scanner import Scanner
 from medfed.datamodules.splits import SPLITS, Split, check_leakage, split_patients, warn_small
+from medfed.standalone.errors import ConfigError, DataError, did_you_mean, few
 from medfed.standalone.names import same
 
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_fields, within
-from medfed.common.errors import ConfigError
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.readers.base import check_names
+from medfed.standalone.checks import check_fields, within
+from medfed.standalone.errors import ConfigError
 from medfed.standalone.grids import bounding_box
 
 UNCHANGED = {"bias_field": 0.0, "resolution": 1.0, "gamma": 1.0, "noise": 0.0}

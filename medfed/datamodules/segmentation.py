@@ -15,9 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_count, check_known, check_not_negative, within
-from medfed.common.errors import ConfigError, DataError, few
-from medfed.common.files import sha256
 from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed, numpy_rng, torch_rng
 from medfed.datamodules import patches
@@ -34,6 +31,9 @@ from medfed.datamodules.plans import ClientPlan, by_id, has_channels, labels_of_
 from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.tables.agreement import converse_here
+from medfed.standalone.checks import check_count, check_known, check_not_negative, within
+from medfed.standalone.errors import ConfigError, DataError, few
+from medfed.standalone.files import sha256
 from medfed.standalone.grids import axial, brain_slices, on_grid, plane_of, with_neighbours
 from medfed.standalone.preparation import Preparation, Rule, millimetres, rules_of
 from medfed.standalone.volumes import files_of, files_of_case, is_volume

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from medfed.common.errors import ConfigError, DataError, few
 from medfed.common.seeding import numpy_rng
+from medfed.standalone.errors import ConfigError, DataError, few
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")

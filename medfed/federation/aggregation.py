@@ -24,11 +24,11 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from medfed.common import checks
 from medfed.common.console import shown
-from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors, flatten, weighted_mean
 from medfed.federation.wire.message import Message
+from medfed.standalone import checks
+from medfed.standalone.errors import ConfigError
 
 Items = Sequence[Mapping[str, Tensor]]
 Start = Mapping[str, Tensor] | None

@@ -18,8 +18,6 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkabl
 import torch
 from torch import Tensor, nn
 
-from medfed.common.checks import check_fields, check_not_negative, within
-from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
 from medfed.common.tensors import State, Tensors, select, weighted_mean
@@ -40,6 +38,8 @@ from medfed.federation.split import (
 from medfed.federation.variances import pooled_variances
 from medfed.federation.wire.fixed_point import PhaseReplies
 from medfed.federation.wire.message import Message
+from medfed.standalone.checks import check_fields, check_not_negative, within
+from medfed.standalone.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True)

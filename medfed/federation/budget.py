@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from medfed.common.checks import check_fields, check_positive, within
-from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
+from medfed.standalone.checks import check_fields, check_positive, within
+from medfed.standalone.errors import ConfigError
 
 ChannelsLast = bool | Literal["auto"]
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}

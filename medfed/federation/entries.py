@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.tensors import Tensors
+from medfed.standalone.errors import ConfigError, did_you_mean
 
 _INDEXED = re.compile(r"(?P<name>[^\[\]]+)\[(?P<index>[^\[\]]+)\]")
 _ITEM = re.compile(r"-?\d+|(?:-?\d+)?:(?:-?\d+)?(?::-?\d+)?|\.\.\.")

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from medfed.common.errors import CodecError, ConfigError, NonFiniteError, few
 from medfed.common.tensors import State, Tensors, digest, states_on, weighted_mean
 from medfed.federation.aggregation import Outlier, find_outliers
 from medfed.federation.algorithm import (
@@ -35,6 +34,7 @@ from medfed.federation.wire.fixed_point import FEWEST, PhaseReplies
 from medfed.federation.wire.ledger import Direction, Entry, Ledger
 from medfed.federation.wire.message import KINDS, Message
 from medfed.federation.wire.packet import Packet
+from medfed.standalone.errors import CodecError, ConfigError, NonFiniteError, few
 
 _T = TypeVar("_T")
 

@@ -22,12 +22,12 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from medfed.common.errors import ConfigError, first_line
 from medfed.common.random_states import RandomStates
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.streams import seeded
 from medfed.common.tensors import digest
 from medfed.federation.client import Batch
+from medfed.standalone.errors import ConfigError, first_line
 
 Split = Literal["train", "val", "test"]
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medfed.common.errors import ConfigError, first_line
 from medfed.federation import budget
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.client import Batch, ClientData
 from medfed.federation.hospital import Batched, padded
+from medfed.standalone.errors import ConfigError, first_line
 
 
 def kind(value: object) -> str:

@@ -21,7 +21,6 @@ from typing import Any, Self, Unpack
 import torch
 from torch import Tensor
 
-from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import State, Tensors, map_state, states_on
 from medfed.federation.budget import Passes, reach
@@ -38,6 +37,7 @@ from medfed.federation.client import (
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.other_state import OTHER
 from medfed.federation.split import ParameterSplit, of_one_sample
+from medfed.standalone.errors import CheckpointError, ConfigError
 
 Groups = dict[str, State]
 

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from medfed.common.errors import CodecError, ConfigError
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import Tensors, weighted_mean
 from medfed.federation.split import float_entries
+from medfed.standalone.errors import CodecError, ConfigError
 
 LACKS = "lacks/"
 _DRAWS = 3

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
 from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.message import Message
+from medfed.standalone.errors import ConfigError
 
 PART = "optimizer"
 

@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
+from medfed.standalone.errors import ConfigError
 
 OTHER = "other state"
 """The entry of a model that holds the differences, (bytes,) uint8; no tensor can be named so."""

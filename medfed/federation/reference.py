@@ -23,8 +23,6 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from medfed.common.checks import check_known
-from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
 from medfed.federation import inputs
 from medfed.federation.aggregation import Aggregation
@@ -45,6 +43,8 @@ from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
 from medfed.functional.points import Chooser, common
+from medfed.standalone.checks import check_known
+from medfed.standalone.errors import ConfigError
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
 
-from medfed.common.checks import check_known
-from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.tensors import Tensors, select
 from medfed.federation.entries import patterns_of
 from medfed.federation.other_state import OTHER
+from medfed.standalone.checks import check_known
+from medfed.standalone.errors import ConfigError, did_you_mean
 
 BufferPolicy = Literal["averaged", "local", "frozen"]
 BUFFER_POLICIES = ("averaged", "local", "frozen")

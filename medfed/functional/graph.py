@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.tensors import Tensors, weighted_mean
+from medfed.standalone.errors import ConfigError, did_you_mean
 
 _ROWS = 1024  # of a matrix of all pairs that are in memory together
 

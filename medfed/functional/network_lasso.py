@@ -33,9 +33,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.errors import ConfigError
 from medfed.functional.graph import connected_components, graph_laplacian, incidence
 from medfed.functional.prox import check_norm, dual_norm
+from medfed.standalone.errors import ConfigError
 
 CHECK_EVERY = 5
 """Iterations between two looks at the residuals, which cost about half an iteration."""

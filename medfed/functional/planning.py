@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import ConfigError
+from medfed.standalone.errors import ConfigError
 
 Floats = NDArray[np.float64]
 Ints = tuple[int, ...]

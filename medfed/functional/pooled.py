@@ -21,8 +21,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from medfed.common.errors import DataError
 from medfed.functional.statistics import LEVEL
+from medfed.standalone.errors import DataError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -29,8 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_positive
-from medfed.common.errors import ConfigError
+from medfed.standalone.checks import check_positive
+from medfed.standalone.errors import ConfigError
 
 NORMS = (1.0, 2.0, math.inf)
 """The values of p that have a proximal map here."""

@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.errors import ConfigError
+from medfed.standalone.errors import ConfigError
 
 Array = np.ndarray[Any, Any]
 

@@ -11,8 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from medfed.common.checks import check_known
-from medfed.common.errors import ConfigError
 from medfed.functional.scores import (
     CLASS_SCORES,
     PROBABILITY,
@@ -23,6 +21,8 @@ from medfed.functional.scores import (
 from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
 from medfed.models.meters import Batch, Columns, WholeSplit
 from medfed.models.task import TaskModule
+from medfed.standalone.checks import check_known
+from medfed.standalone.errors import ConfigError
 from medfed.standalone.inference import ClassInference
 from medfed.standalone.mixture import Activation
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from medfed.common.errors import ConfigError, first_line
 from medfed.common.streams import seeded
+from medfed.standalone.errors import ConfigError, first_line
 
 CustomLoss = Callable[[Tensor, Tensor], Tensor]
 """From predictions and labels to a mean (a scalar), or to a value or several per sample."""

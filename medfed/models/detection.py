@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from monai.data.box_utils import box_iou, centers_in_boxes
 from torch import Tensor
 
-from medfed.common.checks import check_count, checked, within
-from medfed.common.errors import ConfigError
 from medfed.functional.detection import LESION_CPM, SCAN, lesion_scores, match_lesions
 from medfed.functional.scores import Floats
 from medfed.models.meters import Batch, Columns
 from medfed.models.task import TaskModule
 from medfed.standalone.boxes import CODER, BoxInference
+from medfed.standalone.checks import check_count, checked, within
+from medfed.standalone.errors import ConfigError
 
 NEAREST = 4
 """Cells around the centre of a lesion whose anchors may be its own."""

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from medfed.common.checks import checked
 from medfed.functional.scores import Floats, finding_scores
 from medfed.models.meters import Batch, Columns, WholeSplit
 from medfed.models.task import TaskModule
+from medfed.standalone.checks import checked
 from medfed.standalone.inference import FindingInference
 from medfed.standalone.mixture import Activation
 

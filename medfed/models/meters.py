@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.checks import check_known
-from medfed.common.errors import ConfigError, first_line
 from medfed.common.scores import declare, worst_value
 from medfed.models.custom_losses import Tried, name_of
+from medfed.standalone.checks import check_known
+from medfed.standalone.errors import ConfigError, first_line
 
 Batch = Mapping[str, Tensor]
 """``image`` and ``label``, and where they apply ``channels``, ``case`` and ``spacing``."""

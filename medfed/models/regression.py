@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from medfed.common.checks import checked_scale
-from medfed.common.errors import ConfigError
 from medfed.functional.scores import OUTCOME_SCORES, Floats, outcome_scores
 from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
 from medfed.models.meters import Batch, Columns, WholeSplit
 from medfed.models.task import TaskModule
+from medfed.standalone.checks import checked_scale
+from medfed.standalone.errors import ConfigError
 from medfed.standalone.inference import OutcomeInference
 from medfed.standalone.mixture import Activation
 

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from monai.losses import DiceLoss
 from torch import Tensor
 
-from medfed.common.checks import check_count, check_known, checked, within
-from medfed.common.errors import ConfigError
 from medfed.functional.scores import Floats
 from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
 from medfed.models.meters import Batch, Columns
 from medfed.models.segmentation_meter import SegmentationMeter, counts_above, overlap_scores
 from medfed.models.task import TaskModule
+from medfed.standalone.checks import check_count, check_known, checked, within
+from medfed.standalone.errors import ConfigError
 from medfed.standalone.inference import RegionInference
 from medfed.standalone.mixture import Activation
 

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from medfed.common.checks import checked
-from medfed.common.errors import ConfigError
 from medfed.functional.scores import Floats
 from medfed.functional.survival import LEAST_EVENTS, SURVIVAL, kaplan_meier, survival_scores
 from medfed.models.meters import Batch, Columns, WholeSplit
 from medfed.models.task import TaskModule
+from medfed.standalone.checks import checked
+from medfed.standalone.errors import ConfigError
 from medfed.standalone.inference import SurvivalInference
 
 

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from medfed.common.checks import check_known
-from medfed.common.errors import ConfigError
 from medfed.common.streams import seeded
 from medfed.federation.entries import patterns_of
 from medfed.functional.scores import Floats
@@ -24,6 +22,8 @@ from medfed.models import meters
 from medfed.models.custom_losses import Tried
 from medfed.models.meters import Batch, Columns, Meter, WholeSplit
 from medfed.models.networks.personal_part import default_personal
+from medfed.standalone.checks import check_known
+from medfed.standalone.errors import ConfigError
 from medfed.standalone.inference import Inference
 from medfed.standalone.mixture import Activation
 from medfed.standalone.outputs import heads, last_counts, resized, shares

@@ -8,9 +8,9 @@ from typing import TypedDict
 
 import msgspec
 
-from medfed.common.errors import CheckpointError, ConfigError, DataError
-from medfed.common.files import replacing_folder
 from medfed.common.schemas import parse_json
+from medfed.standalone.errors import CheckpointError, ConfigError, DataError
+from medfed.standalone.files import replacing_folder
 
 METADATA, MANIFEST = "configs/metadata.json", "configs/manifest.json"
 MODEL, PACKED = "models/model.pt", "models/packed.pt"

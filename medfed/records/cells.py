@@ -26,13 +26,13 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any, Literal
 
-from medfed.common.errors import CheckpointError, DataError
-from medfed.common.files import digest, json_text, write_json
 from medfed.common.untrusted import read_json
 from medfed.config.allowed import is_plugin
 from medfed.config.description import RunDescription, written
 from medfed.config.sections import targets
 from medfed.records.folder import NOT_THE_EXPERIMENT
+from medfed.standalone.errors import CheckpointError, DataError
+from medfed.standalone.files import digest, json_text, write_json
 
 
 def code_hash(targets: Iterable[str]) -> str:

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 import numpy as np
 import yaml  # type: ignore[import-untyped]
 
-from medfed.common import errors
 from medfed.common.console import file_names
-from medfed.common.files import atomic, digest, write_json, write_text
 from medfed.common.schemas import Count, fit
 from medfed.common.scores import Record, declare
 from medfed.common.untrusted import read_json, read_rows, read_tensors, read_yaml, reading
@@ -27,6 +25,8 @@ from medfed.config.description import RunDescription, as_yaml
 from medfed.config.sections import Section, optional, select
 from medfed.federation.wire.ledger import Ledger
 from medfed.records.places import Places
+from medfed.standalone import errors
+from medfed.standalone.files import atomic, digest, write_json, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from medfed.common.errors import CheckpointError, ConfigError
-from medfed.common.files import PARTIAL
 from medfed.config.sections import listed
+from medfed.standalone.errors import CheckpointError, ConfigError
+from medfed.standalone.files import PARTIAL
 
 
 class _Place:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.common.seeding import derive_seed
 from medfed.common.streams import own_stream
 from medfed.config.compose import build
 from medfed.config.sections import Section
 from medfed.models.networks.canonical import Canonical, Mix
 from medfed.models.task import TaskModule
+from medfed.standalone.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from medfed.common.console import in_markdown, say, wide_console
-from medfed.common.errors import ConfigError
 from medfed.common.figures import FORMATS, save_figures
-from medfed.common.files import csv_text, write_text, writing
 from medfed.common.scores import WITHOUT_SMALL, over_seeds
 from medfed.reports import subsets, sweeps, task_pictures
 from medfed.reports.findings import Finding, Report, report_on
 from medfed.reports.report import markdown, print_tables
 from medfed.reports.runs import common_folder, find_runs, metrics_of, value_at, with_constants
+from medfed.standalone.errors import ConfigError
+from medfed.standalone.files import csv_text, write_text, writing
 
 # Modules with a function ``find`` from a report to a Finding, in the order of the text.
 FINDINGS = (task_pictures, sweeps, subsets)

@@ -10,14 +10,14 @@ from typing import TypedDict
 import numpy as np
 
 from medfed.common.console import say, shown, wide_console
-from medfed.common.errors import ConfigError, few
-from medfed.common.files import write_json, write_text, writing
 from medfed.common.scores import mean_of_known
 from medfed.common.untrusted import read_json
 from medfed.datamodules.look import DEVIATIONS, GREY, MEANS, SPACING, Description
 from medfed.reports.charts import Picture, curves, hospitals, looks_in_order
 from medfed.reports.report import rendered
 from medfed.reports.tables import Cell, Table
+from medfed.standalone.errors import ConfigError, few
+from medfed.standalone.files import write_json, write_text, writing
 from medfed.standalone.preparation import PERCENTILES
 
 _MOST = 40  # names in a picture

@@ -18,9 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
 from medfed.common.console import in_latex, in_markdown, say, visible, wide_console
-from medfed.common.errors import ConfigError, few
 from medfed.common.figures import save_figures
-from medfed.common.files import csv_text, filled, write_json, write_text, writing
 from medfed.common.scores import label_of
 from medfed.federation.card import REFERENCES
 from medfed.functional.statistics import Difference
@@ -34,6 +32,8 @@ from medfed.reports.sentences import card, ends_of
 from medfed.reports.task_pictures import dial_pictures, looks_of, models_of, pictures_of
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import Gain, Harm, Verdict
+from medfed.standalone.errors import ConfigError, few
+from medfed.standalone.files import csv_text, filled, write_json, write_text, writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from medfed.common.console import shown
-from medfed.common.errors import CheckpointError, ConfigError, did_you_mean, few
 from medfed.common.scores import (
     WITHOUT_SMALL,
     failure_sentences,
@@ -29,6 +28,7 @@ from medfed.config.compose import changed_keys
 from medfed.config.sections import has, leaves, select
 from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.records.folder import NOT_THE_EXPERIMENT, Run, RunFolder
+from medfed.standalone.errors import CheckpointError, ConfigError, did_you_mean, few
 
 T = TypeVar("T")
 Runs = Mapping[str, Sequence[Run]]

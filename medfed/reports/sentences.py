@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from medfed.common.console import brief, size
-from medfed.common.errors import few
 from medfed.common.scores import CHOSEN, LEAST_CASES
 from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.functional.statistics import Difference, splits_needed
@@ -31,6 +30,7 @@ from medfed.reports.verdicts import (
     floor_of,
     in_one_place,
 )
+from medfed.standalone.errors import few
 
 LABELS = {"local": "local training", "fedavg": "FedAvg"}
 

@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from medfed.common.console import caption
-from medfed.common.files import csv_text
 from medfed.common.scores import label_of, mean_of_known, number, over_seeds, smaller_is_better
 from medfed.common.untrusted import read_rows, reading
 from medfed.records.folder import Run
 from medfed.reports.charts import Picture
 from medfed.reports.findings import Finding, Report
+from medfed.standalone.files import csv_text
 
 
 def heat_map(

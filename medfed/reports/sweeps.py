@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from medfed.common.errors import CheckpointError
-from medfed.common.files import csv_text
 from medfed.common.scores import label_of, over_seeds
 from medfed.common.untrusted import read_checkpoint, reading
 from medfed.config.sections import select
@@ -27,6 +25,8 @@ from medfed.records.folder import Run
 from medfed.reports.charts import Picture, curves, legend, looks_in_order, panels
 from medfed.reports.findings import Finding, Report
 from medfed.reports.runs import differences, grouped, value_at
+from medfed.standalone.errors import CheckpointError
+from medfed.standalone.files import csv_text
 
 DELIVERY = "deliver"  # of the result, once, after the last round
 # What the sentences call a number; another one has its key.

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common import scores
-from medfed.common.files import digest
 from medfed.common.untrusted import reading
 from medfed.config.sections import select
 from medfed.federation.wire.ledger import Ledger
@@ -26,6 +25,7 @@ from medfed.functional.statistics import RESAMPLES, Difference, difference, pati
 from medfed.functional.survival import survival_scores
 from medfed.records.folder import Run, read_predictions
 from medfed.reports.runs import Runs
+from medfed.standalone.files import digest
 
 Floats = NDArray[np.float64]
 Result = Mapping[str, Any]

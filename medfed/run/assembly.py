@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from medfed.common.console import brief, shown
-from medfed.common.errors import ConfigError, MedfedError, first_line
 from medfed.common.streams import seeded
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
@@ -32,6 +31,7 @@ from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask, chosen_activation
 from medfed.models.task import Batch, TaskModule
 from medfed.records.tasks import mixed, plain_task
+from medfed.standalone.errors import ConfigError, MedfedError, first_line
 from medfed.standalone.outputs import extras, shares
 
 DIVERGED = 1000.0  # times the loss of an untrained model, or 1; no training that goes well is there

@@ -23,10 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from medfed.common.checks import check_count, check_positive
 from medfed.common.console import Steps, say, shown, wide_console
-from medfed.common.errors import ConfigError
-from medfed.common.files import filled, write_json, write_text, writing
 from medfed.common.scores import interval
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import Tensors, flatten, select
@@ -50,6 +47,9 @@ from medfed.reports.charts import Picture, Row, forest
 from medfed.reports.report import rendered
 from medfed.run.experiment import Experiment, reopen_selected
 from medfed.run.federating import federate
+from medfed.standalone.checks import check_count, check_positive
+from medfed.standalone.errors import ConfigError
+from medfed.standalone.files import filled, write_json, write_text, writing
 
 BATCHES = (1, 4, 16)
 BITS = (4, 2)

@@ -17,8 +17,6 @@ import numpy as np
 import torch
 
 from medfed.common.console import levels, without_remarks
-from medfed.common.errors import ConfigError, NonFiniteError
-from medfed.common.files import digest
 from medfed.common.scores import fewest
 from medfed.config.description import RunDescription, describe
 from medfed.federation.lightning.strategy import together
@@ -29,6 +27,8 @@ from medfed.run.experiment import Experiment, build_experiment, examined, test_s
 from medfed.run.loggers import NO_LOGGER
 from medfed.run.memberships import Memberships
 from medfed.run.train import train
+from medfed.standalone.errors import ConfigError, NonFiniteError
+from medfed.standalone.files import digest
 
 RESAMPLES = 400
 """Draws of the patients of a split that a cell keeps, for intervals."""

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
-from medfed.common.errors import ConfigError, DataError, MedfedError
-from medfed.common.files import FULL, PARTIAL, cannot_write, locked, refuse_links, writing
 from medfed.common.processes import is_first_process
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.federation.lightning.collect import gather_named, rank
 from medfed.records.places import BEGUN, Places, check_made, refuse_full
+from medfed.standalone.errors import ConfigError, DataError, MedfedError
+from medfed.standalone.files import FULL, PARTIAL, cannot_write, locked, refuse_links, writing
 
 _MINE = (str(Places.lock), str(Places.lock_pid))
 _ELSEWHERE = "choose another run folder"

@@ -15,8 +15,6 @@ import numpy as np
 from rich.console import Console
 
 from medfed.common.console import Table, say, shown, wide_console
-from medfed.common.errors import DataError, few
-from medfed.common.files import digest
 from medfed.common.scores import span
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.duplicates import Duplicates, find_duplicates
@@ -24,6 +22,8 @@ from medfed.datamodules.look import Look, kind_of, looked, names_of, shares, sum
 from medfed.datamodules.readers.account import Account
 from medfed.datamodules.splits import SPLITS
 from medfed.records.places import Places
+from medfed.standalone.errors import DataError, few
+from medfed.standalone.files import digest
 
 _COUNTS = ("patients", "train / val / test", "samples")
 _COLUMNS = 6  # classes with a column each; more share one column

@@ -23,11 +23,8 @@ from rich.console import Console
 from torch import Tensor
 
 from medfed.common import scores
-from medfed.common.checks import check_known
 from medfed.common.console import say, shown, wide_console
-from medfed.common.errors import ConfigError, did_you_mean, few
 from medfed.common.figures import save_figures
-from medfed.common.files import csv_text, write_json, write_text
 from medfed.common.tensors import to_device
 from medfed.datamodules.augmentation import ChannelDropout
 from medfed.datamodules.base import FederatedDataModule
@@ -43,7 +40,10 @@ from medfed.reports.tables import Table
 from medfed.run.experiment import Experiment, examined, reopen, reopen_selected, test_selected
 from medfed.run.intervals import findings, over_clients
 from medfed.run.results import undefined
+from medfed.standalone.checks import check_known
 from medfed.standalone.csv_files import MISSING, Sheet, as_number
+from medfed.standalone.errors import ConfigError, did_you_mean, few
+from medfed.standalone.files import csv_text, write_json, write_text
 from medfed.standalone.names import code_among, fold, same
 
 

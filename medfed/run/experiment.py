@@ -15,7 +15,6 @@ import torch
 from pytorch_lightning.loggers import WandbLogger
 
 from medfed.common.console import say, wide_console
-from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.floors import remark
 from medfed.common.scores import failed
 from medfed.common.tensors import Tensors, layout_of, select
@@ -50,6 +49,7 @@ from medfed.run.intervals import Examined
 from medfed.run.loggers import NO_LOGGER, remember
 from medfed.run.privacy import print_hidden, print_protections, protections
 from medfed.run.start import Account, Start
+from medfed.standalone.errors import CheckpointError, ConfigError
 
 
 def adapt(config: RunDescription, task: TaskModule, data: FederatedDataModule) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from medfed.common.console import shown, size
-from medfed.common.errors import ConfigError, did_you_mean, few, first_line
 from medfed.common.floors import Statistic
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
@@ -34,6 +33,7 @@ from medfed.models.task import TaskModule
 from medfed.records.tasks import build_task
 from medfed.run.privacy import hide_clients, protect
 from medfed.run.start import Account, Start
+from medfed.standalone.errors import ConfigError, did_you_mean, few, first_line
 
 
 def federate(

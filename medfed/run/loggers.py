@@ -25,10 +25,10 @@ from pytorch_lightning.loggers.logger import (  # type: ignore[attr-defined]
 from pytorch_lightning.utilities import rank_zero_only
 
 from medfed.common.console import say, wide_console
-from medfed.common.errors import ConfigError, first_line
-from medfed.common.files import write_json
 from medfed.common.untrusted import read_json
 from medfed.records.folder import RunFolder
+from medfed.standalone.errors import ConfigError, first_line
+from medfed.standalone.files import write_json
 
 OF_PATIENTS = ("contours",)
 """Pictures that show patients."""

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.errors import ConfigError
-from medfed.common.files import csv_text
 from medfed.datamodules.partitions.by_group import group_of
+from medfed.standalone.errors import ConfigError
+from medfed.standalone.files import csv_text
 
 _LINKED = 300  # largest number of clients that a linkage orders
 

@@ -15,9 +15,7 @@ from rich.console import Console
 
 from medfed.common import scores
 from medfed.common.console import say, shown, size, wide_console
-from medfed.common.errors import ConfigError, DataError, did_you_mean
 from medfed.common.figures import save_figures
-from medfed.common.files import csv_text, write_json, write_text
 from medfed.common.tensors import Tensors
 from medfed.config.check import KEYS, check_value
 from medfed.config.compose import build
@@ -38,6 +36,8 @@ from medfed.records.folder import RunFolder
 from medfed.reports.charts import Point, curves, looks_in_order, panels
 from medfed.reports.tables import Table
 from medfed.run.experiment import Experiment, reopen_selected
+from medfed.standalone.errors import ConfigError, DataError, did_you_mean
+from medfed.standalone.files import csv_text, write_json, write_text
 
 Rule = Literal["own", "fine_tuning", "local"]
 RULES: tuple[Rule, ...] = ("own", "fine_tuning", "local")

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from medfed.common.console import brief, caption, size, wide_console
 from medfed.common.figures import colours, legend_below, save_figures
-from medfed.common.files import write_json, writing
 from medfed.common.seeding import derive_seed, numpy_rng
 from medfed.config.compose import CONFIG_DIR, build
 from medfed.config.description import RunDescription
@@ -41,6 +40,7 @@ from medfed.models.contours import region_colours
 from medfed.models.segmentation_meter import slice_with_most
 from medfed.records.places import Places, refuse_full
 from medfed.run.cohort import cohort_record, print_cohort
+from medfed.standalone.files import write_json, writing
 
 _log = logging.getLogger(__name__)
 NOT_FOR_TRAINING = ("workers", "show", "folder")

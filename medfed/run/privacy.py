@@ -16,7 +16,6 @@ from itertools import chain
 from msgspec import to_builtins
 
 from medfed.common.console import Table, say, shown, wide_console
-from medfed.common.errors import ConfigError
 from medfed.common.floors import Statistic
 from medfed.config.compose import build
 from medfed.config.description import ExampleKeys, RunDescription
@@ -29,6 +28,7 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.functional.privacy import epsilon, noise_for
 from medfed.models.task import TaskModule, l2_penalty
+from medfed.standalone.errors import ConfigError
 
 ALTERNATIVES = "algorithm=fedavg, ditto, fedper, ppfl or qupel"
 

@@ -20,9 +20,7 @@ from torch import Tensor
 
 from medfed.common import scores
 from medfed.common.console import Table, evenly, said_once, say, shown, size, wide_console
-from medfed.common.errors import few
 from medfed.common.figures import save_figures
-from medfed.common.files import csv_text, filled, write_json, write_text
 from medfed.config.description import Privacy
 from medfed.federation.budget import Passes
 from medfed.federation.client import ClientData
@@ -39,6 +37,8 @@ from medfed.run.intervals import doubts, findings, over_clients
 from medfed.run.loggers import end_logging
 from medfed.run.memberships import Memberships
 from medfed.run.privacy import protections, record
+from medfed.standalone.errors import few
+from medfed.standalone.files import csv_text, filled, write_json, write_text
 from medfed.standalone.grids import on_grid
 
 _log = logging.getLogger(__name__)

@@ -22,8 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from medfed.common.console import say, wide_console
-from medfed.common.errors import CheckpointError, ConfigError, few
-from medfed.common.files import filled, write_json
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import Tensors, first_non_finite
 from medfed.common.untrusted import read_json, read_tensors, reading
@@ -35,6 +33,8 @@ from medfed.federation.split import float_entries, match
 from medfed.models.networks.canonical import Canonical
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder, save_tensors
+from medfed.standalone.errors import CheckpointError, ConfigError, few
+from medfed.standalone.files import filled, write_json
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,9 @@ def keys(what: str, **given: Any) -> None:
     from datetime import date, timedelta
 
     from medfed.common.console import say, wide_console
-    from medfed.common.files import filled
     from medfed.sites.flare import kits
     from medfed.sites.installed import TEMPLATES
+    from medfed.standalone.files import filled
 
     made = getattr(kits, what)(**given)
     end = date.today() + timedelta(days=kits.CERTIFICATES)
@@ -100,8 +100,8 @@ def write_job(deployment: Deployment, folder: Path) -> tuple[Path, Path, str]:
     Returns:
         Where both are, and the hash by which sites approve it.
     """
-    from medfed.common.files import digest, write_json
     from medfed.sites import deploying
+    from medfed.standalone.files import digest, write_json
 
     agreed = folder / "agreed.json"
     write_json(agreed, deployment.agreed)

@@ -57,8 +57,6 @@ import yaml  # type: ignore[import-untyped]
 from medfed import __version__
 from medfed.common import schemas
 from medfed.common.console import shown
-from medfed.common.errors import ConfigError, MedfedError, did_you_mean
-from medfed.common.files import digest, write_text
 from medfed.common.schemas import fit
 from medfed.common.untrusted import read_json, read_yaml
 from medfed.config.allowed import fingerprints as plugin_hashes
@@ -68,6 +66,8 @@ from medfed.config.sections import has, put, select, targets, walk
 from medfed.config.spelling import hydra_spelling, key_of
 from medfed.sites import installed
 from medfed.sites.policy import NO_LIMITS, Hash, Policy, VetoError
+from medfed.standalone.errors import ConfigError, MedfedError, did_you_mean
+from medfed.standalone.files import digest, write_text
 from medfed.studies.plan import plan_of
 
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 
 from medfed.common.console import shown
-from medfed.common.errors import SiteError
 from medfed.common.schemas import fit
 from medfed.federation.algorithm import Cohort
 from medfed.federation.budget import Passes
@@ -26,6 +25,7 @@ from medfed.federation.federation import Federation
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.sites import calls, wire
 from medfed.sites.wire import START, Facts
+from medfed.standalone.errors import SiteError
 
 _log = logging.getLogger(__name__)
 INNOCENT = (calls.SILENT, calls.BUSY, calls.UNREADY)  # reasons that do not count against a site

@@ -11,15 +11,15 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeVar, cast
 
-from medfed.common.checks import check_fields, within
 from medfed.common.console import shown
-from medfed.common.errors import CodecError, SiteError
 from medfed.datamodules.base import Exchanged
 from medfed.datamodules.claims import Claims, Merging
 from medfed.sites import wire
 from medfed.sites.agreement import words_for
 from medfed.sites.status import Traffic
 from medfed.sites.wire import Answer, Asking, Facts, Greeting, Silent, Transport
+from medfed.standalone.checks import check_fields, within
+from medfed.standalone.errors import CodecError, SiteError
 
 Found = TypeVar("Found")
 Asked = TypeVar("Asked", bound=wire.Request)

@@ -19,8 +19,6 @@ from pathlib import Path
 from rich.console import Console
 
 from medfed.common.console import say, size, wide_console
-from medfed.common.errors import ConfigError, few
-from medfed.common.files import filled
 from medfed.common.floors import LEAST
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
@@ -43,6 +41,8 @@ from medfed.run.privacy import exact, protections
 from medfed.sites import policy
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints, words_for
 from medfed.sites.studying import place_of
+from medfed.standalone.errors import ConfigError, few
+from medfed.standalone.files import filled
 from medfed.studies.parts import Separate
 
 OTHER = "a part specific to the method, see its page"

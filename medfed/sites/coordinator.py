@@ -20,7 +20,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from medfed.common.errors import CodecError, first_line
 from medfed.common.tensors import State
 from medfed.federation.federation import Round, count
 from medfed.federation.wire.ledger import Direction, Ledger
@@ -31,6 +30,7 @@ from medfed.sites.attendance import Attendance
 from medfed.sites.masks import needed
 from medfed.sites.requests import Lost, Metrics, Requests, impossible
 from medfed.sites.wire import START
+from medfed.standalone.errors import CodecError, first_line
 
 _log = logging.getLogger(__name__)
 

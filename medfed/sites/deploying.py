@@ -26,8 +26,6 @@ import msgspec
 from medfed import __version__
 from medfed.common import schemas, untrusted
 from medfed.common.console import levels, shown
-from medfed.common.errors import CodecError, ConfigError, MedfedError, SiteError
-from medfed.common.files import write_json
 from medfed.config import compose, description, sections
 from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full
@@ -45,6 +43,8 @@ from medfed.sites import (
 from medfed.sites.flare import LOST, PREFIXES, SITE, check_flare, write_job
 from medfed.sites.installed import code
 from medfed.sites.wire import Answers, Request, Transport, declined, unreadable
+from medfed.standalone.errors import CodecError, ConfigError, MedfedError, SiteError
+from medfed.standalone.files import write_json
 from medfed.studies.cohorts import Opener
 from medfed.studies.plan import read_plan
 

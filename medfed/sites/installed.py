@@ -20,10 +20,11 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import medfed
-from medfed.common import files, untrusted
-from medfed.common.errors import ConfigError
+from medfed.common import untrusted
 from medfed.config.compose import CONFIG_DIR
 from medfed.sites.policy import VetoError
+from medfed.standalone import files
+from medfed.standalone.errors import ConfigError
 
 PACKED = ("medfed", "antlr4-python3-runtime", "pyhocon")
 """Packages of which no index has a wheel."""

@@ -30,12 +30,13 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from medfed.common import files, untrusted
-from medfed.common.errors import CodecError
+from medfed.common import untrusted
 from medfed.federation.wire.fixed_point import FEWEST, FixedPoint
 from medfed.federation.wire.packet import Packet
 from medfed.sites.policy import alone
 from medfed.sites.wire import Head, PublicKeys
+from medfed.standalone import files
+from medfed.standalone.errors import CodecError
 
 Keys = Mapping[str, PublicKeys]
 """Of each site what it has announced."""

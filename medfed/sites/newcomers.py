@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from medfed.common.console import say, shown, size, wide_console
-from medfed.common.errors import CheckpointError, CodecError, ConfigError, SiteError
-from medfed.common.files import write_json, write_text
 from medfed.common.scores import label_of, number
 from medfed.common.tensors import Tensors
 from medfed.common.untrusted import read_checkpoint, read_json
@@ -38,6 +36,8 @@ from medfed.sites.agreement import Agreed, fingerprints
 from medfed.sites.calls import Caller, Terms, catch_up, compare, compare_models
 from medfed.sites.wire import Facts, Greeting, Transport
 from medfed.sites.withdrawal import SitesRecord
+from medfed.standalone.errors import CheckpointError, CodecError, ConfigError, SiteError
+from medfed.standalone.files import write_json, write_text
 
 
 def onboard(

@@ -34,10 +34,11 @@ import msgspec
 import numpy as np
 from filelock import FileLock
 
-from medfed.common import errors, files, floors, schemas, untrusted
+from medfed.common import floors, schemas, untrusted
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.functional.privacy import ORDERS, epsilon_of, renyi
+from medfed.standalone import errors, files
 
 if TYPE_CHECKING:
     from medfed.datamodules.base import FederatedDataModule

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from medfed.common.console import shown
-from medfed.common.errors import CodecError, NonFiniteError, SiteError, first_line
 from medfed.common.scores import limits_of
 from medfed.federation.budget import Passes
 from medfed.federation.federation import Round
@@ -21,6 +20,7 @@ from medfed.sites import wire
 from medfed.sites.attendance import Attendance
 from medfed.sites.masks import context_of, needed, unmasked
 from medfed.sites.wire import Answer, Asking
+from medfed.standalone.errors import CodecError, NonFiniteError, SiteError, first_line
 
 Metrics = dict[str, dict[str, float]]
 Kind = TypeVar("Kind", bound=wire.Request)

@@ -20,9 +20,7 @@ import pytorch_lightning as pl
 
 from medfed.common import scores, tensors, untrusted
 from medfed.common.console import shown, size
-from medfed.common.errors import CheckpointError, ConfigError, SiteError
 from medfed.common.figures import save_figures
-from medfed.common.files import write_json, write_text
 from medfed.config.description import RunDescription
 from medfed.datamodules.claims import Claims
 from medfed.federation import algorithm, budget, split
@@ -47,6 +45,8 @@ from medfed.sites.site import FACTS, versions_here
 from medfed.sites.status import Status, ended, keep
 from medfed.sites.wire import Facts, Greeting, Transport
 from medfed.sites.withdrawal import SitesRecord, replayed, withdrawn_of
+from medfed.standalone.errors import CheckpointError, ConfigError, SiteError
+from medfed.standalone.files import write_json, write_text
 
 
 class SitesEvaluation(PersonalEvaluation):

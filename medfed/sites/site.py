@@ -22,8 +22,7 @@ from typing import Any, Protocol, TypedDict
 
 import torch
 
-from medfed.common import files, schemas, scores, untrusted
-from medfed.common.errors import CheckpointError, CodecError, DataError
+from medfed.common import schemas, scores, untrusted
 from medfed.common.tensors import Tensors, digest, map_state, to_device
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
@@ -48,6 +47,8 @@ from medfed.sites import agreement, masks, newcomers, policy, wire
 from medfed.sites.gate import RULES, Agreement, Gate, Refusal, sum_key
 from medfed.sites.policy import NO_LIMITS, Policy
 from medfed.sites.wire import START, Facts, Greeting, Reply, Request
+from medfed.standalone import files
+from medfed.standalone.errors import CheckpointError, CodecError, DataError
 from medfed.studies.parts import Part, Separate
 
 Kept = dict[str, Any]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from medfed.common import errors, files, schemas, tensors, untrusted
+from medfed.common import schemas, tensors, untrusted
 from medfed.common.scores import Record, failures_count, undefined_in
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import Exchanged
@@ -40,6 +40,7 @@ from medfed.sites.masks import Signer
 from medfed.sites.policy import COUNTED, SPENT, Counted, Spending
 from medfed.sites.site import ConfiguredSite, Site
 from medfed.sites.wire import START, Reply, Request
+from medfed.standalone import errors, files
 
 # In the folder of all federations:
 LOG, REFUSALS = "log.txt", "refusals.txt"

@@ -17,12 +17,13 @@ from threading import Lock
 from rich.console import Group
 from rich.text import Text
 
-from medfed.common import errors, files, schemas, untrusted
+from medfed.common import schemas, untrusted
 from medfed.common.console import Terminal, shown, size
 from medfed.records.folder import RunFolder
 from medfed.reports.tables import Table
 from medfed.sites.agreement import words_for
 from medfed.sites.wire import RoundNumber
+from medfed.standalone import errors, files
 
 _COLUMNS = ("site", "kind", "requests", "down", "up")
 

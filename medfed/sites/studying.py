@@ -19,7 +19,6 @@ import msgspec
 import numpy as np
 
 from medfed.common.console import shown, size
-from medfed.common.errors import CheckpointError, ConfigError, DataError, SiteError
 from medfed.common.floors import LEAST, TIMES
 from medfed.common.schemas import Number, fit, parse_json
 from medfed.config.description import RunDescription
@@ -34,6 +33,7 @@ from medfed.sites.policy import COUNTED, Counted, Policy, VetoError, check_noise
 from medfed.sites.site import Site, versions_here
 from medfed.sites.site_folder import listen
 from medfed.sites.wire import Facts, Greeting, Reply, Request
+from medfed.standalone.errors import CheckpointError, ConfigError, DataError, SiteError
 from medfed.studies.cohorts import Cohort, Opener, with_examples
 from medfed.studies.page import write_study
 from medfed.studies.parts import Estimates, Part, Separate, Table, Whole

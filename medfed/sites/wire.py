@@ -38,8 +38,8 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, Self, T
 
 import msgspec
 
-from medfed.common.errors import CodecError, first_line
 from medfed.common.schemas import Count, Number, fit, parse_json
+from medfed.standalone.errors import CodecError, first_line
 
 MAGIC = b"mfs1"
 _HASH = 16

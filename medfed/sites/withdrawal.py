@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfed.common import errors, files, schemas, tensors, untrusted
+from medfed.common import schemas, tensors, untrusted
 from medfed.config.compose import build
 from medfed.federation.lightning.checkpoint import save_sealed
 from medfed.records.folder import RunFolder
 from medfed.sites.wire import Facts
+from medfed.standalone import errors, files
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.plans import ClientPlan
@@ -29,6 +28,7 @@ from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.models.segmentation_meter import iou_and_dice, overlap_counts, surface_metrics
 from medfed.standalone.columns import Columns
+from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.predictor import Predictor
 from medfed.standalone.samples import inputs_of, pixels_of
 from medfed.standalone.scans import prepare

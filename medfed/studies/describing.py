@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from medfed.common.errors import DataError
 from medfed.common.floors import TIMES
 from medfed.functional import pooled
+from medfed.standalone.errors import DataError
 from medfed.studies import parts
 from medfed.studies.parts import Floats, Groups, State, Sums, Table, Whole, Word
 from medfed.studies.rows import Rows

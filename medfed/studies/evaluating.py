@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from medfed.common.errors import DataError, few
 from medfed.common.floors import CATEGORY, LEAST, TIMES
 from medfed.functional import discrimination
 from medfed.functional.discrimination import Estimate
 from medfed.functional.statistics import LEVEL, POWER, holm
+from medfed.standalone.errors import DataError, few
 from medfed.studies.describing import Column
 from medfed.studies.parts import (
     MEANS,

@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from medfed.common.errors import ConfigError
 from medfed.common.floors import CATEGORY, LEAST, TIMES
 from medfed.common.schemas import Number, fit
 from medfed.common.untrusted import read_yaml
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.functional.pooled import Family
 from medfed.records.bundles import manifest_hash
+from medfed.standalone.errors import ConfigError
 from medfed.studies.rows import OUTCOME, Rows
 
 _CODES = 6  # values of a column that count as categories

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from medfed.common.errors import DataError
 from medfed.common.floors import CATEGORY, LEAST
 from medfed.functional import pooled
+from medfed.standalone.errors import DataError
 from medfed.studies import parts
 from medfed.studies.parts import Estimates, Floats, State, Sums, Table, Whole, Word
 from medfed.studies.plan import Model, Plan

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import ConfigError, did_you_mean
 from medfed.standalone.csv_files import as_number
+from medfed.standalone.errors import ConfigError, did_you_mean
 
 Floats = NDArray[np.float64]
 OUTCOME = "outcome"

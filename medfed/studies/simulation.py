@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from medfed.common.errors import ConfigError, DataError, few
 from medfed.common.floors import LEAST, TIMES
 from medfed.federation.wire.fixed_point import FEWEST
+from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.studies.describing import Column, Curves
 from medfed.studies.evaluating import Areas, Scores
 from medfed.studies.parts import Groups, Part, Separate, Table

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from medfed.commands.methods import said
-from medfed.common.errors import ConfigError
 from medfed.federation.algorithm import Algorithm, Cohort
 from medfed.federation.card import elements
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.reference import run_reference
 from medfed.models.networks.canonical import Canonical
+from medfed.standalone.errors import ConfigError
 from tests.contract.harness import NAMES, ROUNDS, algorithm, recorded, task, two_bodied
 from tests.contract.names import algorithm_yamls
 from tests.toys import ToyTask, canonical_toy, toy_data, toy_federation

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from medfed.common.errors import DataError, MedfedError
 from medfed.datamodules.cache.store import Item, Recipe, Store, build
+from medfed.standalone.errors import DataError, MedfedError
 
 COUNT = 8
 

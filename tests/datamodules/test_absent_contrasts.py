@@ -8,7 +8,6 @@ from functools import partial
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.augmentation import ChannelDropout
 from medfed.datamodules.duplicates import find_duplicates
 from medfed.datamodules.one_site import OwnData
@@ -17,6 +16,7 @@ from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.partitions.saved import Saved
 from medfed.datamodules.segmentation import SegmentationDataModule
 from medfed.run.cohort import cohort_record
+from medfed.standalone.errors import ConfigError, DataError
 from tests.datamodules.absent_contrasts import BRATS, LAYOUTS, write_folders
 from tests.datamodules.brats_layouts import make_head, save
 

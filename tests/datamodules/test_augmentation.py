@@ -8,12 +8,12 @@ import torch
 from monai.transforms import Compose, RandFlipd, RandGaussianNoised
 from scipy.ndimage import affine_transform, center_of_mass
 
-from medfed.common.errors import ConfigError
 from medfed.common.seeding import torch_rng
 from medfed.config.allowed import CONFIG_DIR
 from medfed.config.compose import build
 from medfed.datamodules.augmentation import Augmentation, augmented
 from medfed.datamodules.client_data import ClientData
+from medfed.standalone.errors import ConfigError
 from tests.contract.names import data_yamls, load
 from tests.sweeps import sweep
 

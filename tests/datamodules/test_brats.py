@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError, DataError
-from medfed.common.files import sha256
 from medfed.common.seeding import torch_rng
 from medfed.datamodules import patches
 from medfed.datamodules.partitions.base import RoundRobin
@@ -18,6 +16,8 @@ from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.readers.case_folders import FolderReader
 from medfed.datamodules.readers.datalist import MSDReader
+from medfed.standalone.errors import ConfigError, DataError
+from medfed.standalone.files import sha256
 
 SHARED = Path(os.environ.get("MEDFED_SHARED", Path(__file__).parents[3] / "shared"))
 REAL = SHARED / "data" / "brats2018"

@@ -6,9 +6,9 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from medfed.common.errors import DataError
 from medfed.datamodules.readers.case_folders import BratsChallengeReader
 from medfed.datamodules.readers.datalist import MSDReader
+from medfed.standalone.errors import DataError
 from tests.datamodules.brats_layouts import make_head, save, write_challenge, write_msd
 from tests.sweeps import sweep
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import DataError
 from medfed.datamodules.cache.volumes import decode, encode
 from medfed.datamodules.client_data import BlocksOnDemand
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.readers.case_folders import BratsChallengeReader
+from medfed.standalone.errors import DataError
 from medfed.standalone.grids import bounding_box
 from tests.datamodules.brats_layouts import make_head, write_challenge
 from tests.sweeps import sweep

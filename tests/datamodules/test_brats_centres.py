@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from medfed.common.errors import DataError
 from medfed.datamodules.readers.case_folders import BratsChallengeReader
+from medfed.standalone.errors import DataError
 from tests.datamodules.brats_layouts import make_head, write_challenge
 from tests.sweeps import sweep
 

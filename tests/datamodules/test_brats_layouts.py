@@ -9,11 +9,11 @@ import pytest
 import SimpleITK as sitk
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.common.seeding import torch_rng
 from medfed.datamodules import patches
 from medfed.datamodules.readers.case_folders import BratsChallengeReader, FolderReader
 from medfed.datamodules.readers.datalist import MSDReader
+from medfed.standalone.errors import ConfigError
 from medfed.standalone.preparation import zscore
 from medfed.standalone.volumes import read_volume
 from tests.datamodules.brats_layouts import (

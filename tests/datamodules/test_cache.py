@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import DataError
 from medfed.datamodules.cache import store as building
 from medfed.datamodules.cache.store import ITEMS, MANIFEST, Item, Recipe, Store, build, find
 from medfed.datamodules.client_data import ArrayRows
+from medfed.standalone.errors import DataError
 from tests.datamodules import cache_items
 from tests.datamodules.cache_items import COUNT, contents, recipe, were_read, write_sources
 

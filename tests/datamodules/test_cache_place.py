@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from medfed.common.errors import ConfigError
 from medfed.config.compose import build, described
+from medfed.standalone.errors import ConfigError
 from tests.datamodules.test_account import folders
 
 ROOTS = {

@@ -2,9 +2,9 @@
 
 import pytest
 
-from medfed.common.errors import ConfigError
 from medfed.datamodules.partitions.by_centre import CentreSplit
 from medfed.datamodules.readers.base import Patient
+from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 
 PATIENTS = [Patient(f"{c}{n}", centre=c) for c, count in (("x", 7), ("y", 4)) for n in range(count)]

@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.config.compose import build, load
 from medfed.datamodules.augmentation import Augmentation, ChannelDropout
 from medfed.datamodules.client_data import ClientData
+from medfed.standalone.errors import ConfigError
 
 PRESENT = torch.tensor([True, False, True, True])
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from monai.transforms import Compose, RandFlipd, RandShiftIntensityd
 
-from medfed.common.errors import DataError
 from medfed.datamodules.client_data import ClientData
+from medfed.standalone.errors import DataError
 
 
 def make(samples=10, augment=None):

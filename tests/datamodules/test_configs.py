@@ -7,9 +7,9 @@ import pytest
 from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 
-from medfed.common.errors import ConfigError
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
+from medfed.standalone.errors import ConfigError
 from tests.contract.names import data_yamls, load, partition_yamls
 from tests.sweeps import sweep
 

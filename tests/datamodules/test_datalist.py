@@ -21,9 +21,9 @@ from monai.transforms import (
     Spacing,
 )
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import build, load
 from medfed.datamodules.readers.datalist import DatalistReader, NnunetReader
+from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.grids import on_grid
 from medfed.standalone.preparation import CT_WINDOW
 from tests.datamodules.organ_layouts import organs, write_datalist, write_nnunet

@@ -17,9 +17,9 @@ from pydicom.uid import (
     RLELossless,
 )
 
-from medfed.common.errors import DataError
 from medfed.datamodules.readers.datalist import DatalistReader
 from medfed.standalone import dicom
+from medfed.standalone.errors import DataError
 from medfed.standalone.volumes import read_geometry, read_volume
 
 CT, ENHANCED, SEG = (UID(f"1.2.840.10008.5.1.4.1.1.{n}") for n in ("2", "4.1", "66.4"))

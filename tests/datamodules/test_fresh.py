@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.datamodules.cache.volumes import encode
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing, SiteGroups
 from medfed.datamodules.patches import LARGEST, FreshPatches, PatchRows, volume_of, volume_of_cache
 from medfed.datamodules.plans import first_patients
+from medfed.standalone.errors import ConfigError
 
 SHAPE = (20, 16, 6)
 SCANNED = SiteGroups(2, scanners=[{"gamma": 1.4, "noise": 0.1}] * 2)

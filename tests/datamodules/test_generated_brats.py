@@ -4,14 +4,14 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from medfed.common.errors import ConfigError, DataError
-from medfed.common.files import sha256
 from medfed.common.seeding import numpy_rng
 from medfed.datamodules.generated.brats import BratsCohort, MriHospital, make_head
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.readers.datalist import MSDReader
 from medfed.datamodules.segmentation import SegmentationDataModule
 from medfed.datamodules.splits import split_patients
+from medfed.standalone.errors import ConfigError, DataError
+from medfed.standalone.files import sha256
 from tests.sweeps import sweep
 
 from .conftest import COHORT

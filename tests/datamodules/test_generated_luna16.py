@@ -6,8 +6,6 @@ import pytest
 import SimpleITK as sitk
 from scipy.ndimage import center_of_mass, label
 
-from medfed.common.errors import ConfigError, DataError
-from medfed.common.files import sha256
 from medfed.common.seeding import numpy_rng
 from medfed.datamodules.generated.luna16 import (
     FLIPPED,
@@ -21,6 +19,8 @@ from medfed.datamodules.generated.luna16 import (
 )
 from medfed.datamodules.readers.luna16 import Luna16Reader
 from medfed.standalone.ct_patches import hounsfield, locate, read_points
+from medfed.standalone.errors import ConfigError, DataError
+from medfed.standalone.files import sha256
 from medfed.standalone.volumes import read_geometry
 
 TINY = LunaCohort(hospitals=3, patients=4, shape=(48, 44, 24), lookalikes=10, seed=1)

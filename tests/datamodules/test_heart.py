@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import numpy_rng
 from medfed.config.compose import described
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.readers.heart import FEATURES, PUBLISHED, TARGET, read_heart
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.train import train
+from medfed.standalone.errors import ConfigError, DataError
 from tests.sweeps import sweep
 
 SHARED = Path(os.environ.get("MEDFED_SHARED", Path(__file__).parents[3] / "shared"))

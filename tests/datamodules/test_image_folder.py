@@ -8,7 +8,6 @@ import SimpleITK as sitk
 import torch
 from PIL import Image
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import numpy_rng
 from medfed.config.compose import load
 from medfed.config.description import describe
@@ -18,6 +17,7 @@ from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_label import LabelImbalance
 from medfed.datamodules.readers.image_folder import read_image_folder, read_image_table
 from medfed.datamodules.splits import SPLITS
+from medfed.standalone.errors import ConfigError, DataError
 from tests.integration.runs import data_and_task
 
 PATIENT, CENTRE = "^(p[0-9]+)_", "_(Bern|Basel)_"

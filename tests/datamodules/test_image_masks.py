@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import numpy_rng
 from medfed.config.compose import load
 from medfed.datamodules.partitions.base import RoundRobin
@@ -20,6 +19,7 @@ from medfed.datamodules.partitions.by_label import QuantitySkew
 from medfed.datamodules.readers.image_masks import ImageMasksReader
 from medfed.datamodules.segmentation import ImageMasksDataModule
 from medfed.standalone import pictures
+from medfed.standalone.errors import ConfigError, DataError
 from tests.datamodules.picture_files import cohort, picture, write_index
 from tests.sweeps import sweep
 

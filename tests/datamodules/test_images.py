@@ -7,7 +7,6 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import numpy_rng
 from medfed.config.compose import described, load
 from medfed.config.description import describe
@@ -22,6 +21,7 @@ from medfed.datamodules.readers.scikit_learn import read_digits
 from medfed.datamodules.splits import SPLITS
 from medfed.run.assembly import read_data, task_for
 from medfed.run.train import train
+from medfed.standalone.errors import ConfigError, DataError
 from tests.sweeps import sweep
 
 SIZES = {"train": 24, "val": 9, "test": 12}

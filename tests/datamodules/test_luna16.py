@@ -19,7 +19,6 @@ import torch
 from hydra.utils import instantiate
 from torch import nn
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import load
 from medfed.datamodules.client_data import gather
 from medfed.datamodules.generated.luna16 import LunaCohort
@@ -29,6 +28,7 @@ from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.partitions.by_label import LabelImbalance
 from medfed.datamodules.readers.luna16 import Luna16Reader
 from medfed.standalone.ct_patches import PatchSpec, extract
+from medfed.standalone.errors import ConfigError, DataError
 
 COHORT = LunaCohort(hospitals=2, patients=5, shape=(48, 48, 24), lookalikes=8, seed=1)
 

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 
-from medfed.common.errors import ConfigError, DataError
-from medfed.common.files import sha256
 from medfed.datamodules.generated.luna16 import write_scan
 from medfed.datamodules.readers.luna16 import Luna16Reader
 from medfed.standalone.ct_patches import PatchSpec, extract, find_scans, hounsfield, read_points
+from medfed.standalone.errors import ConfigError, DataError
+from medfed.standalone.files import sha256
 from medfed.standalone.volumes import read_geometry
 
 from .luna_files import image_of, noise, write_csv, write_luna

@@ -7,13 +7,13 @@ import pytest
 import SimpleITK as sitk
 import torch
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import build
 from medfed.datamodules.augmentation import Augmentation
 from medfed.datamodules.luna16_scans import ScanPatches, boxes_within
 from medfed.datamodules.patches import Volume
 from medfed.datamodules.readers.luna16 import Luna16ScanReader, read_with_nodules
 from medfed.standalone.ct_scans import ScanSpec, places, read_scan, world_of
+from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.volumes import read_geometry
 from tests.contract.names import load
 from tests.datamodules.luna_files import FLIPS, ORIGIN, image_of, noise, stored, write_csv

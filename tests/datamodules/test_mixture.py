@@ -5,9 +5,9 @@ import pytest
 import torch
 from scipy.special import expit
 
-from medfed.common.errors import ConfigError
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.tables.mixture import MixtureDataModule
+from medfed.standalone.errors import ConfigError
 
 
 def test_labels_follow_the_true_mixtures():

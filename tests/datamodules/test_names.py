@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.plans import by_id
 from medfed.datamodules.readers.base import Patient
@@ -25,6 +24,7 @@ from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.cohort import cohort_record, print_cohort
 from medfed.standalone.csv_files import MISSING, as_number, read_features
+from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.names import alike, code_among, fold, likeness, same, tidy
 
 ROLES = {"label": "ill", "centre": "place", "patient": "who", "categorical": "auto"}

@@ -11,8 +11,8 @@ import pytest
 import SimpleITK as sitk
 from PIL import Image
 
-from medfed.common.errors import DataError
 from medfed.datamodules.readers.datalist import DatalistReader, NnunetReader
+from medfed.standalone.errors import DataError
 from medfed.standalone.volumes import read_geometry, read_volume
 
 SPACING = (0.5, 0.75, 2.0)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.config.compose import build, load
 from medfed.config.description import checked
 from medfed.datamodules.client_data import ClientData
 from medfed.datamodules.plans import first_patients
+from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.one_site import OwnData, setup_alone
 from medfed.datamodules.partitions.by_centre import Auto, ByCentre
@@ -24,6 +23,7 @@ from medfed.datamodules.tables.agreement import (
     server_side,
 )
 from medfed.datamodules.tables.datamodule import TabularDataModule
+from medfed.standalone.errors import ConfigError, DataError
 from tests.sweeps import sweep
 
 SITES = ["Basel", "Bern", "Chur"]

@@ -5,7 +5,6 @@ import pytest
 import torch
 from sklearn.datasets import load_diabetes
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_label import Dirichlet, LabelImbalance, QuantitySkew
@@ -13,6 +12,7 @@ from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.datamodules.tables.mixture import MixtureDataModule
 from medfed.run.cohort import cohort_record
+from medfed.standalone.errors import ConfigError, DataError
 from tests.sweeps import sweep
 
 CSV = """id,site,age,score

@@ -1,11 +1,11 @@
 import pytest
 
-from medfed.common.errors import ConfigError
 from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import Auto, ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.partitions.by_label import LabelImbalance
 from medfed.datamodules.readers.base import Patient
+from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 
 CHANNELS = ("FLAIR", "T1w", "T1gd", "T2w")

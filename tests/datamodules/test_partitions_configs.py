@@ -8,11 +8,11 @@ from functools import cache
 import pytest
 from omegaconf import OmegaConf
 
-from medfed.common.errors import ConfigError
 from medfed.config.compose import build
 from medfed.datamodules import partitions
 from medfed.datamodules.partitions.base import Partition, Wrapped
 from medfed.datamodules.partitions.by_label import Shards
+from medfed.standalone.errors import ConfigError
 from tests.checking import check_overrides
 from tests.contract.names import load, partition_yamls
 from tests.sweeps import sweep

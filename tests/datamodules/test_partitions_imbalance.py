@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from medfed.common.errors import ConfigError
 from medfed.datamodules.partitions.by_label import LabelImbalance, deal_whole, largest_fit, thin
 from medfed.datamodules.readers.base import Patient
+from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from medfed.common.errors import ConfigError
 from medfed.config.compose import build
 from medfed.datamodules.partitions.base import Dealt, RoundRobin, Wrapped
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing, LabelGroups, SiteGroups, group_of
 from medfed.datamodules.partitions.by_label import Dirichlet, LabelImbalance, QuantitySkew, Shards
 from medfed.datamodules.readers.base import Patient
+from medfed.standalone.errors import ConfigError
 from tests.contract.names import load, partition_yamls
 from tests.sweeps import sweep
 

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing, SiteGroups
 from medfed.datamodules.partitions.by_label import LabelImbalance
 from medfed.datamodules.partitions.saved import Saved
 from medfed.datamodules.readers.base import Patient
+from medfed.standalone.errors import ConfigError, DataError
 
 PATIENTS = [Patient(name) for name in ("p1", "p2", "p3", "p4")]
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medfed.common.errors import DataError
 from medfed.datamodules.readers.image_folder import pictures_in, read_image_folder
 from medfed.standalone import pictures
+from medfed.standalone.errors import DataError
 
 SIZE = (12, 16)
 

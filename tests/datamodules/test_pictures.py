@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from medfed.common.errors import DataError
 from medfed.common.seeding import numpy_rng
 from medfed.standalone import pictures
+from medfed.standalone.errors import DataError
 
 RNG = numpy_rng("pictures")
 GREY = RNG.integers(0, 256, (5, 7)).astype(np.uint8)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import build, described
 from medfed.datamodules.one_site import OwnData, setup_alone
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.planning import Agreed, Planning
 from medfed.datamodules.tables.agreement import converse
 from medfed.functional.planning import Fingerprint, Planner
+from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.preparation import Preparation
 
 SMALL = (

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medfed.common.errors import ConfigError
 from medfed.datamodules.partitions.by_label import apportion, largest_fit, thin
+from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 
 POSITIVE = [Fraction(n, d) for d in (2, 3, 5, 8) for n in range(d + 1)]

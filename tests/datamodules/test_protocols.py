@@ -7,12 +7,12 @@ import csv
 import numpy as np
 import pytest
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import described
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.splits import split_patients
 from medfed.datamodules.tables.datamodule import TabularDataModule
+from medfed.standalone.errors import ConfigError, DataError
 
 
 def table(path, rows):

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import described
 from medfed.datamodules.readers.case_folders import FolderReader
 from medfed.run.train import train
+from medfed.standalone.errors import ConfigError, DataError
 from tests.integration.test_bad_data import write_heart
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import Patient, with_hospitals
 from medfed.datamodules.readers.case_folders import FolderReader
 from medfed.datamodules.readers.datalist import MSDReader
+from medfed.standalone.errors import ConfigError, DataError
 
 MODALITIES = {"FLAIR": "*_flair.nii.gz", "T1": "*_t1.nii.gz"}
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.datamodules.partitions.by_group import ChannelMissing, SiteGroups
 from medfed.datamodules.scanner import UNCHANGED, Scanner
+from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 
 

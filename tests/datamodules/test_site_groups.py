@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import described, load
 from medfed.config.description import describe
 from medfed.datamodules.generated.luna16 import LunaCohort
@@ -20,6 +19,7 @@ from medfed.datamodules.readers.luna16 import Luna16Reader
 from medfed.datamodules.scanner import UNCHANGED
 from medfed.run.memberships import planted_groups
 from medfed.standalone.ct_patches import PatchSpec
+from medfed.standalone.errors import ConfigError, DataError
 from tests.integration.runs import data_and_task
 from tests.sweeps import sweep
 

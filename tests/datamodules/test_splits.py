@@ -4,11 +4,11 @@ import logging
 import numpy as np
 import pytest
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.plans import by_id, plan_clients
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.splits import check_leakage, split_patients, warn_small
+from medfed.standalone.errors import ConfigError, DataError
 from tests.sweeps import sweep
 
 

@@ -10,7 +10,6 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing
@@ -21,6 +20,7 @@ from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.cohort import cohort_record
 from medfed.standalone.columns import Columns
 from medfed.standalone.csv_files import read_features
+from medfed.standalone.errors import ConfigError, DataError
 from tests.sweeps import sweep
 
 HEADER = "hospital,age,sex,grade,crp,outcome"

@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_group import SiteGroups
 from medfed.datamodules.partitions.by_label import LabelImbalance
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.datamodule import TabularDataModule
+from medfed.standalone.errors import ConfigError, DataError
 
 CSV = """id,site,age,sugar,label
 p1,Bern,50,1.0,0

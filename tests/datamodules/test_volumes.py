@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 
-from medfed.common.errors import DataError
+from medfed.standalone.errors import DataError
 from medfed.standalone.volumes import (
     as_stored,
     check_same_grid,

@@ -9,8 +9,8 @@ from itertools import chain
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.augmentation import Augmentation
+from medfed.standalone.errors import ConfigError, DataError
 
 LIGHT = Augmentation(flip_chance=0.5, affine_chance=0.3, rotation=15, noise_chance=0.5, noise=0.1)
 

@@ -16,7 +16,6 @@ from monai.bundle import ConfigParser
 from monai.networks.nets import DenseNet121, UNet
 from PIL import Image
 
-from medfed.common.errors import MedfedError
 from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle
@@ -24,6 +23,7 @@ from medfed.delivery.main import open_bundle
 from medfed.delivery.predict.prediction import predict
 from medfed.delivery.start.adopting import adopt
 from medfed.records.bundles import METADATA, MODEL, manifest_hash
+from medfed.standalone.errors import MedfedError
 from medfed.studies.cohorts import Cohort, hospital_rows
 from medfed.studies.plan import Bundle, Plan
 

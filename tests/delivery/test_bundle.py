@@ -20,7 +20,6 @@ import yaml
 from PIL import Image
 
 from medfed import standalone
-from medfed.common.errors import CheckpointError, DataError
 from medfed.config.compose import CONFIG_DIR, load
 from medfed.delivery.bundle.bundle import (
     read_bundle,
@@ -33,6 +32,7 @@ from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
 from medfed.records.bundles import MANIFEST, METADATA, MODEL, PACKED
 from medfed.records.tasks import build_task
+from medfed.standalone.errors import CheckpointError, DataError
 from medfed.standalone.masks import label_map, map_codes
 from tests import processes
 from tests.delivery.hospitals import EXPERIMENTS, run_by_monai, same_files

@@ -10,8 +10,8 @@ import torch
 from msgspec.structs import replace as replace_fields
 from sklearn.metrics import roc_auc_score
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.delivery.main import open_bundle
+from medfed.standalone.errors import ConfigError, DataError
 from medfed.studies.cohorts import Cohort, hospital_rows
 from medfed.studies.plan import Bundle, Plan, read_plan
 from medfed.studies.rows import OF, OUTCOME

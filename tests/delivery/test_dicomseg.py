@@ -10,8 +10,8 @@ import numpy as np
 import pydicom
 import pytest
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.delivery.predict import masks
+from medfed.standalone.errors import ConfigError, DataError
 from tests.datamodules.volume_files import affine, write_series, write_volume
 from tests.delivery.test_predict_geometry import BALL, centred, run, scan, threshold_bundle
 from tests.sweeps import sweep

@@ -17,8 +17,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from medfed.common.errors import CheckpointError, ConfigError
-from medfed.common.files import sha256
 from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import CARD, README, page, read_bundle
@@ -32,6 +30,8 @@ from medfed.models.networks.small import LogisticRegression
 from medfed.models.networks.unet import basic_unet
 from medfed.records.folder import save_tensors
 from medfed.run.train import train
+from medfed.standalone.errors import CheckpointError, ConfigError
+from medfed.standalone.files import sha256
 from tests.toys import assert_alike
 
 ROOT = Path(__file__).resolve().parents[2]

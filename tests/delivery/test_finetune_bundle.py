@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from medfed.common.errors import CheckpointError, ConfigError
 from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
@@ -20,6 +19,7 @@ from medfed.delivery.start.pretrained import Pretrained
 from medfed.federation.split import float_entries
 from medfed.records.folder import Run
 from medfed.run.start import fit
+from medfed.standalone.errors import CheckpointError, ConfigError
 from tests.integration.runs import imaging, outcome, resume, run
 
 FIRST = (

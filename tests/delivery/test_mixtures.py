@@ -8,7 +8,6 @@ import json
 import pytest
 import torch
 
-from medfed.common.errors import CheckpointError
 from medfed.config.compose import build, load
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.bundle.networks import build_network, describe
@@ -24,6 +23,7 @@ from medfed.delivery.export.client_model import (
 from medfed.federation.split import float_entries
 from medfed.models.networks.personal_part import part_roots
 from medfed.records.tasks import build_task
+from medfed.standalone.errors import CheckpointError
 from tests import processes
 from tests.toys import assert_alike
 

@@ -7,10 +7,10 @@ import json
 import pytest
 import torch
 
-from medfed.common.errors import CheckpointError, ConfigError
 from medfed.config.compose import load
 from medfed.delivery.bundle.networks import build_network, describe
 from medfed.records.tasks import build_task
+from medfed.standalone.errors import CheckpointError, ConfigError
 from tests.toys import assert_alike
 
 CASES = {

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import CheckpointError, ConfigError
 from medfed.config.compose import load
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.bundle.onnx_file import (
@@ -26,6 +25,7 @@ from medfed.delivery.predict.prediction import make_predictor
 from medfed.federation.split import float_entries
 from medfed.records.bundles import METADATA
 from medfed.records.tasks import build_task
+from medfed.standalone.errors import CheckpointError, ConfigError
 from tests.sweeps import sweep
 from tests.toys import assert_alike
 

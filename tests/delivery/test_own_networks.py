@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import CheckpointError, ConfigError
 from medfed.config import allowed
 from medfed.config.allowed import with_plugins
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
@@ -23,6 +22,7 @@ from medfed.delivery.bundle.networks import (
 from medfed.delivery.bundle.onnx_file import ONNX, NotTraceableError, OnnxNetwork, save_onnx
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
+from medfed.standalone.errors import CheckpointError, ConfigError
 from medfed.standalone.outputs import only_logits
 from tests.delivery.hospitals import Hospital, make_hospital, run_by_monai
 from tests.toys import assert_alike

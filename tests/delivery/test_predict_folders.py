@@ -12,9 +12,9 @@ import pydicom
 import pytest
 from PIL import Image
 
-from medfed.common.errors import ConfigError, DataError, MedfedError
 from medfed.delivery.predict import cases
 from medfed.standalone import scans
+from medfed.standalone.errors import ConfigError, DataError, MedfedError
 from tests.datamodules.volume_files import affine, write_series, write_volume
 from tests.delivery.test_predict_geometry import centred, run, scan, threshold_bundle
 from tests.sweeps import sweep

@@ -17,13 +17,13 @@ import pytest
 import SimpleITK as sitk
 import torch
 
-from medfed.common.errors import CheckpointError, DataError
 from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle, write_manifest
 from medfed.delivery.bundle.metadata import FORMAT_VERSION
 from medfed.delivery.bundle.networks import build_network, describe
 from medfed.delivery.predict.prediction import predict
+from medfed.standalone.errors import CheckpointError, DataError
 from medfed.standalone.volumes import read_geometry
 from tests.datamodules.volume_files import affine, write_series, write_volume
 from tests.delivery.hospitals import run_by_monai, same_files

@@ -13,11 +13,11 @@ import SimpleITK as sitk
 import torch
 from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 
-from medfed.common.errors import ConfigError, DataError, MedfedError
 from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.predict.prediction import predict
+from medfed.standalone.errors import ConfigError, DataError, MedfedError
 from medfed.standalone.grids import axial, brain_slices
 from medfed.standalone.masks import label_codes, label_map, map_codes, save_like
 from medfed.standalone.run import run as run_bundle

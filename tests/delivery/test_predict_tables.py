@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from medfed.common.errors import CheckpointError, ConfigError, DataError, MedfedError
 from medfed.delivery.bundle.bundle import write_manifest
 from medfed.delivery.bundle.metadata import FORMAT_VERSION
 from medfed.records.bundles import METADATA, MODEL
+from medfed.standalone.errors import CheckpointError, ConfigError, DataError, MedfedError
 from tests.delivery.hospitals import run_by_monai
 from tests.processes import with_torch
 

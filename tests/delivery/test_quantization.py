@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.delivery.bundle.weights import kmeans
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.delivery.export.finetuning import distil, measured_statistics
 from medfed.federation.split import float_entries
 from medfed.standalone.decode import fill
+from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 
 NET = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 4), nn.Linear(4, 1))

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from medfed.common.files import replacing_folder, restore_folder
+from medfed.standalone.files import replacing_folder, restore_folder
 
 # In a process of its own, small enough to be forked often. A hook sees every change of the disk
 # before it is made, and kills at the one whose turn it is.
 KILLED = """
 import os, pathlib, shutil, signal, sys
-from medfed.common.files import made_once, replacing_folder, restore_folder
+from medfed.standalone.files import made_once, replacing_folder, restore_folder
 
 root, left = pathlib.Path(sys.argv[1]), [0]
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import CheckpointError, ConfigError
 from medfed.delivery.bundle.weights import from_centers, pack
 from medfed.standalone.decode import unpack
+from medfed.standalone.errors import CheckpointError, ConfigError
 from tests.sweeps import sweep
 
 

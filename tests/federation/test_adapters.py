@@ -13,13 +13,13 @@ from torch import nn
 from torch.nn.utils.parametrize import remove_parametrizations
 
 import medfed
-from medfed.common.errors import ConfigError
 from medfed.common.tensors import digest, select
 from medfed.federation.reference import ArrayClient, run_reference
 from medfed.federation.split import ParameterSplit, float_entries
 from medfed.models.networks.adapters import PATTERN, Adapters, attach, merged
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedper import FedPer
+from medfed.standalone.errors import ConfigError
 from tests.contract import harness
 from tests.contract.harness import ROUNDS, Serialising, federation, half, lightning
 

@@ -12,7 +12,6 @@ import pytest
 import scipy.stats
 import torch
 
-from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.tensors import digest, weighted_mean
 from medfed.config.compose import described
 from medfed.federation.aggregation import (
@@ -29,6 +28,7 @@ from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.message import Message
 from medfed.personalize.fedavg import FedAvg
 from medfed.run.federating import method_of
+from medfed.standalone.errors import ConfigError, NonFiniteError
 from tests.contract.harness import NAMES, federation
 from tests.sweeps import sweep
 from tests.toys import toy_data

@@ -8,7 +8,6 @@ import pytest
 from monai.networks.nets import SegResNet, UNet
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.config.compose import load
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.split import ParameterSplit, blocks, listed, main_blocks, proposal
@@ -17,6 +16,7 @@ from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedper import FedPer
 from medfed.personalize.fedrep import FedRep
 from medfed.personalize.pfednet import PFedNet
+from medfed.standalone.errors import ConfigError
 from tests.federation.test_tied_weights import Tied
 from tests.sweeps import sweep
 

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 from torch.optim import SGD, Adagrad, Adam
 
-from medfed.common.errors import ConfigError
 from medfed.federation.budget import reach
+from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 
 

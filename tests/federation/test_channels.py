@@ -10,12 +10,12 @@ import torch
 from monai.networks import nets
 from torch import nn
 
-from medfed.common.errors import CodecError, ConfigError
 from medfed.common.tensors import weighted_mean
 from medfed.federation.missing_channels import entries_reading, lacks, mean_where_present, presence
 from medfed.models.networks.canonical import Canonical
 from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.small import SmallCNN
+from medfed.standalone.errors import CodecError, ConfigError
 from tests.sweeps import sweep
 
 SMALL = {"channels": (4, 8, 8), "strides": (2, 2)}

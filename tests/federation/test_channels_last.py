@@ -7,13 +7,13 @@ import torch
 from monai.networks.nets import BasicUNet, UNet
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.common.tensors import digest
 from medfed.federation.budget import LocalBudget, channels_last_pays
 from medfed.federation.reference import ArrayClient, assemble, run_reference
 from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.small import SmallCNN
 from medfed.personalize.scaffold import Scaffold
+from medfed.standalone.errors import ConfigError
 
 NETWORKS = {
     "2d": lambda: densenet_bc(2, 2, 2, block_config=[1, 1], stem="small"),

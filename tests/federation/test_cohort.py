@@ -1,7 +1,7 @@
 import pytest
 
-from medfed.common.errors import ConfigError
 from medfed.federation.algorithm import Cohort
+from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 
 KNOWN = [f"c{i}" for i in range(10)]

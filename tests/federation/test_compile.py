@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.common.tensors import digest
 from medfed.federation.budget import LocalBudget
 from medfed.federation.reference import ArrayClient, assemble
 from medfed.personalize.fedavg import FedAvg
+from medfed.standalone.errors import ConfigError
 
 
 def client_of(compile: bool):

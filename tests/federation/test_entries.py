@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import medfed
-from medfed.common.errors import ConfigError
 from medfed.common.tensors import select
 from medfed.config.compose import load
 from medfed.config.description import checked
@@ -27,6 +26,7 @@ from medfed.personalize.fedper import FedPer
 from medfed.personalize.moon import MOON
 from medfed.records.folder import Run
 from medfed.run.evaluation import evaluate_run
+from medfed.standalone.errors import ConfigError
 from tests.contract import harness
 from tests.contract.harness import ROUNDS, Serialising, federation, half, lightning, lossy
 from tests.integration.runs import CLINICAL, outcome, resume, run

@@ -13,7 +13,6 @@ from torch.utils.data import TensorDataset
 
 import medfed
 from medfed.commands.methods import Method, by_family
-from medfed.common.errors import ConfigError, MedfedError
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.budget import LocalBudget
 from medfed.federation.hospital import Hospital
@@ -25,6 +24,7 @@ from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedper import FedPer
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.similarity import SimilarityGraph
+from medfed.standalone.errors import ConfigError, MedfedError
 
 
 def rows(count, classes=2, seed=0):

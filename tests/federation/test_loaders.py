@@ -44,12 +44,12 @@ from torch.utils.data import (
     random_split,
 )
 
-from medfed.common.errors import ConfigError
 from medfed.common.random_states import RandomStates
 from medfed.federation.hospital import ArrayClient, Hospital
 from medfed.federation.local_client import Pool
 from medfed.federation.reference import federate
 from medfed.personalize.fedavg import FedAvg
+from medfed.standalone.errors import ConfigError
 
 
 def numbered(count):

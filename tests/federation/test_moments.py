@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.federation.aggregation import Median
 from medfed.federation.algorithm import Cohort
 from medfed.federation.budget import LocalBudget
@@ -25,6 +24,7 @@ from medfed.personalize.fedper import FedPer
 from medfed.personalize.fedprox import FedProx
 from medfed.personalize.fedrep import FedRep
 from medfed.personalize.local import Local
+from medfed.standalone.errors import ConfigError
 from tests.contract.harness import NAMES, algorithm, task
 
 ROUNDS, STEPS = 4, 3

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import medfed
-from medfed.common.errors import ConfigError
 from medfed.federation.other_state import OTHER, OtherState, copied, filled
 from medfed.federation.reference import ArrayClient, run_reference
 from medfed.federation.split import ParameterSplit, float_entries
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.local import Local
+from medfed.standalone.errors import ConfigError
 from tests.contract import harness
 from tests.contract.harness import NAMES, algorithm
 from tests.odd_networks import CHECKS, ODDITIES, Case, Keeps, built, hospitals, loss

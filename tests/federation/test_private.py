@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.datamodules.client_data import ClientData
 from medfed.federation.budget import LocalBudget
 from medfed.federation.engine.loop import LocalTrainer
@@ -23,6 +22,7 @@ from medfed.federation.local_client import LocalClient
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.functional.prox import Proximity
+from medfed.standalone.errors import ConfigError
 
 CASES = [0, 0, 0, 1, 2, 2, 3, 4, 5, 5]  # patients of ten rows
 N = len(CASES)

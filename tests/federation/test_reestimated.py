@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
-from medfed.common.errors import ConfigError
 from medfed.common.seeding import derive_seed
 from medfed.common.tensors import digest
 from medfed.federation.engine.loop import STATISTICS_BATCHES, LocalTrainer
 from medfed.federation.reference import ArrayClient, federate
 from medfed.personalize.fedavg import FedAvg
+from medfed.standalone.errors import ConfigError
 from tests.contract.harness import NAMES, algorithm, recorded
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.common.tensors import digest
 from medfed.federation.budget import LocalBudget
 from medfed.federation.engine.gradients import Gradients, WatchedForward
@@ -18,6 +17,7 @@ from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedper import FedPer
 from medfed.personalize.fedrep import FedRep
 from medfed.personalize.pfednet import PFedNet
+from medfed.standalone.errors import ConfigError
 from tests.references.pairing import drawn_in
 from tests.toys import ToyTask, toy_data, toy_federation
 

@@ -2,7 +2,6 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.federation.split import (
     ParameterSplit,
     float_entries,
@@ -11,6 +10,7 @@ from medfed.federation.split import (
     of_one_sample,
 )
 from medfed.personalize.fedper import FedPer
+from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 from tests.toys import ToyTask
 

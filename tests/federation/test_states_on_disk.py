@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from medfed.common.errors import CheckpointError, ConfigError
 from medfed.federation.algorithm import Cohort
 from medfed.federation.engine.loop import WorkingNetwork
 from medfed.federation.local_client import LocalClient, on_disk
 from medfed.federation.reference import run_reference
+from medfed.standalone.errors import CheckpointError, ConfigError
 from tests.contract.harness import federation, lossy
 
 posix = pytest.mark.skipif(os.name != "posix", reason="a mapped file cannot lose its name there")

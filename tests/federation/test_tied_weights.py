@@ -11,7 +11,6 @@ from monai.networks.nets import DynUNet
 from torch import Tensor, nn
 
 from medfed import federate
-from medfed.common.errors import ConfigError
 from medfed.common.tensors import digest
 from medfed.delivery.bundle.networks import check_state
 from medfed.federation.reference import ArrayClient, Federated
@@ -20,6 +19,7 @@ from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedper import FedPer
 from medfed.personalize.quantized_base import quantized_names
 from medfed.standalone.decode import fill
+from medfed.standalone.errors import ConfigError
 
 HEADER = 12  # bytes of a codec's header
 

@@ -10,7 +10,6 @@ import torch
 from monai.optimizers import Novograd
 from torch import Tensor, nn
 
-from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.tensors import Tensors, digest
 from medfed.federation.budget import LocalBudget, Passes, learning_rates, reach, remembers_elsewhere
 from medfed.federation.client import with_statistics
@@ -21,6 +20,7 @@ from medfed.federation.other_state import OTHER
 from medfed.federation.reference import run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedper import FedPer
+from medfed.standalone.errors import ConfigError, NonFiniteError
 from tests.sweeps import sweep
 from tests.toys import ToyTask, toy_data, toy_federation
 

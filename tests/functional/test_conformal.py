@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from medfed.common.errors import ConfigError
 from medfed.config.compose import build, described
 from medfed.functional.conformal import (
     ENOUGH,
@@ -25,6 +24,7 @@ from medfed.functional.conformal import (
 )
 from medfed.functional.points import Chooser
 from medfed.run.experiment import chooser_of
+from medfed.standalone.errors import ConfigError
 
 KINDS = ("classes", "outcome", "volumes")
 

@@ -3,7 +3,6 @@ import pytest
 import torch
 from sklearn.neighbors import kneighbors_graph
 
-from medfed.common.errors import ConfigError
 from medfed.functional.graph import (
     complete_edges,
     connected_components,
@@ -16,6 +15,7 @@ from medfed.functional.graph import (
     star_edges,
 )
 from medfed.functional.network_lasso import component_means, smallest_dual
+from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 
 CLIENTS = ["north", "south", "east", "west"]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.functional import network_lasso as lasso
 from medfed.functional.graph import (
     complete_edges,
@@ -20,6 +19,7 @@ from medfed.functional.graph import (
 )
 from medfed.functional.network_lasso import component_means, smallest_dual, solve_network_lasso
 from medfed.functional.prox import dual_norm
+from medfed.standalone.errors import ConfigError
 from tests.functional.proximal_norm import prox_norm
 from tests.sweeps import sweep
 

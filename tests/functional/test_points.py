@@ -10,7 +10,6 @@ from sklearn.metrics import roc_curve
 from torch import nn
 from torch.optim import SGD
 
-from medfed.common.errors import ConfigError
 from medfed.config.compose import described
 from medfed.functional.points import (
     PRIOR,
@@ -25,6 +24,7 @@ from medfed.functional.scores import case_class_scores
 from medfed.models.classification import ClassificationTask
 from medfed.models.networks.small import LogisticRegression
 from medfed.run.experiment import chooser_of
+from medfed.standalone.errors import ConfigError
 
 
 def cases(seed: int, classes: int = 2, count: int = 80) -> tuple[np.ndarray, np.ndarray]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from medfed.common.errors import DataError
 from medfed.functional import pooled
+from medfed.standalone.errors import DataError
 
 sm = pytest.importorskip("statsmodels.api")
 RNG = np.random.default_rng(5)

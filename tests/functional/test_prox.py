@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from medfed.common.errors import ConfigError
 from medfed.functional.prox import dual_norm
+from medfed.standalone.errors import ConfigError
 from tests.functional.proximal_norm import prox_norm
 from tests.sweeps import sweep
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.functional.quantize import (
     assign,
     prox_quantize,
     quantize,
     soft_quantize,
 )
+from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 
 GENERATOR = np.random.default_rng(0)

@@ -18,8 +18,6 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from medfed.common.errors import CheckpointError, MedfedError
-from medfed.common.files import csv_text, original, write_text
 from medfed.common.scores import Record, metrics_csv
 from medfed.config.compose import load
 from medfed.config.description import resolved
@@ -33,6 +31,8 @@ from medfed.federation.wire.ledger import Entry, Ledger
 from medfed.records.bundles import MANIFEST, METADATA, MODEL, PACKED
 from medfed.records.folder import RunFolder
 from medfed.standalone.csv_files import csv_rows, read_features
+from medfed.standalone.errors import CheckpointError, MedfedError
+from medfed.standalone.files import csv_text, original, write_text
 from tests.delivery.hospitals import Hospital, make_hospital
 from tests.sweeps import sweep
 

@@ -26,11 +26,8 @@ from rich.table import Table
 
 import medfed
 from medfed.commands.main import main
-from medfed.common import files
 from medfed.common.console import Terminal, file_names, shown
-from medfed.common.errors import ConfigError, DataError, MedfedError, WriteError
 from medfed.common.figures import save_figures
-from medfed.common.files import locked
 from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
@@ -40,6 +37,9 @@ from medfed.records.places import BEGUN
 from medfed.reports.comparison import compare_runs
 from medfed.run.claim import locked_run_folder
 from medfed.run.evaluation import evaluate_run
+from medfed.standalone import files
+from medfed.standalone.errors import ConfigError, DataError, MedfedError, WriteError
+from medfed.standalone.files import locked
 from medfed.standalone.names import fold
 from tests.integration.runs import CLINICAL, resume, run
 
@@ -338,7 +338,7 @@ def test_two_trainings_in_one_folder(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     run(folder, *SMALL)
     code = (
-        "import sys; from pathlib import Path; from medfed.common.files import locked\n"
+        "import sys; from pathlib import Path; from medfed.standalone.files import locked\n"
         "with locked(Path(sys.argv[1]), '.lock', wait=False):\n"
         "    print('held', flush=True); sys.stdin.read()"
     )

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import CodecError, MedfedError, NonFiniteError
 from medfed.federation.reference import run_reference
 from medfed.federation.wire.channel import CER, Channel, Link, closest_factor
 from medfed.federation.wire.codecs.base import Codec, Payload
@@ -29,6 +28,7 @@ from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.personalize.fedavg import FedAvg
 from medfed.sites.wire import Reply, Request, framed
+from medfed.standalone.errors import CodecError, MedfedError, NonFiniteError
 from tests.sweeps import sweep
 from tests.toys import toy_federation
 

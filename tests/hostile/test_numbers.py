@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import CheckpointError, NonFiniteError
 from medfed.common.scores import worst_value
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.checkpoint import seal
@@ -18,6 +17,7 @@ from medfed.functional.scores import CLASS_SCORES
 from medfed.records.folder import Run
 from medfed.reports.comparison import compare_runs
 from medfed.run.evaluation import evaluate_run
+from medfed.standalone.errors import CheckpointError, NonFiniteError
 from tests.integration.runs import CLINICAL, left_in, resume, run
 
 ALONE = (*CLINICAL, "algorithm=local", "pictures.format=png")  # such numbers must be drawn, too

@@ -15,8 +15,6 @@ from omegaconf import OmegaConf
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
 import medfed
-from medfed.common.errors import ConfigError
-from medfed.common.files import PARTIAL, write_text
 from medfed.common.processes import Terminated, ended_by_signals, held
 from medfed.config.compose import load
 from medfed.config.description import checked
@@ -24,6 +22,8 @@ from medfed.federation.algorithm import Cohort
 from medfed.federation.lightning.checkpoint import RoundCheckpoint, rounds_in
 from medfed.federation.lightning.strategy import Launcher
 from medfed.run import results
+from medfed.standalone.errors import ConfigError
+from medfed.standalone.files import PARTIAL, write_text
 from tests.integration.runs import CLINICAL, ROOT, left_in, outcome, resume, run
 from tests.processes import Started, ranks
 from tests.sweeps import sweep
@@ -318,7 +318,7 @@ def test_partial_files_of_dead_processes_are_removed(tmp_path):
         before = set(tmp_path.iterdir())
         subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
         (names[pid],) = set(tmp_path.iterdir()) - before
-    code = "from pathlib import Path; from medfed.common.files import write_text; import sys;"
+    code = "from pathlib import Path; from medfed.standalone.files import write_text; import sys;"
     code += "write_text(Path(sys.argv[1]), '')"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "b")], check=True, cwd=ROOT)
     assert not names[dead.pid].exists()

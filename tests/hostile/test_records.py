@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 import medfed
-from medfed.common.errors import MedfedError
 from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle, write_manifest
@@ -27,6 +26,7 @@ from medfed.records.bundles import MANIFEST
 from medfed.reports.comparison import compare_runs
 from medfed.reports.report import report_runs
 from medfed.run.evaluation import evaluate_run
+from medfed.standalone.errors import MedfedError
 from tests.integration.runs import CLINICAL
 
 MUTATIONS = 300

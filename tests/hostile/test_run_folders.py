@@ -19,12 +19,12 @@ from medfed.commands.compare import main as compare
 from medfed.commands.evaluate import main as evaluate
 from medfed.commands.export import main as export
 from medfed.commands.train import main as train
-from medfed.common.errors import CheckpointError
 from medfed.delivery.export.run_record import RunRecord
 from medfed.federation.lightning.checkpoint import digest_file, last_whole, seal
 from medfed.records.folder import Run
 from medfed.reports.comparison import compare_runs
 from medfed.run.evaluation import evaluate_run
+from medfed.standalone.errors import CheckpointError
 from tests.integration.runs import CLINICAL, left_in, resume
 
 DEEP = 100_000

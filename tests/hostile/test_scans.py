@@ -15,11 +15,11 @@ import pytest
 import SimpleITK as sitk
 from PIL import Image
 
-from medfed.common.errors import DataError, MedfedError
 from medfed.config.compose import described
 from medfed.datamodules.readers.medmnist import read_medmnist
 from medfed.run.prepare import prepare
 from medfed.standalone.ct_patches import Candidates, PatchSpec, extract, locate
+from medfed.standalone.errors import DataError, MedfedError
 from medfed.standalone.itk import LPS
 from medfed.standalone.pictures import load_picture
 from medfed.standalone.volumes import read_geometry, read_volume

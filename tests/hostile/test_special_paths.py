@@ -9,8 +9,6 @@ import pytest
 
 from benchmarks.trust.hostile_lines import SMALL, outcome, stage
 from medfed.commands.help import COMMANDS
-from medfed.common.errors import MedfedError
-from medfed.common.files import refuse_special
 from medfed.common.untrusted import read_json, read_rows, read_yaml
 from medfed.config.check import check_paths
 from medfed.config.compose import load
@@ -18,6 +16,8 @@ from medfed.config.description import written
 from medfed.config.paths import is_path_key
 from medfed.config.sections import put, walk
 from medfed.standalone import csv_files, pictures, volumes
+from medfed.standalone.errors import MedfedError
+from medfed.standalone.files import refuse_special
 
 ODD = ("zero", "full", "pipe", "socket", "circle", "circle/x", "x" * 300, "/".join("d" * 1200))
 MADE = {"zero", "full", "pipe", "socket", "circle"}

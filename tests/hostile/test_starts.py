@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from medfed.common.errors import CheckpointError, MedfedError
 from medfed.config.compose import described
 from medfed.delivery.start.pretrained import Pretrained
 from medfed.run.start import adopt, fit
+from medfed.standalone.errors import CheckpointError, MedfedError
 from tests.sweeps import sweep
 
 RAN = Path("/tmp") / f"medfed_start_ran_{os.getpid()}"

@@ -8,10 +8,10 @@ from contextlib import suppress
 
 import pytest
 
-from medfed.common.errors import DataError, MedfedError
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.standalone.csv_files import read_features
+from medfed.standalone.errors import DataError, MedfedError
 from tests.integration.runs import CLINICAL, imaging, run
 from tests.sweeps import sweep
 

@@ -13,10 +13,10 @@ from omegaconf import OmegaConf
 from medfed.commands.evaluate import main as evaluate
 from medfed.commands.export import main as export
 from medfed.commands.train import main as train
-from medfed.common.errors import CheckpointError, ConfigError
 from medfed.config.allowed import check_targets, shipped
 from medfed.config.compose import build, load
 from medfed.delivery.bundle.networks import build_network
+from medfed.standalone.errors import CheckpointError, ConfigError
 from tests.integration.runs import CLINICAL, left_in
 from tests.sweeps import sweep
 
@@ -41,7 +41,7 @@ REFUSED = (
     *("medfed.api.train", "medfed.run.train.train", "medfed.run.prepare.prepare"),
     *(
         "medfed.records.folder.torch.load",
-        "medfed.common.files.write_text",
+        "medfed.standalone.files.write_text",
         "medfed.config.compose.build",
     ),
     *("medfed.personalize.fedavg.FedAvg.init", "medfed.federation.algorithm.Cohort.__init__"),

@@ -18,11 +18,11 @@ from markdown_it import MarkdownIt
 
 from medfed.commands.main import main
 from medfed.common.console import Terminal, in_latex, in_markdown
-from medfed.common.files import csv_text, original
 from medfed.reports.comparison import compare_runs
 from medfed.reports.look import read_descriptions, write_look
 from medfed.reports.report import report_runs
 from medfed.sites.status import show
+from medfed.standalone.files import csv_text, original
 from tests.integration.runs import CLINICAL
 
 # Attacks on a terminal, LaTeX, spreadsheets, HTML, Markdown and SVG; each brings a line of its own.

@@ -9,7 +9,6 @@ import shutil
 import pytest
 import torch
 
-from medfed.common.errors import DataError
 from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
@@ -18,6 +17,7 @@ from medfed.run.evaluation import measure_subsets
 from medfed.run.experiment import reopen_selected
 from medfed.run.onboarding import hospital_at, onboard
 from medfed.sites.calls import SiteError
+from medfed.standalone.errors import DataError
 from tests.datamodules.absent_contrasts import write_folders
 from tests.integration.runs import IMAGING, run
 from tests.sites.direct import Direct

@@ -10,7 +10,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle
@@ -20,6 +19,7 @@ from medfed.models.networks.adapters import Adapters, attach
 from medfed.records.folder import Run
 from medfed.run.evaluation import evaluate_run
 from medfed.run.experiment import base_entries
+from medfed.standalone.errors import ConfigError
 from tests.integration.runs import outcome, resume, run
 from tests.toys import ToyTask, assert_alike
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from medfed.commands.main import main
-from medfed.common.errors import CheckpointError, ConfigError
 from medfed.functional.leakage import auc
 from medfed.run.audit import Audit, attack, audit, page, sentences, write_audit
+from medfed.standalone.errors import CheckpointError, ConfigError
 from tests.integration.runs import left_in, run
 
 MLP = ("model=mlp", "model.network.hidden_channels=[64]", "logger=none", "progress=false")

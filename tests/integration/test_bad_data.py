@@ -15,10 +15,10 @@ import pytest
 import SimpleITK as sitk
 from PIL import Image
 
-from medfed.common.errors import MedfedError
 from medfed.config.compose import described, load
 from medfed.config.description import describe
 from medfed.run.prepare import prepare
+from medfed.standalone.errors import MedfedError
 from tests import processes
 from tests.datamodules.brats_layouts import make_head, save, write_challenge
 from tests.datamodules.luna_files import HEADER, image_of, noise, write_luna

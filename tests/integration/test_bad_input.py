@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from medfed.commands.command_line import one_sentence
-from medfed.common.errors import (
+from medfed.config.compose import load
+from medfed.datamodules.generated.brats import BratsCohort
+from medfed.federation.lightning.checkpoint import is_whole, last_whole, rounds_in
+from medfed.federation.local_client import LocalClient
+from medfed.models.classification import RiskTask
+from medfed.standalone.errors import (
     CheckpointError,
     ConfigError,
     DataError,
     MedfedError,
     NonFiniteError,
 )
-from medfed.config.compose import load
-from medfed.datamodules.generated.brats import BratsCohort
-from medfed.federation.lightning.checkpoint import is_whole, last_whole, rounds_in
-from medfed.federation.local_client import LocalClient
-from medfed.models.classification import RiskTask
 from tests.integration.runs import CLINICAL, imaging, left_in, outcome, resume, run, script
 from tests.processes import ROOT, ranks
 from tests.sweeps import sweep

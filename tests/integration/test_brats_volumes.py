@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from medfed.common.errors import DataError
 from medfed.config.compose import described
 from medfed.datamodules.client_data import BlocksOnDemand
 from medfed.run.prepare import prepare
+from medfed.standalone.errors import DataError
 from tests.integration.runs import IMAGING, ROOT, imaging, outcome, run, typed
 
 REAL = Path(os.environ.get("MEDFED_SHARED", ROOT.parent / "shared")) / "data" / "brats2018"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medfed.common.errors import CheckpointError
 from medfed.run.evaluation import evaluate_run
+from medfed.standalone.errors import CheckpointError
 from tests.integration.runs import resume, run
 from tests.integration.test_evaluate import contents
 

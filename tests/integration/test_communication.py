@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from medfed.common.errors import CheckpointError
 from medfed.reports.comparison import compare_runs
 from medfed.reports.findings import report_on
 from medfed.reports.runs import find_runs
 from medfed.reports.sweeps import paths_of
+from medfed.standalone.errors import CheckpointError
 from tests.integration.runs import imaging, run
 
 GAMMAS = (0, 1, 100)

@@ -14,8 +14,6 @@ import SimpleITK as sitk
 import torch
 from PIL import Image
 
-from medfed.common.errors import CheckpointError, ConfigError, DataError, MedfedError
-from medfed.common.files import sha256
 from medfed.common.untrusted import read_rows
 from medfed.config.compose import described, load
 from medfed.config.description import checked
@@ -29,6 +27,8 @@ from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.run import coordinate
 from medfed.sites.site_folder import hospital
 from medfed.standalone.ct_scans import ScanSpec, read_scan
+from medfed.standalone.errors import CheckpointError, ConfigError, DataError, MedfedError
+from medfed.standalone.files import sha256
 from medfed.standalone.predictor import Predictor
 from tests.datamodules.volume_files import write_series
 from tests.delivery.hospitals import run_by_monai, same_files

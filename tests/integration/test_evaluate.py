@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from medfed.common.errors import CheckpointError, ConfigError
 from medfed.run.evaluation import evaluate_run
+from medfed.standalone.errors import CheckpointError, ConfigError
 from tests.integration.runs import CLINICAL, imaging
 
 ROOT = Path(__file__).resolve().parents[2]

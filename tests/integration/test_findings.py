@@ -11,13 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
 from medfed.reports.comparison import compare_runs
 from medfed.run.assembly import read_data, resolve_facts, task_for
+from medfed.standalone.errors import ConfigError, DataError
 from tests.integration.runs import run
 from tests.sites.direct import Direct
 from tests.sites.hospitals import across, same, site

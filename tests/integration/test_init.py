@@ -14,10 +14,10 @@ from PIL import Image
 
 from medfed.commands.init import init
 from medfed.commands.init import main as init_command
-from medfed.common.errors import ConfigError, MedfedError
 from medfed.config.compose import described, load
 from medfed.datamodules.generated.luna16 import LunaCohort
 from medfed.datamodules.generated.medmnist import BloodCells
+from medfed.standalone.errors import ConfigError, MedfedError
 from tests.datamodules import absent_contrasts, organ_layouts
 from tests.datamodules.brats_layouts import make_head, write_challenge, write_msd
 from tests.datamodules.picture_files import cohort, picture

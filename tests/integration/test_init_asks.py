@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from medfed.commands.init import init
-from medfed.common.errors import ConfigError, DataError, MedfedError
 from medfed.config.compose import CONFIG_DIR, build, load
 from medfed.config.spelling import hydra_spelling
 from medfed.datamodules.readers.looks import Guess
+from medfed.standalone.errors import ConfigError, DataError, MedfedError
 from tests.datamodules import organ_layouts
 from tests.datamodules.test_dicom import frames, series
 from tests.datamodules.test_oddities import a_list

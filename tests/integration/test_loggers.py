@@ -13,9 +13,9 @@ import wandb
 from omegaconf import OmegaConf
 from pytorch_lightning.loggers import CSVLogger, WandbLogger
 
-from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.records.folder import Run
 from medfed.run.loggers import end_logging, wandb_logger
+from medfed.standalone.errors import ConfigError, NonFiniteError
 from tests.integration.runs import CLINICAL, left_in, resume, run
 from tests.pages import ROOT
 

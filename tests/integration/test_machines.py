@@ -10,13 +10,13 @@ from omegaconf import OmegaConf
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
 from medfed.commands.train import check as check_train
-from medfed.common.errors import ConfigError, DataError
 from medfed.common.processes import launched, number
 from medfed.config.compose import described, load
 from medfed.config.description import describe
 from medfed.federation.lightning.strategy import ClientSharding, environment
 from medfed.run import claim
 from medfed.run.claim import SameEverywhere
+from medfed.standalone.errors import ConfigError, DataError
 from tests.integration.runs import CLINICAL, ROOT, outcome
 from tests.processes import Started, free_port
 

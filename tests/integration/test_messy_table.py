@@ -12,7 +12,6 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from medfed.common.errors import DataError
 from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.datamodules.partitions.by_centre import ByCentre
@@ -22,6 +21,7 @@ from medfed.delivery.predict.prediction import predict
 from medfed.functional.graph import edge_similarity
 from medfed.functional.points import calibrated
 from medfed.functional.sketches import data_sketch, sketch_vector
+from medfed.standalone.errors import DataError
 from tests.datamodules.test_heart import REAL
 from tests.delivery.hospitals import run_by_monai
 from tests.integration.runs import CLINICAL, run

@@ -14,7 +14,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from medfed.common.files import json_text
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.lightning.checkpoint import last_whole
 from medfed.federation.lightning.module import FederatedModule
@@ -23,6 +22,7 @@ from medfed.models.classification import ClassificationTask
 from medfed.models.networks.densenet import densenet_bc
 from medfed.personalize.fedavg import FedAvg
 from medfed.run.evaluation import evaluate_run
+from medfed.standalone.files import json_text
 from tests import processes
 from tests.integration.runs import (
     CLINICAL,

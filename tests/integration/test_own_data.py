@@ -12,12 +12,12 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from sklearn.datasets import load_breast_cancer
 
-from medfed.common.errors import ConfigError, DataError
-from medfed.common.files import write_text
 from medfed.config.compose import CONFIG_DIR, _composed, build, composed, described, load
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.splits import SPLITS
 from medfed.run.cohort import cohort_record, print_cohort
+from medfed.standalone.errors import ConfigError, DataError
+from medfed.standalone.files import write_text
 from tests.integration.runs import CLINICAL, IMAGING, data_and_task, imaging, run
 
 EXPERIMENTS = sorted((CONFIG_DIR / "experiment").glob("*.yaml"))

@@ -10,13 +10,13 @@ import shutil
 import numpy as np
 import pytest
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
 from medfed.records.folder import Run
 from medfed.reports.runs import label_notes
 from medfed.run.assembly import read_data
+from medfed.standalone.errors import ConfigError, DataError
 from tests.datamodules.brats_layouts import save
 from tests.integration.runs import IMAGING, run
 from tests.sites.direct import Direct

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
+from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.pictures import resized, rows_from_top
 from tests.datamodules.picture_files import cohort
 from tests.delivery.hospitals import run_by_monai, same_files

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
-from medfed.common.files import digest
 from medfed.common.untrusted import read_tensors
 from medfed.config.compose import described, load
 from medfed.config.description import checked
@@ -22,6 +20,8 @@ from medfed.federation.split import float_entries
 from medfed.models.segmentation import SegmentationTask
 from medfed.run.experiment import reopen_selected
 from medfed.run.onboarding import hospital_at
+from medfed.standalone.errors import ConfigError
+from medfed.standalone.files import digest
 from tests.delivery.hospitals import run_by_monai, same_files
 from tests.integration.runs import data_and_task, outcome, resume, run
 from tests.sites.hospitals import across, direct, same

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.config.compose import load
 from medfed.models.networks.canonical import Canonical
 from medfed.run.experiment import reopen
+from medfed.standalone.errors import ConfigError
 from tests.integration.runs import CLINICAL, imaging, outcome, run
 
 PPFL = (*CLINICAL, "algorithm=ppfl", "model.network.spread=0.1")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import described
 from medfed.datamodules.generated.luna16 import LunaCohort
 from medfed.run.prepare import prepare
+from medfed.standalone.errors import ConfigError, DataError
 from tests import processes
 from tests.checking import check_overrides
 from tests.integration.runs import run, typed

@@ -17,7 +17,6 @@ from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 from rich.console import Console
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import build, described, load
 from medfed.config.description import describe
 from medfed.datamodules.splits import SPLITS
@@ -29,6 +28,7 @@ from medfed.run.prepare import (
     prepare,
     train_command,
 )
+from medfed.standalone.errors import ConfigError, DataError
 from tests.integration.runs import left_in
 
 BRATS = (

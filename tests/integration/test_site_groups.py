@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from medfed.common.errors import ConfigError
 from medfed.config.compose import described
+from medfed.standalone.errors import ConfigError
 from tests.checking import check_overrides
 from tests.integration.runs import data_and_task, run
 

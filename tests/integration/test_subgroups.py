@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from medfed.commands.evaluate import main
-from medfed.common.errors import ConfigError, MedfedError
 from medfed.run.evaluation import (
     banded,
     measure_across,
@@ -18,6 +17,7 @@ from medfed.run.evaluation import (
     show_across,
     show_subgroups,
 )
+from medfed.standalone.errors import ConfigError, MedfedError
 from tests.integration.runs import CLINICAL, run
 
 

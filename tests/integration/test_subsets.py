@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from medfed.common.console import wide_console
-from medfed.common.errors import CheckpointError, ConfigError
 from medfed.reports.findings import Finding, report_on
 from medfed.reports.subsets import find, heat_map
 from medfed.run.evaluation import (
@@ -25,6 +24,7 @@ from medfed.run.evaluation import (
     write_subsets,
 )
 from medfed.run.experiment import reopen_selected
+from medfed.standalone.errors import CheckpointError, ConfigError
 from tests.integration.runs import ROOT, imaging, left_in, run
 
 COLOURS = (

@@ -9,13 +9,13 @@ import re
 import numpy as np
 import pytest
 
-from medfed.common.errors import ConfigError, MedfedError
 from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
 from medfed.reports.comparison import compare_runs
 from medfed.run.assembly import read_data, task_for
+from medfed.standalone.errors import ConfigError, MedfedError
 from tests.integration.runs import run
 from tests.sites.direct import Direct
 from tests.sites.hospitals import across, same, site

@@ -17,9 +17,9 @@ from rich.console import Console
 
 from medfed.commands.main import main
 from medfed.common import console
-from medfed.common.errors import ConfigError
 from medfed.common.processes import begin_worker, take_gpu, worker_pool
 from medfed.config.sweeps import DIED, Engine, Sweep
+from medfed.standalone.errors import ConfigError
 
 TABLE = (
     *("data=breast_cancer", "model=mlp", "partition=round_robin", "partition.num_clients=3"),

@@ -11,9 +11,9 @@ import sys
 import pytest
 import wandb
 
-from medfed.common.errors import NonFiniteError
 from medfed.federation.algorithm import Cohort
 from medfed.run import results
+from medfed.standalone.errors import NonFiniteError
 from tests.integration.runs import CLINICAL, resume, run
 from tests.integration.wandb_records import read, records
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.federation.split import match
 from medfed.models.classification import ClassificationTask
 from medfed.models.networks.canonical import Canonical
@@ -17,6 +16,7 @@ from medfed.models.networks.personal_part import default_personal
 from medfed.models.networks.small import LogisticRegression, SmallCNN
 from medfed.models.networks.unet import basic_unet, unet
 from medfed.models.segmentation import SegmentationTask
+from medfed.standalone.errors import ConfigError
 from medfed.standalone.mixture import mix_outputs
 from tests.models.tiny import SGD, make_batch, make_task
 from tests.sweeps import sweep

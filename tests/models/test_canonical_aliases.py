@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from medfed.common.errors import ConfigError
 from medfed.federation.split import ParameterSplit, float_entries
 from medfed.models.networks.canonical import Canonical
 from medfed.models.networks.personal_part import default_personal, part_roots
+from medfed.standalone.errors import ConfigError
 from medfed.standalone.outputs import heads
 from tests.federation.test_tied_weights import Tied, dynunet
 from tests.sweeps import sweep

@@ -9,11 +9,11 @@ import pytest
 import torch
 from monai.apps.detection.utils.ATSS_matcher import ATSSMatcher
 
-from medfed.common.errors import ConfigError
 from medfed.functional.detection import HIT, SCAN
 from medfed.models.detection import DetectionTask, detection_loss, matches
 from medfed.models.networks.detector import Detector
 from medfed.standalone.boxes import CODER, BoxInference
+from medfed.standalone.errors import ConfigError
 
 ANCHORS = [[4, 4, 4], [6, 6, 6], [10, 10, 10]]
 PATCH = (16, 16, 8)

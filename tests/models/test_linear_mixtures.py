@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.models.networks.canonical import Canonical
 from medfed.models.networks.small import LinearRegression, LogisticRegression
 from medfed.models.regression import RegressionTask
+from medfed.standalone.errors import ConfigError
 from tests.models.tiny import SGD
 
 C = np.array([0.6, 0.3, 0.1])

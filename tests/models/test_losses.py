@@ -10,10 +10,10 @@ from monai.losses import DiceCELoss, FocalLoss
 from scipy.special import expit, log_softmax
 from sklearn.utils.class_weight import compute_class_weight
 
-from medfed.common.errors import ConfigError
 from medfed.datamodules.client_data import ClientData
 from medfed.models.classification import focal_loss
 from medfed.models.segmentation import dice_bce_loss, dice_ce_loss
+from medfed.standalone.errors import ConfigError
 from tests.models.tiny import make_task
 from tests.sweeps import sweep
 

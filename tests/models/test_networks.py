@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.personal_part import default_personal
 from medfed.models.networks.small import LinearRegression, LogisticRegression, SmallCNN
 from medfed.models.networks.unet import basic_unet, unet
+from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 
 COUNTS = [

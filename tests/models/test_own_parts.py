@@ -15,10 +15,10 @@ from omegaconf import OmegaConf
 from sklearn.metrics import average_precision_score, mean_absolute_percentage_error
 from torch import Tensor, nn
 
-from medfed.common.errors import ConfigError
 from medfed.common.scores import failed, failures_count, smaller_is_better, worst_value
 from medfed.config.compose import build
 from medfed.models.task import TaskModule
+from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 
 SGD = {"_target_": "torch.optim.SGD", "_partial_": True, "lr": 0.1}

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.federation.split import ParameterSplit, float_entries
 from medfed.models.networks.personal_part import default_personal
 from medfed.models.networks.unet import planned_unet
+from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 
 unets = pytest.importorskip(

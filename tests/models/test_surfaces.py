@@ -11,9 +11,9 @@ from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 from scipy.ndimage import binary_erosion
 from scipy.spatial.distance import cdist
 
-from medfed.common.errors import ConfigError
 from medfed.models.segmentation import SegmentationMeter, dice_bce_loss
 from medfed.models.segmentation_meter import surface_metrics
+from medfed.standalone.errors import ConfigError
 from tests.models.tiny import make_task
 from tests.sweeps import sweep
 

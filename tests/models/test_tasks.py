@@ -15,12 +15,12 @@ from sklearn.metrics import r2_score, root_mean_squared_error
 from sklearn.preprocessing import StandardScaler
 from torch.utils.data import DataLoader
 
-from medfed.common.errors import ConfigError
 from medfed.common.scores import worst_value
 from medfed.models.classification import RiskTask
 from medfed.models.networks.small import LinearRegression, LogisticRegression
 from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask
+from medfed.standalone.errors import ConfigError
 from tests.models.tiny import SGD, make_batch, make_samples, make_task
 from tests.sweeps import sweep
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.personalize.apfl import APFL
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.local import Local
+from medfed.standalone.errors import ConfigError
 from tests.personalize.whole_runs import assert_one_sentence, gap, run
 
 FIXED = {"alpha_lr": 0.0}

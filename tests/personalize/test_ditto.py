@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from medfed.common.errors import ConfigError
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.local import Local
+from medfed.standalone.errors import ConfigError
 from tests.personalize.whole_runs import assert_one_sentence, gap, models, run
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedbn import FedBN
 from medfed.personalize.fedper import FedPer
 from medfed.personalize.local import Local
+from medfed.standalone.errors import ConfigError
 from tests.personalize.whole_runs import assert_one_sentence, gap, models, run
 from tests.sweeps import sweep
 from tests.toys import ToyData, toy_data, toy_federation

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from medfed.common.errors import ConfigError
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedprox import FedProx
 from medfed.personalize.local import Local
+from medfed.standalone.errors import ConfigError
 from tests.personalize.whole_runs import assert_one_sentence, gap, run
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from medfed.common.errors import ConfigError
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
 from medfed.personalize.fedrep import FedRep
+from medfed.standalone.errors import ConfigError
 from tests.personalize.whole_runs import assert_one_sentence
 from tests.sweeps import sweep
 from tests.toys import toy_federation

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.common.tensors import digest
 from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.finetune import FineTune
 from medfed.personalize.local import Local
+from medfed.standalone.errors import ConfigError
 from tests.references import loops
 from tests.references.pairing import assert_same, run_both_ways
 from tests.sweeps import sweep

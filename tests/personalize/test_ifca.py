@@ -7,11 +7,11 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score
 
-from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.ifca import IFCA
+from medfed.standalone.errors import ConfigError, NonFiniteError
 from tests.personalize.planted import federate, groups
 from tests.sweeps import sweep
 from tests.toys import ToyTask, canonical_toy, toy_data, toy_federation

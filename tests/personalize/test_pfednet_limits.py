@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.federation.reference import run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.local import Local
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.similarity import SimilarityGraph
+from medfed.standalone.errors import ConfigError
 from tests.personalize.whole_runs import assert_one_sentence, gap, models, run
 from tests.sweeps import sweep
 from tests.toys import ToyData, ToyTask, toy_data, toy_federation

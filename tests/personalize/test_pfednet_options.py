@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
 from medfed.functional.graph import edge_similarity
 from medfed.functional.network_lasso import solve_network_lasso
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.similarity import SimilarityGraph
+from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 from tests.toys import ToyTask, toy_data, toy_federation
 

@@ -8,11 +8,11 @@ from itertools import chain, islice
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.federation.algorithm import Cohort
 from medfed.federation.local_client import Pool
 from medfed.federation.reference import run_reference
 from medfed.personalize.pooled import Pooled
+from medfed.standalone.errors import ConfigError
 from tests.toys import ToyTask, toy_data, toy_federation
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score
 
-from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.seeding import derive_seed
 from medfed.common.tensors import digest
 from medfed.federation.algorithm import Cohort
@@ -19,6 +18,7 @@ from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.ifca import IFCA
 from medfed.personalize.ppfl import PPFL
 from medfed.personalize.similarity import Affinity
+from medfed.standalone.errors import ConfigError, NonFiniteError
 from tests.contract import harness
 from tests.personalize.planted import federate, groups, planted
 from tests.toys import ToyTask, canonical_toy, toy_data, toy_federation

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from medfed.common.errors import ConfigError
 from medfed.config.compose import build, load
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.reference import run_reference
@@ -23,6 +22,7 @@ from medfed.personalize.proxquant import ProxQuant
 from medfed.personalize.quantized import Quantized
 from medfed.personalize.quantized_base import assign_bits, layer_weights
 from medfed.personalize.qupel import QuPeL
+from medfed.standalone.errors import ConfigError
 from tests.references.test_quantized import QUANTIZED, deep_task
 from tests.references.test_quantized import build as deep_federation
 from tests.sweeps import sweep

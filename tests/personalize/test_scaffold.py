@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.federation import local_client
 from medfed.federation.reference import run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.local import Local
 from medfed.personalize.scaffold import Scaffold
+from medfed.standalone.errors import ConfigError, NonFiniteError
 from tests.personalize.whole_runs import assert_one_sentence, gap, run
 from tests.references.linear_net import ALL, gradient
 from tests.toys import ToyData, ToyTask, toy_data, toy_federation

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.federation.reference import run_reference
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.similarity import SimilarityGraph
+from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 from tests.toys import ToyData, ToyTask, toy_data, toy_federation
 

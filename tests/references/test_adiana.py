@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.common.seeding import coin, derive_seed, torch_rng
 from medfed.functional.sketches import acceleration, random_entries
 from medfed.personalize.adiana import ADIANA
+from medfed.standalone.errors import ConfigError
 from tests.references.quadratics import CLIENTS, FEATURES, Quadratics, global_model
 
 CASES = {

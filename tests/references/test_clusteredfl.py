@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import exchange, onboarded_client, run_reference
 from medfed.functional.graph import bipartition, cosines, direction
 from medfed.personalize.clusteredfl import ClusteredFL
 from medfed.personalize.fedavg import FedAvg
+from medfed.standalone.errors import ConfigError
 from tests.personalize.planted import PlantedTask, planted
 from tests.personalize.whole_runs import assert_one_sentence, gap, run
 from tests.references.linear_net import ALL, gradient

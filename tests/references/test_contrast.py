@@ -7,11 +7,11 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from medfed.common.errors import ConfigError
 from medfed.common.tensors import digest
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedphp import FedPHP
 from medfed.personalize.moon import MOON
+from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import ALL, BODY, Model, gradient
 from tests.references.minibatch_steps import mean, zeros
 from tests.references.pairing import Minibatches, assert_same, run_on_minibatches

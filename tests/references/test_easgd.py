@@ -7,8 +7,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from medfed.common.errors import ConfigError
 from medfed.personalize.easgd import EASGD
+from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import ALL, Model, gradient
 from tests.references.minibatch_steps import zeros
 from tests.references.pairing import Minibatches, assert_same, run_on_minibatches

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from medfed.common.errors import ConfigError
 from medfed.personalize.fedala import FedALA
 from medfed.personalize.fedavg import FedAvg
+from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import ALL, HEAD, Model, gradient, loss
 from tests.references.minibatch_steps import descend, mean
 from tests.references.pairing import (

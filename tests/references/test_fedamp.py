@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import exchange, onboarded_client, run_reference
 from medfed.personalize.fedamp import FedAMP, attention
 from medfed.personalize.local import Local
+from medfed.standalone.errors import ConfigError
 from tests.personalize.whole_runs import assert_one_sentence, gap, run
 from tests.references.linear_net import ALL, Model, gradient
 from tests.references.one_layer import Quadratics, personal, spread, two_groups, vector

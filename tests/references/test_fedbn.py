@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.federation.algorithm import Cohort
 from medfed.federation.other_state import OTHER
 from medfed.federation.reference import run_reference
@@ -19,6 +18,7 @@ from medfed.personalize.adabn import AdaBN
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedbn import FedBN
 from medfed.personalize.silobn import SiloBN
+from medfed.standalone.errors import ConfigError
 from tests.references import batch_norm
 from tests.references.pairing import assert_same, drawn_in, to_numpy
 from tests.sweeps import sweep

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.federation.algorithm import Cohort
 from medfed.federation.budget import LocalBudget
 from medfed.federation.entries import joined
@@ -17,6 +16,7 @@ from medfed.federation.onboarding import rules_of
 from medfed.federation.reference import exchange, onboarded_client
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.feddbe import FedDBE
+from medfed.standalone.errors import ConfigError
 from tests.references.class_net import (
     LR,
     STEPS,

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from medfed.common.errors import ConfigError
 from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import exchange, onboarded_client, run_reference
 from medfed.models.networks.canonical import Canonical
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedem import FedEM
+from medfed.standalone.errors import ConfigError
 from tests.personalize.whole_runs import assert_one_sentence
 from tests.references.pairing import drawn_in
 from tests.toys import ToyData, ToyTask, canonical_toy, toy_federation

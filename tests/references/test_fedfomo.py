@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.functional.graph import epsilon_greedy
 from medfed.personalize.fedfomo import FedFomo
 from medfed.personalize.local import Local
+from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import ALL, Model, loss
 from tests.references.minibatch_steps import descend
 from tests.references.pairing import assert_same, run_both_ways, run_on_minibatches

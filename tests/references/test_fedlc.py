@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from medfed.common.errors import ConfigError
 from medfed.federation.reference import exchange, onboarded_client, run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedlc import FedLC
+from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import ALL
 from tests.references.pairing import assert_same, to_numpy
 from tests.references.test_fedrod import LR, SETTINGS, STEPS, clients, finished, gradient

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.common.seeding import torch_rng
 from medfed.personalize.fedmd import FedMD
 from medfed.personalize.local import Local
+from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import gradient
 from tests.references.minibatch_steps import descend
 from tests.references.pairing import assert_same, run_on_minibatches

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.federation.reference import run_reference
 from medfed.functional.mixing import minimum_norm
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedmgda import FedMGDA
+from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import ALL, Model
 from tests.references.minibatch_steps import moved
 from tests.references.pairing import Minibatches, assert_same, run_on_minibatches

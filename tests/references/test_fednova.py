@@ -11,11 +11,11 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fednova import FedNova
+from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import ALL, gradient
 from tests.references.pairing import assert_same, drawn_in, run_both_ways, to_numpy
 from tests.sweeps import sweep

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.federation.reference import run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedavgm import FedAvgM
 from medfed.personalize.fedopt import FedAdagrad, FedAdam, FedYogi
+from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import ALL, Model
 from tests.references.minibatch_steps import mean, moved, zeros
 from tests.references.pairing import Minibatches, assert_same, run_on_minibatches

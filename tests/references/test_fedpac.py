@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.federation.algorithm import Cohort
 from medfed.federation.client import Features
 from medfed.federation.reference import exchange, federate, onboarded_client
 from medfed.personalize.features_base import means_of
 from medfed.personalize.fedpac import FedPAC, head_weights, variance_of
 from medfed.personalize.fedrep import FedRep
+from medfed.standalone.errors import ConfigError
 from tests.references.class_net import (
     LEAST,
     LR,

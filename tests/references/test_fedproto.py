@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.common.tensors import digest
 from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import exchange, federate, onboarded_client
 from medfed.personalize.features_base import means_of
 from medfed.personalize.fedproto import FedProto
 from medfed.personalize.local import Local
+from medfed.standalone.errors import ConfigError
 from tests.references.class_net import (
     LEAST,
     LR,

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from medfed.common.errors import ConfigError
 from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import exchange, onboarded_client, run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedrod import FedRoD
+from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import ALL, BODY, HEAD, Model
 from tests.references.pairing import Drawn, assert_same, to_numpy
 from tests.toys import ToyTask, toy_federation

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from medfed.common.errors import ConfigError
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedprox import FedProx
 from medfed.personalize.fedsplit import FedSplit
+from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import ALL, Model
 from tests.references.minibatch_steps import descend, mean
 from tests.references.pairing import Minibatches, assert_same, run_on_minibatches

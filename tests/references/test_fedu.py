@@ -7,12 +7,12 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from medfed.common.errors import ConfigError
 from medfed.federation.budget import LocalBudget
 from medfed.federation.reference import exchange, onboarded_client
 from medfed.personalize.fedu import FedU
 from medfed.personalize.local import Local
 from medfed.personalize.similarity import SimilarityGraph
+from medfed.standalone.errors import ConfigError
 from tests.personalize.whole_runs import assert_one_sentence, gap, models, run
 from tests.references.linear_net import ALL, Model, gradient
 from tests.references.one_layer import Quadratics, personal, spread, vector

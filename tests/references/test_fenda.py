@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import medfed
-from medfed.common.errors import ConfigError
 from medfed.federation.algorithm import Cohort
 from medfed.federation.onboarding import rules_of
 from medfed.federation.reference import exchange, onboarded_client, run_reference
@@ -20,6 +19,7 @@ from medfed.models.networks.canonical import Canonical
 from medfed.personalize.fedper import FedPer
 from medfed.personalize.fenda import FENDA
 from medfed.personalize.local import Local
+from medfed.standalone.errors import ConfigError
 from tests.references.pairing import assert_same, drawn_in, to_numpy
 from tests.toys import ToyTask, toy_data, toy_federation
 

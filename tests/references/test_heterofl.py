@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.models.networks.small import SmallCNN
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.heterofl import HeteroFL, alone, corner, leading
+from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import Model
 from tests.references.minibatch_steps import descend
 from tests.references.pairing import assert_same, run_on_minibatches

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.common.seeding import numpy_rng
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.l2gd import L2GD
 from medfed.personalize.local import Local
+from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import ALL, Model
 from tests.references.minibatch_steps import descend, mean
 from tests.references.pairing import Minibatches, assert_same, run_on_minibatches

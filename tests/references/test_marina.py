@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.common.tensors import flatten
 from medfed.config.compose import build, described
 from medfed.federation.reference import run_reference
@@ -16,6 +15,7 @@ from medfed.federation.wire.codecs.sparse import RandomK
 from medfed.personalize.fedsgd import FedSGD
 from medfed.personalize.marina import MARINA
 from medfed.run.federating import build_channel
+from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import ALL, gradient
 from tests.references.pairing import assert_same, run_both_ways
 from tests.references.quadratics import FEATURES, Quadratics, global_model

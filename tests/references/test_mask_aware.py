@@ -10,7 +10,6 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.federation.algorithm import Cohort
 from medfed.federation.budget import LocalBudget
 from medfed.federation.federation import Federation
@@ -26,6 +25,7 @@ from medfed.personalize.fedper import FedPer
 from medfed.personalize.local import Local
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.scaffold import Scaffold
+from medfed.standalone.errors import ConfigError
 from tests.contract.harness import Serialising, lossy
 from tests.references.linear_net import HEAD, Problem, part
 from tests.references.pairing import assert_same, to_numpy

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from medfed.common.errors import ConfigError
 from medfed.personalize.mixture_admm import MixtureADMM
+from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import ALL, Model
 from tests.references.minibatch_steps import descend, zeros
 from tests.references.pairing import Minibatches, assert_same, run_on_minibatches

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from medfed.common.errors import ConfigError
 from medfed.functional.planning import Fingerprint, Planner
+from medfed.standalone.errors import ConfigError
 
 FIXTURE = json.loads(Path(__file__).with_name("nnunet_plans.json").read_text("utf-8"))
 CASES = FIXTURE["fingerprints"]

@@ -8,7 +8,6 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from medfed.common.errors import ConfigError
 from medfed.common.tensors import digest
 from medfed.personalize.fedalt import FedAlt
 from medfed.personalize.fedavg import FedAvg
@@ -18,6 +17,7 @@ from medfed.personalize.fedrep import FedRep
 from medfed.personalize.fedsim import FedSim
 from medfed.personalize.lgfedavg import LGFedAvg
 from medfed.personalize.local import Local
+from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import ALL, BODY, HEAD, Model, gradient, part
 from tests.references.pairing import Minibatches, assert_same, run_on_minibatches
 

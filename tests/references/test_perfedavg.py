@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.perfedavg import PerFedAvg
+from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import ALL, Model, gradient
 from tests.references.minibatch_steps import mean, zeros
 from tests.references.pairing import Minibatches, assert_same, run_on_minibatches

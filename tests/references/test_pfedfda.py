@@ -10,13 +10,13 @@ import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import digest
 from medfed.federation.algorithm import Cohort
 from medfed.federation.client import Features
 from medfed.federation.reference import exchange, onboarded_client
 from medfed.personalize.pfedfda import PFedFDA, best_share, discriminant, gaussians, halves
+from medfed.standalone.errors import ConfigError
 from tests.references.class_net import (
     LEAST,
     LR,

@@ -7,11 +7,11 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from medfed.common.errors import ConfigError
 from medfed.federation.reference import exchange, onboarded_client, run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.pfedmac import PFedMac
 from medfed.personalize.pfedme import PFedMe
+from medfed.standalone.errors import ConfigError
 from tests.personalize.whole_runs import assert_one_sentence, run
 from tests.references.linear_net import ALL, Model, gradient
 from tests.references.one_layer import personal, spread, vector

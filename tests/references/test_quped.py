@@ -8,11 +8,11 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.federation.reference import exchange, onboarded_client, run_reference
 from medfed.personalize.quantized import Quantized
 from medfed.personalize.quped import QuPeD, divergence
 from medfed.personalize.qupel import QuPeL
+from medfed.standalone.errors import ConfigError
 from tests.references import linear_net
 from tests.references.pairing import assert_same, to_numpy
 from tests.references.quantized_net import (

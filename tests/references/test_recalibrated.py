@@ -11,12 +11,12 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 from torch.nn.functional import cross_entropy
 
-from medfed.common.errors import ConfigError
 from medfed.common.tensors import digest
 from medfed.federation.reference import exchange, onboarded_client, run_reference
 from medfed.models.networks.small import LogisticRegression
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.recalibrated import Recalibrated
+from medfed.standalone.errors import ConfigError
 from tests.references.pairing import to_numpy
 from tests.references.test_fedrod import Classes, clients, finished
 from tests.toys import ToyTask, toy_federation

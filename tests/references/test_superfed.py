@@ -7,13 +7,13 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from medfed.common.errors import ConfigError
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import digest
 from medfed.functional.mixing import shuffled
 from medfed.personalize import superfed
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.superfed import SuPerFed
+from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import ALL, Model, gradient, loss
 from tests.references.minibatch_steps import descend, mean, zeros
 from tests.references.pairing import Minibatches, assert_same, run_on_minibatches, to_numpy

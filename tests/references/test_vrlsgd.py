@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from medfed.common.errors import ConfigError
 from medfed.personalize.scaffold import Scaffold
 from medfed.personalize.vrlsgd import VRLSGD
+from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import ALL
 from tests.references.minibatch_steps import descend, mean, zeros
 from tests.references.pairing import assert_same, run_on_minibatches

@@ -28,11 +28,11 @@ from medfed.benchmark.advice import (
 from medfed.benchmark.runner import Progress
 from medfed.benchmark.suite import Method
 from medfed.commands import advise as door
-from medfed.common.errors import DataError
 from medfed.common.scores import LEAST_CASES
 from medfed.functional.statistics import difference
 from medfed.reports.sentences import takes_to_show
 from medfed.reports.tasks import Scores, Task
+from medfed.standalone.errors import DataError
 from tests.pages import ROOT
 from tests.sites.test_reading import words_of
 

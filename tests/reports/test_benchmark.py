@@ -17,10 +17,10 @@ from scipy.stats import ttest_rel
 
 from medfed.benchmark import runner
 from medfed.benchmark.main import benchmark
-from medfed.common.errors import CheckpointError
-from medfed.common.files import digest
 from medfed.records import cells
 from medfed.reports.verdicts import LEAST_SPLITS
+from medfed.standalone.errors import CheckpointError
+from medfed.standalone.files import digest
 from tests import processes
 
 SUITE = """

@@ -10,7 +10,7 @@ from scipy.stats import ttest_1samp
 
 from benchmarks.evidence.judge_claims import judge_claims, read_claims, sentence
 from medfed.benchmark.suite import ALWAYS, suites
-from medfed.common.errors import ConfigError
+from medfed.standalone.errors import ConfigError
 
 RNG = np.random.default_rng(0)
 CLIENTS = {"a": 0.1, "b": -0.1}

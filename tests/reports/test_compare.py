@@ -14,7 +14,6 @@ import pytest
 import safetensors.numpy
 from omegaconf import OmegaConf
 
-from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.scores import worst_value
 from medfed.common.untrusted import read_checkpoint
 from medfed.federation.lightning.checkpoint import last_whole
@@ -24,6 +23,7 @@ from medfed.reports.report import report_runs
 from medfed.reports.runs import find_runs, metrics_of
 from medfed.reports.sweeps import paths_of
 from medfed.run.intervals import over_clients
+from medfed.standalone.errors import CheckpointError, ConfigError
 from tests.integration.runs import run
 
 SMALL = ("rounds=1", "local.steps=2", "logger=none", "progress=false")

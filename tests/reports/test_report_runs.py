@@ -16,13 +16,13 @@ from scipy.stats import t as student
 from sklearn.metrics import roc_auc_score
 
 from medfed.commands.main import main
-from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.untrusted import read_rows
 from medfed.config.allowed import CONFIG_DIR
 from medfed.functional.statistics import patients_anew
 from medfed.records.folder import Run
 from medfed.reports.report import report_runs
 from medfed.reports.tasks import resampled_of
+from medfed.standalone.errors import CheckpointError, ConfigError
 from tests.integration.runs import CLINICAL, run
 
 SMALL = (*CLINICAL[:1], "rounds=2", *CLINICAL[2:], "partition.num_clients=2")

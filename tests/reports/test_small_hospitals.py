@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from medfed.commands.main import main
-from medfed.common.errors import CheckpointError
 from medfed.common.scores import LEAST_CASES, fewest
 from medfed.common.untrusted import read_rows
 from medfed.records.folder import Run
@@ -23,6 +22,7 @@ from medfed.reports.tables import hospitals_table, methods_table
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import harm_of, judge
 from medfed.run.results import print_summary
+from medfed.standalone.errors import CheckpointError
 from tests.integration.runs import run
 
 CLINICS = {"Basel": 220, "Bern": 180, "Chur": 110, "Zug": 9, "Uri": 81}

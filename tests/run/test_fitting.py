@@ -14,7 +14,6 @@ from monai.utils import optional_import
 from omegaconf import open_dict
 from torch import Tensor, nn
 
-from medfed.common.errors import ConfigError, MedfedError
 from medfed.config.compose import described, load
 from medfed.config.description import describe
 from medfed.models.classification import ClassificationTask
@@ -22,6 +21,7 @@ from medfed.models.segmentation import SegmentationTask, dice_bce_loss
 from medfed.models.task import TaskModule
 from medfed.run.assembly import read_data, task_for
 from medfed.run.federating import federate
+from medfed.standalone.errors import ConfigError, MedfedError
 from medfed.standalone.outputs import heads
 from tests.federation.test_tied_weights import dynunet
 from tests.integration.runs import IMAGING, data_and_task

@@ -13,10 +13,10 @@ from scipy import stats
 from sklearn import metrics as sk
 from sklearn.dummy import DummyClassifier, DummyRegressor
 
-from medfed.common.errors import NonFiniteError
 from medfed.common.seeding import derive_seed
 from medfed.run.evaluation import evaluate_run
 from medfed.run.results import metric_table, print_summary
+from medfed.standalone.errors import NonFiniteError
 from tests.integration.runs import CLINICAL, imaging, run
 
 SHORT = ("algorithm=local", "rounds=1")

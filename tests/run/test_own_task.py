@@ -9,7 +9,6 @@ import pytest
 import torch.nn.functional as F
 from torch import Tensor
 
-from medfed.common.errors import ConfigError
 from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
@@ -17,6 +16,7 @@ from medfed.models.task import TaskModule, WholeSplit
 from medfed.reports.comparison import compare_runs
 from medfed.run.evaluation import evaluate_run
 from medfed.run.train import train
+from medfed.standalone.errors import ConfigError
 from medfed.standalone.mixture import Activation
 from tests.registered import register
 

@@ -11,13 +11,13 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from medfed.common.errors import CheckpointError, ConfigError
-from medfed.common.files import sha256
 from medfed.common.tensors import digest
 from medfed.delivery.start.pretrained import Pretrained
 from medfed.federation.split import float_entries
 from medfed.models.networks.canonical import Canonical
 from medfed.run.start import Weights, fit
+from medfed.standalone.errors import CheckpointError, ConfigError
+from medfed.standalone.files import sha256
 from tests.integration.runs import CLINICAL, outcome, resume, run
 
 FEDAVG = (*CLINICAL, "algorithm=fedavg", "rounds=2")

@@ -8,7 +8,6 @@ import re
 import pytest
 
 from medfed.commands.methods import main
-from medfed.common.errors import ConfigError
 from medfed.config.compose import described
 from medfed.delivery.main import keep_bundle
 from medfed.functional.privacy import epsilon
@@ -16,6 +15,7 @@ from medfed.personalize.fedavg import FedAvg
 from medfed.run.assembly import read_data, task_for
 from medfed.run.federating import federate
 from medfed.run.privacy import protections
+from medfed.standalone.errors import ConfigError
 from tests.integration.runs import CLINICAL, outcome, resume, run
 
 KEYS = "privacy.example={epsilon:3,delta:1e-3,clip:1.0}"

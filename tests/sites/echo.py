@@ -6,9 +6,9 @@ from pathlib import Path
 
 from nvflare.collab import collab
 
-from medfed.common.files import write_json
 from medfed.sites.flare.components import CollabTransport
 from medfed.sites.wire import Silent
+from medfed.standalone.files import write_json
 
 
 class Server:

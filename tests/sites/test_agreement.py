@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from medfed.common.errors import CheckpointError, ConfigError, DataError
 from medfed.config.compose import described, load
 from medfed.config.paths import EXISTING
 from medfed.sites.agreement import READING, SITE_KEYS, Agreed, SiteFile, agreed_values, fingerprints
+from medfed.standalone.errors import CheckpointError, ConfigError, DataError
 
 SITES = ("cleveland", "va")
 HEART = ("experiment=heart_pfednet", "rounds=2")

@@ -12,8 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 from medfed.commands.site import main as site_command
-from medfed.common.errors import NonFiniteError
-from medfed.common.files import write_json
 from medfed.config.compose import described
 from medfed.federation.aggregation import Median
 from medfed.federation.wire.channel import Channel, Place
@@ -25,6 +23,8 @@ from medfed.sites.run import as_before
 from medfed.sites.status import Status, Traffic
 from medfed.sites.wire import Facts, Greeted, Greeting, Reply, Request, Silent, declined
 from medfed.sites.withdrawal import SitesRecord
+from medfed.standalone.errors import NonFiniteError
+from medfed.standalone.files import write_json
 from tests.integration.runs import CLINICAL, run
 from tests.sites.direct import Direct
 from tests.sites.hospitals import across, direct, same

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from medfed.common.errors import DataError, SiteError
 from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.delivery.main import export
@@ -17,6 +16,7 @@ from medfed.sites import wire
 from medfed.sites.calls import Caller
 from medfed.sites.policy import Policy, VetoError
 from medfed.sites.studying import Conductor
+from medfed.standalone.errors import DataError, SiteError
 from medfed.studies.plan import Bundle, Evaluation, Plan
 from tests.integration.runs import run
 from tests.sites.hospitals import QUICK

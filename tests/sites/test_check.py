@@ -8,11 +8,11 @@ import pytest
 
 from medfed.commands.main import main
 from medfed.commands.methods import method, yamls
-from medfed.common.errors import DataError
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.wire.ledger import Ledger
 from medfed.sites.agreement import Agreed, SiteFile, words_for
 from medfed.sites.check import traffic_of
+from medfed.standalone.errors import DataError
 from tests.integration.runs import run
 from tests.pages import DOCS, write_files
 from tests.sites.tables import EXPERIMENT, SITES, write_table

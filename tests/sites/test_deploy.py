@@ -6,7 +6,6 @@ import logging
 import pytest
 
 from medfed.commands.deploy import main
-from medfed.common.errors import CodecError
 from medfed.sites.agreement import Agreed
 from medfed.sites.deploying import (
     BEGUN,
@@ -19,6 +18,7 @@ from medfed.sites.deploying import (
     run_coordinator,
 )
 from medfed.sites.wire import Hello, Reply
+from medfed.standalone.errors import CodecError
 from tests.integration.runs import run
 from tests.sites.direct import Direct
 from tests.sites.hospitals import direct, same

@@ -14,7 +14,6 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from medfed.common.errors import NonFiniteError, SiteError
 from medfed.common.untrusted import read_checkpoint
 from medfed.federation.algorithm import Cohort
 from medfed.federation.wire.channel import Channel, Place
@@ -23,6 +22,7 @@ from medfed.sites.attendance import SitesProgress
 from medfed.sites.gate import MODELS
 from medfed.sites.site import Site
 from medfed.sites.wire import Fit, Hello, Reply, Request, Trained
+from medfed.standalone.errors import NonFiniteError, SiteError
 from tests.contract.harness import lightning
 from tests.sites.faults import Faulty, is_at, once
 from tests.sites.hospitals import IMPATIENT, QUICK, as_left

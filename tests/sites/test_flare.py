@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("nvflare", reason="needs NVIDIA FLARE: pip install '.[sites]'")
 pytest.importorskip("psutil", reason="needs NVIDIA FLARE: pip install '.[sites]'")
 
-from medfed.common.errors import ConfigError
 from medfed.run.onboarding import onboard
 from medfed.sites.flare import PREFIXES, write_job
 from medfed.sites.flare.console import Console
+from medfed.standalone.errors import ConfigError
 from scripts.local_federation import SERVER, LocalFederation
 from tests.sites.hospitals import as_left, same
 

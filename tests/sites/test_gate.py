@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import CheckpointError, ConfigError, DataError, SiteError
 from medfed.datamodules.claims import Claims
 from medfed.datamodules.tables.agreement import (
     AgreementSettings,
@@ -38,6 +37,7 @@ from medfed.sites.calls import Caller, agree_on_data, greet
 from medfed.sites.gate import RULES, table
 from medfed.sites.policy import Counted, FullError, Policy, Spending, fewest_in_combinations
 from medfed.sites.site_folder import hospital
+from medfed.standalone.errors import CheckpointError, ConfigError, DataError, SiteError
 from tests.integration.runs import resume, run
 from tests.sites.hospitals import QUICK
 from tests.sites.tables import EXPERIMENT, write_table

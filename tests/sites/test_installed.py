@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from medfed.common.errors import ConfigError, MedfedError
-from medfed.common.files import sha256
 from medfed.sites import installed
 from medfed.sites.agreement import Agreed
 from medfed.sites.installed import LOCK, PACKED, TEMPLATES, pack, write_install
 from medfed.sites.policy import VetoError
+from medfed.standalone.errors import ConfigError, MedfedError
+from medfed.standalone.files import sha256
 from tests.pages import PAGES, ROOT
 
 LOCKED = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)

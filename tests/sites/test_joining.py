@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from medfed.common.errors import SiteError
 from medfed.common.tensors import digest
 from medfed.common.untrusted import read_tensors
 from medfed.federation.lightning.module import FederatedModule
@@ -18,6 +17,7 @@ from medfed.sites.calls import Caller
 from medfed.sites.newcomers import onboard
 from medfed.sites.site import Site
 from medfed.sites.wire import Facts
+from medfed.standalone.errors import SiteError
 from tests.contract.harness import federation
 from tests.sites.direct import Direct
 from tests.sites.hospitals import QUICK, as_left

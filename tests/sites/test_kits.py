@@ -14,11 +14,11 @@ import pytest
 
 from medfed.commands.deploy import main as deploy
 from medfed.commands.site import main as site
-from medfed.common.errors import ConfigError, MedfedError
-from medfed.common.files import filled
 from medfed.sites.flare import check_flare
 from medfed.sites.flare.kits import approve, make_kit, provision, request
 from medfed.sites.installed import TEMPLATES
+from medfed.standalone.errors import ConfigError, MedfedError
+from medfed.standalone.files import filled
 
 needs_flare = pytest.mark.sites
 

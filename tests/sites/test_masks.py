@@ -15,7 +15,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from msgspec.structs import replace
 
-from medfed.common.errors import CodecError, SiteError
 from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import run_reference
 from medfed.federation.wire.channel import Channel, Link
@@ -30,6 +29,7 @@ from medfed.sites.policy import COUNTED
 from medfed.sites.run import SitesModule
 from medfed.sites.site import Site
 from medfed.sites.wire import Fit, Keys, Reply, Request
+from medfed.standalone.errors import CodecError, SiteError
 from tests.contract.harness import algorithm, federation
 from tests.integration.runs import CLINICAL, run
 from tests.sites.direct import Direct

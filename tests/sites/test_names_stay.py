@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medfed.common.errors import SiteError
+from medfed.standalone.errors import SiteError
 from tests.sites.direct import Direct
 from tests.sites.hospitals import QUICK, across, site
 

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from medfed.common.errors import ConfigError, SiteError
-from medfed.common.files import filled
 from medfed.common.untrusted import read_json
 from medfed.config.compose import described
 from medfed.delivery.main import keep_bundle
@@ -17,6 +15,8 @@ from medfed.sites.installed import TEMPLATES
 from medfed.sites.policy import NO_LIMITS, Counted, Policy, VetoError
 from medfed.sites.run import coordinate
 from medfed.sites.wire import Hello, Reply, Request, declined
+from medfed.standalone.errors import ConfigError, SiteError
+from medfed.standalone.files import filled
 from tests.integration.runs import run
 from tests.sites.direct import Direct
 from tests.sites.hospitals import IMPATIENT, QUICK, as_left

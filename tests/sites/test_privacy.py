@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from medfed.common.errors import SiteError
 from medfed.common.untrusted import read_tensors
 from medfed.config.compose import described
 from medfed.delivery.main import keep_bundle
@@ -23,6 +22,7 @@ from medfed.sites.policy import Ceiling, Spending, VetoError
 from medfed.sites.run import coordinate
 from medfed.sites.site_folder import hospital
 from medfed.sites.status import tables
+from medfed.standalone.errors import SiteError
 from tests.sites.direct import Direct
 from tests.sites.hospitals import QUICK
 from tests.sites.tables import EXPERIMENT, write_table

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from medfed.commands.main import main
 from medfed.common.console import Terminal, say, wide_console
-from medfed.common.errors import SiteError
 from medfed.reports.tables import Table
 from medfed.sites import installed, site_folder, status
 from medfed.sites.agreement import Agreed, words_for
 from medfed.sites.deploying import encoded, start_site
 from medfed.sites.status import SiteState, Status, Traffic
 from medfed.sites.wire import Hello, Reply
+from medfed.standalone.errors import SiteError
 from tests.sites.tables import EXPERIMENT, SITES, write_table
 
 WIDTHS = {"pipe": None, "80": 80, "60": 60}

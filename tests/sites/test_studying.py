@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from medfed.common.errors import SiteError
 from medfed.sites import wire
 from medfed.sites.calls import Caller
 from medfed.sites.policy import NO_LIMITS, Counted, Policy, VetoError
 from medfed.sites.studying import Conductor, StudyPlace, StudySite
+from medfed.standalone.errors import SiteError
 from medfed.studies.page import write_study
 from medfed.studies.plan import Plan
 from tests.sites.direct import Direct

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace as changed
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.functional import discrimination
 from medfed.functional.survival import survival_scores
+from medfed.standalone.errors import ConfigError, DataError
 from medfed.studies.page import pictures, write_study
 from medfed.studies.plan import Evaluation, Model, Plan
 from medfed.studies.rows import Rows

@@ -12,7 +12,7 @@ import statsmodels.api as sm
 from scipy import stats
 
 from medfed.commands.study import main
-from medfed.common.errors import ConfigError, DataError, MedfedError
+from medfed.standalone.errors import ConfigError, DataError, MedfedError
 from medfed.studies import regressions
 from medfed.studies.page import write_study
 from medfed.studies.parts import UNIT, Groups, scaled

@@ -26,9 +26,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.console import Steps
-from medfed.common.errors import DataError, MedfedError
-from medfed.common.files import atomic, digest, locked, remove_partial, sha256, write_json, writing
 from medfed.common.processes import WatchedPool, held, start_worker
+from medfed.standalone.errors import DataError, MedfedError
+from medfed.standalone.files import (
+    atomic,
+    digest,
+    locked,
+    remove_partial,
+    sha256,
+    write_json,
+    writing,
+)
 
 Arrays = Mapping[str, NDArray[Any]]
 

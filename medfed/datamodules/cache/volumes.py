@@ -19,9 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.checks import within
-from medfed.common.errors import ConfigError
-from medfed.common.files import sha256
 from medfed.datamodules.augmentation import Augment, Augmentation
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache.store import Arrays, Recipe, Store, build, find
@@ -29,6 +26,9 @@ from medfed.datamodules.generated.cohort import Cohort, ScanCohort
 from medfed.datamodules.readers.account import Account, account_of
 from medfed.datamodules.readers.base import Patient, Reader, VolumeReader, expanded, given_path
 from medfed.standalone import dicom
+from medfed.standalone.checks import within
+from medfed.standalone.errors import ConfigError
+from medfed.standalone.files import sha256
 from medfed.standalone.grids import bounding_box
 from medfed.standalone.preparation import Preparation, one_thread
 from medfed.standalone.volumes import files_of_case

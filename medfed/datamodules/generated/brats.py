@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from medfed.common.checks import check_not_negative
 from medfed.datamodules.generated import cohort
 from medfed.datamodules.generated.cohort import Array, Label, Rng
+from medfed.standalone.checks import check_not_negative
 
 Masks = dict[str, NDArray[np.bool_]]  # of the compartments
 

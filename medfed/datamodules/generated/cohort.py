@@ -18,10 +18,10 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.checks import check_fields, check_not_negative
-from medfed.common.errors import ConfigError
-from medfed.common.files import digest, made_once, writing
 from medfed.common.seeding import derive_seed, numpy_rng
+from medfed.standalone.checks import check_fields, check_not_negative
+from medfed.standalone.errors import ConfigError
+from medfed.standalone.files import digest, made_once, writing
 
 Array = NDArray[np.float32]
 Label = NDArray[np.uint8]

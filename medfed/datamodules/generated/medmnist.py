@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from medfed.common.errors import ConfigError
 from medfed.common.seeding import numpy_rng
 from medfed.datamodules.generated.cohort import Cohort
 from medfed.datamodules.splits import SPLITS
+from medfed.standalone.errors import ConfigError
 
 CLASSES = ("neutrophil", "eosinophil", "lymphocyte", "monocyte")
 PLASMA, CYTOPLASM, NUCLEUS, GRANULE = np.array(

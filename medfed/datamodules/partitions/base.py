@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.checks import check_fields
-from medfed.common.errors import ConfigError
 from medfed.common.seeding import numpy_rng
 from medfed.datamodules.readers.base import Patient
+from medfed.standalone.checks import check_fields
+from medfed.standalone.errors import ConfigError
 
 if TYPE_CHECKING:
     from medfed.datamodules.scanner import Scanner

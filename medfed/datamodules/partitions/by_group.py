@@ -19,13 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.checks import check_not_negative, within
-from medfed.common.errors import ConfigError
 from medfed.common.seeding import numpy_rng, torch_rng
 from medfed.datamodules.partitions import base
 from medfed.datamodules.partitions.by_label import apportion
 from medfed.datamodules.readers.base import Patient, check_names
 from medfed.datamodules.scanner import Scanner, scanners_from
+from medfed.standalone.checks import check_not_negative, within
+from medfed.standalone.errors import ConfigError
 
 
 @dataclass(frozen=True)

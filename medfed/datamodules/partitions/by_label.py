@@ -26,11 +26,11 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from medfed.common.checks import check_count, check_optional_count, check_positive, within
-from medfed.common.errors import ConfigError
 from medfed.common.seeding import derive_seed, numpy_rng
 from medfed.datamodules.partitions import base
 from medfed.datamodules.readers.base import Patient
+from medfed.standalone.checks import check_count, check_optional_count, check_positive, within
+from medfed.standalone.errors import ConfigError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

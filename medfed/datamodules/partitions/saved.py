@@ -12,12 +12,12 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from medfed.common.errors import DataError
 from medfed.common.schemas import parse_json
 from medfed.datamodules.partitions.base import Ids, Order, Partition, Shares, Traits
 from medfed.datamodules.readers.base import Patient, check_names
 from medfed.datamodules.scanner import Scanner
 from medfed.datamodules.splits import SPLITS, Split
+from medfed.standalone.errors import DataError
 
 
 class _Content(TypedDict):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from medfed.common.errors import few
+from medfed.standalone.errors import few
 from medfed.standalone.files import is_visible as is_visible
 from medfed.standalone.files import visible_files as visible_files
 

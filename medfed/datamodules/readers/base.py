@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from medfed.common.errors import ConfigError, did_you_mean, few
+from medfed.standalone.errors import ConfigError, did_you_mean, few
 from medfed.standalone.volumes import SUFFIXES
 
 if TYPE_CHECKING:

@@ -17,8 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_known
-from medfed.common.errors import DataError, did_you_mean
 from medfed.common.schemas import parse_json
 from medfed.datamodules.readers.base import (
     Missing,
@@ -28,7 +26,9 @@ from medfed.datamodules.readers.base import (
     with_hospitals,
 )
 from medfed.datamodules.readers.persons import persons_of, search_name
+from medfed.standalone.checks import check_known
 from medfed.standalone.csv_files import csv_rows
+from medfed.standalone.errors import DataError, did_you_mean
 from medfed.standalone.names import fold, same
 from medfed.standalone.preparation import Preparation, among, zscore
 from medfed.standalone.volumes import check_finite, read_geometry, read_together

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from medfed.common.errors import DataError
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.base import check_names
 from medfed.datamodules.readers.table import Table, counted, join_tables, read_csv
 from medfed.standalone.csv_files import as_number, csv_rows
+from medfed.standalone.errors import DataError
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.checks import checked
-from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.base import check_names, given_path
 from medfed.datamodules.readers.persons import persons_of, search_name
@@ -29,7 +27,9 @@ from medfed.datamodules.readers.samples import (
     open_training,
 )
 from medfed.datamodules.splits import Split
+from medfed.standalone.checks import checked
 from medfed.standalone.csv_files import Sheet, listed_columns
+from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.files import is_visible, slashed, visible_files
 from medfed.standalone.names import same
 from medfed.standalone.pictures import SUFFIXES, Color, read_image, white_of

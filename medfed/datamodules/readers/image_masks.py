@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from medfed.common.checks import checked, within
-from medfed.common.errors import ConfigError, DataError, did_you_mean, few
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.base import Patient, VolumeReader, are_exclusive
 from medfed.datamodules.readers.cases import named_centres
 from medfed.datamodules.readers.persons import persons_of
 from medfed.datamodules.readers.samples import channel_names
 from medfed.standalone import pictures
+from medfed.standalone.checks import checked, within
 from medfed.standalone.csv_files import Sheet, listed_columns
+from medfed.standalone.errors import ConfigError, DataError, did_you_mean, few
 from medfed.standalone.files import is_visible, slashed
 from medfed.standalone.pictures import SUFFIXES, Color
 

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from medfed.common.errors import DataError, few
 from medfed.datamodules.readers.account import is_visible
 from medfed.datamodules.readers.persons import KNOWN, search_name
 from medfed.datamodules.tables.columns import HOSPITAL, PATIENT
 from medfed.standalone import pictures, volumes
 from medfed.standalone.csv_files import Sheet, like_a_number
+from medfed.standalone.errors import DataError, few
 from medfed.standalone.files import slashed
 from medfed.standalone.names import same
 

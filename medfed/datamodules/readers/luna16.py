@@ -20,15 +20,15 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.checks import check_not_negative, checked
-from medfed.common.errors import DataError
-from medfed.common.files import sha256
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.base import Patient, Reader
 from medfed.datamodules.readers.cases import named_centres
+from medfed.standalone.checks import check_not_negative, checked
 from medfed.standalone.ct_patches import Candidates, Points, centre_voxels, find_scans, read_points
 from medfed.standalone.ct_scans import ScanSpec, places, read_scan
+from medfed.standalone.errors import DataError
+from medfed.standalone.files import sha256
 from medfed.standalone.itk import source_of
 from medfed.standalone.volumes import read_geometry
 

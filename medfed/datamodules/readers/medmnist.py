@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import DataError, few
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.base import given_path
 from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names
 from medfed.datamodules.splits import SPLITS, Split
+from medfed.standalone.errors import DataError, few
 from medfed.standalone.pictures import arrays_of, channels_first
 
 Bytes = NDArray[np.uint8]

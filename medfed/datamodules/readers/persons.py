@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from medfed.common.errors import ConfigError, DataError
+from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.names import fold
 
 log = logging.getLogger(__name__)

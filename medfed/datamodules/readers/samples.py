@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.partitions.by_label import thin
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.splits import SPLITS, Split
+from medfed.standalone.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from medfed.standalone.csv_files import Sheet

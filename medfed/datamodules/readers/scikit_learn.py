@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import ConfigError
 from medfed.datamodules.readers.samples import ImageSet, Samples
 from medfed.datamodules.readers.table import Table
+from medfed.standalone.errors import ConfigError
 
 
 def breast_cancer() -> Table:

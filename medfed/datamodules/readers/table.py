@@ -16,15 +16,15 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.checks import check_known
-from medfed.common.errors import ConfigError, DataError, few
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.base import check_names
 from medfed.datamodules.readers.samples import official_splits, open_training
 from medfed.datamodules.splits import Split
 from medfed.standalone import csv_files
+from medfed.standalone.checks import check_known
 from medfed.standalone.csv_files import Categories, Limits, Sheet, as_number, missing_words
+from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.names import alike, code_among, fold, tidy
 from medfed.standalone.pictures import SUFFIXES
 from medfed.standalone.volumes import is_volume

@@ -50,7 +50,6 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from medfed.common.errors import DataError
 from medfed.common.floors import CATEGORY
 from medfed.common.schemas import parse_json
 from medfed.datamodules.base import Exchanged
@@ -62,6 +61,7 @@ from medfed.datamodules.tables.columns import Normalization
 from medfed.functional.survival import BINS, histogram, quantile_cuts
 from medfed.standalone.columns import Array, Columns, MinMax, Scaling, Standard
 from medfed.standalone.csv_files import Categories
+from medfed.standalone.errors import DataError
 
 Agreed = TypeVar("Agreed")
 _map: Any = TypedDict  # made of what a run asks for

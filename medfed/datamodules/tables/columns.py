@@ -26,10 +26,10 @@ from typing import Literal
 
 import numpy as np
 
-from medfed.common.errors import few
 from medfed.common.floors import CATEGORY, LEAST
 from medfed.functional.scores import area
 from medfed.standalone.columns import Array, Columns, MinMax, Scaling, Standard
+from medfed.standalone.errors import few
 
 Normalization = Literal["standard", "minmax", "exact_minmax", "none"]
 _ANY = 1e30  # readers refuse larger numbers

@@ -17,8 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_known, check_positive, checked_scale
-from medfed.common.errors import ConfigError, DataError
 from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.base import FederatedDataModule
@@ -43,8 +41,10 @@ from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.tables import agreement, columns
 from medfed.datamodules.tables.columns import Normalization
 from medfed.functional.survival import BINS
+from medfed.standalone.checks import check_known, check_positive, checked_scale
 from medfed.standalone.columns import Array, Columns, Scaling
 from medfed.standalone.csv_files import Limits, csv_rows
+from medfed.standalone.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 Rows = tuple[Index, Index]

@@ -7,8 +7,6 @@ from typing import Annotated, Any
 
 import torch
 
-from medfed.common.checks import check_not_negative, check_positive, checked
-from medfed.common.errors import ConfigError
 from medfed.common.seeding import numpy_rng
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import Batch, ClientData
@@ -17,6 +15,8 @@ from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.table import Outcome
 from medfed.datamodules.splits import SPLITS, Split
+from medfed.standalone.checks import check_not_negative, check_positive, checked
+from medfed.standalone.errors import ConfigError
 
 
 class MixtureDataModule(FederatedDataModule):

@@ -38,16 +38,16 @@ import torch
 from torch import Tensor, nn
 
 from medfed import standalone
-from medfed.common import files
 from medfed.common.console import in_markdown, shown
-from medfed.common.errors import CheckpointError, DataError
 from medfed.common.schemas import parse_json
 from medfed.common.untrusted import reading
 from medfed.delivery.bundle import metadata, onnx_file, weights
 from medfed.delivery.bundle.networks import bounded, build_network, check_state, is_known, is_own
 from medfed.delivery.bundle.weights import Codebook
 from medfed.records.bundles import MANIFEST, METADATA, MODEL, PACKED, Manifest
+from medfed.standalone import files
 from medfed.standalone.decode import fill
+from medfed.standalone.errors import CheckpointError, DataError
 from medfed.standalone.masks import map_codes
 from medfed.standalone.outputs import only_logits
 

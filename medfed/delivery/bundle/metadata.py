@@ -77,10 +77,10 @@ import torch
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from medfed.common.errors import CheckpointError
 from medfed.common.schemas import fit
 from medfed.delivery.bundle.networks import ordinary
 from medfed.standalone.columns import Columns, from_facts
+from medfed.standalone.errors import CheckpointError
 from medfed.standalone.preparation import Preparation, rules_from
 
 Plain = dict[str, Any]

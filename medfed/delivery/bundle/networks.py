@@ -25,10 +25,10 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from medfed.common.errors import CheckpointError, ConfigError, first_line
 from medfed.common.streams import own_stream
 from medfed.config.allowed import LIBRARIES, check_targets, is_plugin
 from medfed.federation.split import float_entries
+from medfed.standalone.errors import CheckpointError, ConfigError, first_line
 
 Plain = dict[str, Any]
 MIXTURE = "scripts.networks.CanonicalMixture"

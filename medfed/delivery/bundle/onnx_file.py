@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from medfed.common.console import levels
-from medfed.common.errors import CheckpointError, ConfigError, first_line
 from medfed.delivery.bundle.metadata import ANY_SIDE, input_size
+from medfed.standalone.errors import CheckpointError, ConfigError, first_line
 
 INPUT, OUTPUT = "image", "logits"
 Shape = tuple[int, ...]

@@ -39,11 +39,11 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.schemas import fit
 from medfed.common.tensors import Tensors, cut, flatten, layout_of
 from medfed.common.untrusted import reading
 from medfed.standalone.decode import FORMAT, VERSION, check_version, decode_content
+from medfed.standalone.errors import CheckpointError, ConfigError
 
 MAX_BITS = 8
 

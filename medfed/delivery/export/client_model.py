@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.tensors import Tensors
 from medfed.delivery.bundle.networks import build_network, check_state, describe_mixture
 from medfed.delivery.bundle.weights import Codebook, check_bits, kmeans
@@ -25,6 +24,7 @@ from medfed.federation.split import aliases, match
 from medfed.models.networks.canonical import Canonical
 from medfed.personalize.quantized_base import layer_weights
 from medfed.standalone.decode import fill
+from medfed.standalone.errors import CheckpointError, ConfigError
 
 NEGLIGIBLE = 1e-7  # single precision does not resolve so small a share of a probability
 

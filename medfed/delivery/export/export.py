@@ -11,10 +11,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from medfed.common.checks import check_fields, check_known, check_not_negative, check_positive
 from medfed.common.console import file_names, say, shown, size, wide_console
-from medfed.common.errors import ConfigError
-from medfed.common.files import csv_text, write_text
 from medfed.common.scores import mean_of_known
 from medfed.config.compose import build
 from medfed.config.sections import Section
@@ -25,6 +22,9 @@ from medfed.delivery.export import finetuning
 from medfed.delivery.export.client_model import FULL, choose_bits
 from medfed.delivery.export.run_record import RunRecord, finite
 from medfed.reports.tables import Table
+from medfed.standalone.checks import check_fields, check_known, check_not_negative, check_positive
+from medfed.standalone.errors import ConfigError
+from medfed.standalone.files import csv_text, write_text
 
 _log = logging.getLogger(__name__)
 _TEST = ("trained", "bundle")

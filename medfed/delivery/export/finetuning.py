@@ -33,7 +33,6 @@ from torch.nn.functional import mse_loss
 from torch.nn.utils.parametrize import register_parametrization
 
 from medfed.common.console import shown
-from medfed.common.errors import ConfigError, DataError, NonFiniteError
 from medfed.common.tensors import Tensors
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
@@ -46,6 +45,7 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.split import ParameterSplit, aliases
 from medfed.models.meters import Batch
 from medfed.standalone.decode import fill
+from medfed.standalone.errors import ConfigError, DataError, NonFiniteError
 from medfed.standalone.outputs import only_logits
 
 if TYPE_CHECKING:

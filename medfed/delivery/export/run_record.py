@@ -9,8 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from medfed.common.errors import ConfigError
-from medfed.common.files import digest, sha256
 from medfed.common.untrusted import read_json, read_tensors, reading
 from medfed.config.allowed import check_plugins, check_targets
 from medfed.config.compose import build, class_of
@@ -26,6 +24,8 @@ from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
 from medfed.records.tasks import build_task
 from medfed.run.start import StartRecord
+from medfed.standalone.errors import ConfigError
+from medfed.standalone.files import digest, sha256
 
 _NAMES = ("segmentation", "classification", "findings", "regression", "survival", "detection")
 _TASKS = {f"medfed.models.{name}.{name.capitalize()}Task": name for name in _NAMES}

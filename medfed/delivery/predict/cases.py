@@ -31,16 +31,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from medfed.common import files
 from medfed.common.console import say, shown
-from medfed.common.errors import ConfigError, MedfedError
 from medfed.common.schemas import parse_json
 from medfed.common.untrusted import reading
 from medfed.datamodules.readers.account import account_of
 from medfed.delivery.bundle.bundle import Bundle
 from medfed.delivery.predict.options import PredictOptions, attempt, check_place, check_targets
-from medfed.standalone import dicom
+from medfed.standalone import dicom, files
 from medfed.standalone.detections import TABLE, boxes_file, detect, find_ct
+from medfed.standalone.errors import ConfigError, MedfedError
 from medfed.standalone.masks import SEG, check_apart
 from medfed.standalone.predictor import Predictor
 from medfed.standalone.scans import RECORD, ScanFiles

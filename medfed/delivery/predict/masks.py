@@ -28,13 +28,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.errors import ConfigError, DataError, first_line
-from medfed.common.files import replacing, writing
 from medfed.delivery.bundle.onnx_file import import_extra
 from medfed.delivery.predict.cases import Case, left_out
 from medfed.delivery.predict.options import PredictOptions, check_writable
 from medfed.functional.conformal import volumes_within
 from medfed.standalone import dicom, scans
+from medfed.standalone.errors import ConfigError, DataError, first_line
+from medfed.standalone.files import replacing, writing
 from medfed.standalone.grids import on_grid
 from medfed.standalone.masks import SEG, header_text, mask_files
 from medfed.standalone.predictor import Predictor

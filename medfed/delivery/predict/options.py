@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from medfed.common.checks import check_count, check_fields, check_not_negative, within
 from medfed.common.console import Steps
-from medfed.common.errors import ConfigError, DataError, MedfedError, WriteError, first_line
+from medfed.standalone.checks import check_count, check_fields, check_not_negative, within
+from medfed.standalone.errors import ConfigError, DataError, MedfedError, WriteError, first_line
 from medfed.standalone.masks import NIFTI, SEG
 
 Item = TypeVar("Item")

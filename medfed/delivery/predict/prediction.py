@@ -47,12 +47,12 @@ from rich.console import Console
 from torch import nn
 
 from medfed.common.console import Terminal, say
-from medfed.common.errors import ConfigError
 from medfed.config.compose import build
 from medfed.config.sections import Section
 from medfed.delivery.bundle.bundle import Bundle, read_bundle
 from medfed.delivery.bundle.onnx_file import ONNX, OnnxNetwork
 from medfed.delivery.predict.options import PredictOptions, attempt, check_place, table_path
+from medfed.standalone.errors import ConfigError
 from medfed.standalone.predictor import Predictor
 from medfed.standalone.samples import predict_table
 

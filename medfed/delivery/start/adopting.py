@@ -17,9 +17,7 @@ from typing import Any, Literal
 from hydra.utils import get_object
 from monai.bundle import ConfigParser
 
-from medfed.common.checks import check_fields, check_known
 from medfed.common.console import Terminal, say
-from medfed.common.errors import ConfigError
 from medfed.common.schemas import parse_json
 from medfed.common.untrusted import read_yaml, reading
 from medfed.config.allowed import check_targets
@@ -30,6 +28,8 @@ from medfed.delivery.bundle.metadata import FORMAT_VERSION, check_facts
 from medfed.delivery.bundle.networks import describe, packages_of
 from medfed.delivery.start.pretrained import read_file
 from medfed.records.bundles import METADATA, MODEL
+from medfed.standalone.checks import check_fields, check_known
+from medfed.standalone.errors import ConfigError
 from medfed.standalone.preparation import Preparation, rules_of
 
 _CONFIGS = ("configs/inference.json", "configs/inference.yaml", "configs/inference.yml")

@@ -19,8 +19,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from medfed.common.errors import CheckpointError, ConfigError, first_line
-from medfed.common.files import sha256
 from medfed.common.schemas import fit
 from medfed.common.tensors import Tensors
 from medfed.common.untrusted import read_checkpoint, read_tensors
@@ -28,6 +26,8 @@ from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.bundle.weights import check_archive
 from medfed.records.folder import RunFolder
 from medfed.run.start import Weights
+from medfed.standalone.errors import CheckpointError, ConfigError, first_line
+from medfed.standalone.files import sha256
 
 # What the present data decide, by the names that networks have for it.
 _FACTS = {

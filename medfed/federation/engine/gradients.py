@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from medfed.common.errors import ConfigError, NonFiniteError, first_line
 from medfed.common.tensors import Tensors, forget, gradient_of
 from medfed.federation.budget import Passes, ordinary
 from medfed.federation.client import Batch, BatchPenalty, Outputs, Penalty
 from medfed.federation.other_state import OTHER
+from medfed.standalone.errors import ConfigError, NonFiniteError, first_line
 
 if TYPE_CHECKING:
     from medfed.federation.engine.private import PrivateGradients

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.seeding import derive_seed
 from medfed.common.streams import seeded
 from medfed.common.tensors import Tensors, forget, gradient_of, select, to_device
@@ -72,6 +71,7 @@ from medfed.federation.split import (
     nothing_to_train,
     of_one_sample,
 )
+from medfed.standalone.errors import ConfigError, NonFiniteError
 
 _log = logging.getLogger(__name__)
 Key = tuple[str | int, ...]

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from medfed.common.errors import ConfigError
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import Tensors
 from medfed.federation.client import Batch
 from medfed.federation.wire.message import Message
+from medfed.standalone.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 Unit = Literal["patient", "row"]

@@ -23,8 +23,6 @@ from rich.progress import Progress, TaskID, TextColumn
 
 from medfed.common import scores
 from medfed.common.console import Terminal, bar, said_once, shown, visible
-from medfed.common.errors import NonFiniteError
-from medfed.common.files import write_json
 from medfed.common.schemas import packed, unpacked
 from medfed.common.scores import Record
 from medfed.federation.aggregation import Outlier
@@ -36,6 +34,8 @@ from medfed.federation.lightning.module import (
 from medfed.federation.wire.ledger import DIRECTIONS
 from medfed.functional.conformal import common
 from medfed.functional.points import Point
+from medfed.standalone.errors import NonFiniteError
+from medfed.standalone.files import write_json
 
 HALF = 150
 """Training samples with which a client weighs half in the mean that selects; with the usual parts

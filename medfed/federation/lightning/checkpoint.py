@@ -13,11 +13,11 @@ import torch
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.plugins import TorchCheckpointIO
 
-from medfed.common.errors import CheckpointError
-from medfed.common.files import sha256, whole_or_none, write_text
 from medfed.common.schemas import Count, fit
 from medfed.common.untrusted import read_checkpoint
 from medfed.federation.lightning.module import FederatedModule
+from medfed.standalone.errors import CheckpointError
+from medfed.standalone.files import sha256, whole_or_none, write_text
 
 if TYPE_CHECKING:
     from medfed.federation.lightning.callbacks import PersonalEvaluation

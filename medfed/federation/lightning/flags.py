@@ -11,8 +11,8 @@ from pytorch_lightning.strategies import SingleDeviceStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.federation.lightning.strategy import ClientSharding
+from medfed.standalone.errors import ConfigError
 
 TYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16, "64-true": torch.float64}
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", *TYPES)

@@ -21,7 +21,6 @@ import torch.distributed as dist
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
-from medfed.common.errors import CheckpointError, CodecError, ConfigError, NonFiniteError
 from medfed.common.tensors import to_device
 from medfed.federation.budget import Passes
 from medfed.federation.client import Batch, ClientData
@@ -32,6 +31,7 @@ from medfed.federation.lightning.flags import check_trainer
 from medfed.federation.wire.packet import Packet
 from medfed.functional.conformal import Covering
 from medfed.functional.points import Chooser, Point, RegionChooser, Rows
+from medfed.standalone.errors import CheckpointError, CodecError, ConfigError, NonFiniteError
 
 EvalSplit = Literal["train", "val", "test"]
 

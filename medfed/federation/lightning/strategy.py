@@ -28,9 +28,9 @@ from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.strategies.launchers import _SubprocessScriptLauncher
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from medfed.common.errors import ConfigError, MedfedError, RankError, first_line
 from medfed.common.processes import PARENT, Terminated, held, launched
 from medfed.federation.lightning.collect import rank
+from medfed.standalone.errors import ConfigError, MedfedError, RankError, first_line
 
 _GRACE = 5.0  # seconds that a rank has to report why it ends
 

@@ -52,7 +52,6 @@ import torch
 from torch import Tensor
 
 from medfed.common.console import shown
-from medfed.common.errors import CodecError, ConfigError, NonFiniteError, first_line
 from medfed.common.seeding import derive_seed
 from medfed.common.tensors import (
     Layout,
@@ -71,6 +70,7 @@ from medfed.federation.wire.ledger import Direction
 from medfed.federation.wire.message import KINDS, Kind, Message
 from medfed.federation.wire.packet import EncodedPart, Packet, Received, dense_bytes
 from medfed.functional.prox import fused_lasso
+from medfed.standalone.errors import CodecError, ConfigError, NonFiniteError, first_line
 
 Memory = Tensors
 LEVELS = range(1, 23)  # of Zstandard

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from medfed.common.errors import CodecError, ConfigError
 from medfed.common.tensors import Tensors, cut, flatten, numel
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import EncodedPart, Packet
+from medfed.standalone.errors import CodecError, ConfigError
 
 Whole = np.ndarray[Any, np.dtype[np.uint32]]
 FEWEST = 3

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from medfed.common.errors import CodecError, first_line
-from medfed.common.files import csv_text, original
 from medfed.common.schemas import packed, unpacked
+from medfed.standalone.errors import CodecError, first_line
+from medfed.standalone.files import csv_text, original
 
 Direction = Literal["up", "down"]
 DIRECTIONS: tuple[Direction, ...] = ("up", "down")

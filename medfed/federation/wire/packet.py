@@ -12,12 +12,12 @@ import msgspec
 import torch
 from torch import Tensor
 
-from medfed.common.errors import CodecError, first_line
 from medfed.common.schemas import Count, Number, parse_json
 from medfed.common.tensors import Layout, numel
 from medfed.federation.wire.codecs.base import HEADER_BYTES, MAX_UNCHECKED, Payload
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.message import Kind
+from medfed.standalone.errors import CodecError, first_line
 
 Float = Literal["float32", "float64", "float16", "bfloat16"]
 """The types of tensors that travel: codecs, which compute in fractions, would not keep others."""

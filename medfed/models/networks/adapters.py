@@ -26,12 +26,12 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized, register_parametrization
 
-from medfed.common.checks import check_count, check_fields, within
-from medfed.common.errors import ConfigError
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import Tensors
 from medfed.federation.split import float_entries, match
 from medfed.models.networks.canonical import Canonical
+from medfed.standalone.checks import check_count, check_fields, within
+from medfed.standalone.errors import ConfigError
 
 PLACE = "parametrizations.weight."
 PATTERN = f"*{PLACE}0.lora_?"

@@ -27,10 +27,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from medfed.common.checks import check_known
-from medfed.common.errors import ConfigError
 from medfed.federation.entries import patterns_of
 from medfed.models.networks.personal_part import part_roots
+from medfed.standalone.checks import check_known
+from medfed.standalone.errors import ConfigError
 from medfed.standalone.mixture import Activation, Mixture, take
 
 Mix = Literal["outputs", "parameters", "sum"]

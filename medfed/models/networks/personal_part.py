@@ -23,10 +23,10 @@ import torch
 import yaml  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
-from medfed.common.errors import ConfigError
 from medfed.common.streams import seeded
 from medfed.federation import split
 from medfed.federation.other_state import copied
+from medfed.standalone.errors import ConfigError
 from medfed.standalone.mixture import positions
 
 _ELEMENTWISE = ("Add", "Addcmul", "Sub", "Rsub", "Mul", "Div", "Lerp", "Pow")

@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from medfed.common.errors import ConfigError
-from medfed.common.files import filled, write_json
+from medfed.standalone.errors import ConfigError
+from medfed.standalone.files import filled, write_json
 
 SITE_FILE = "medfed.yaml"
 """A site's file, in the ``local`` folder of its kit."""

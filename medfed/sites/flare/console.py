@@ -12,8 +12,8 @@ from typing import Any
 
 from nvflare.fuel.flare_api.flare_api import NoConnection, new_secure_session
 
-from medfed.common.errors import ConfigError, SiteError, first_line
 from medfed.sites.flare import LOST
+from medfed.standalone.errors import ConfigError, SiteError, first_line
 
 
 def _not_flare(record: logging.LogRecord) -> bool:

@@ -19,12 +19,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypedDict
 
-from medfed.common.errors import ConfigError, first_line
-from medfed.common.files import filled, make_private, replacing_folder, write_json, write_text
 from medfed.common.untrusted import read_yaml
 from medfed.config.description import as_yaml
 from medfed.sites.flare import PREFIXES, SITE_FILE, check_flare
 from medfed.sites.installed import TEMPLATES, write_install
+from medfed.standalone.errors import ConfigError, first_line
+from medfed.standalone.files import filled, make_private, replacing_folder, write_json, write_text
 
 ADMIN = "coordinator@medfed.local"
 """Who submits; FLARE asks for the form of an address, and writes to nobody."""

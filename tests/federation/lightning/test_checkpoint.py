@@ -5,7 +5,6 @@ import os
 import pytest
 import torch
 
-from medfed.common.errors import CheckpointError
 from medfed.federation.lightning import checkpoint
 from medfed.federation.lightning.checkpoint import (
     BEST,
@@ -16,6 +15,7 @@ from medfed.federation.lightning.checkpoint import (
     seal,
 )
 from medfed.federation.wire.ledger import Ledger
+from medfed.standalone.errors import CheckpointError
 from tests.contract import harness
 from tests.sweeps import sweep
 

@@ -20,7 +20,6 @@ from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import nn
 
-from medfed.common.errors import ConfigError
 from medfed.common.scores import Record
 from medfed.federation.budget import LocalBudget
 from medfed.federation.hospital import ArrayClient
@@ -33,6 +32,7 @@ from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedper import FedPer
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.similarity import SimilarityGraph
+from medfed.standalone.errors import ConfigError
 from tests.pages import DOCS
 
 

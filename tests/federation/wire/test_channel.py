@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from medfed.common.errors import CodecError, NonFiniteError
 from medfed.federation.other_state import OTHER
 from medfed.federation.reference import run_reference
 from medfed.federation.wire import channel as channel_module
@@ -18,6 +17,7 @@ from medfed.federation.wire.ledger import Direction, Entry
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.personalize.fedavg import FedAvg
+from medfed.standalone.errors import CodecError, NonFiniteError
 from tests.toys import toy_federation
 
 MESSAGE = Message(

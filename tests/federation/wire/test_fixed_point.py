@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medfed.common.errors import CodecError, ConfigError, NonFiniteError
 from medfed.common.tensors import layout_of
 from medfed.config.compose import build, described
 from medfed.federation.algorithm import Cohort
@@ -20,6 +19,7 @@ from medfed.federation.wire.fixed_point import FixedPoint, read
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import EncodedPart
 from medfed.run.federating import build_channel
+from medfed.standalone.errors import CodecError, ConfigError, NonFiniteError
 from tests.contract.harness import NAMES, algorithm, federation, lightning
 from tests.integration.runs import CLINICAL
 

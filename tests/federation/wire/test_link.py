@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import CodecError, ConfigError
 from medfed.common.tensors import layout_of
 from medfed.federation.wire.channel import CER, Channel, Link, Place
 from medfed.federation.wire.codecs.dense import Dense
@@ -17,6 +16,7 @@ from medfed.federation.wire.codecs.sparse import RandomK, TopK
 from medfed.federation.wire.codecs.stc import STC
 from medfed.federation.wire.message import Message
 from medfed.functional.prox import fused_lasso
+from medfed.standalone.errors import CodecError, ConfigError
 from tests.sweeps import sweep
 
 CPU = torch.device("cpu")

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from medfed.common.errors import CodecError, ConfigError
 from medfed.federation.wire.channel import compress, decompress
+from medfed.standalone.errors import CodecError, ConfigError
 from tests.sweeps import sweep
 
 zstandard = pytest.importorskip("zstandard")

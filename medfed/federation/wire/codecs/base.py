@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.errors import CodecError, first_line
 from medfed.common.seeding import derive_seed
+from medfed.standalone.errors import CodecError, first_line
 
 Array = np.ndarray[Any, Any]
 Buffer = bytes | memoryview

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.checks import checked
-from medfed.common.errors import CodecError
 from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
+from medfed.standalone.checks import checked
+from medfed.standalone.errors import CodecError
 
 _CODES = {"float32": 1, "float64": 2, "float16": 3, "bfloat16": 4}
 _FP16_EXPONENT = 15

@@ -21,10 +21,10 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from medfed.common.checks import check_not_negative, checked, within
-from medfed.common.errors import CodecError, ConfigError
 from medfed.federation.wire.codecs import support
 from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
+from medfed.standalone.checks import check_not_negative, checked, within
+from medfed.standalone.errors import CodecError, ConfigError
 
 _ELIAS = ("gamma", "delta", "omega")
 _HEAD = struct.Struct("<IQ")

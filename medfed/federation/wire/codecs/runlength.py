@@ -9,12 +9,12 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from medfed.common.checks import checked, within
-from medfed.common.errors import CodecError
 from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
 from medfed.federation.wire.codecs.support import IntegerCode, best_rice, unpack_bits
 from medfed.functional.kmeans import kmeans
 from medfed.functional.quantize import assign
+from medfed.standalone.checks import checked, within
+from medfed.standalone.errors import CodecError
 
 _RUNS, _BOOK, _RANKED = 1, 2, 4
 _HEAD = struct.Struct("<BQ")

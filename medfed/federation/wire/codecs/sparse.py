@@ -11,12 +11,12 @@ from typing import Literal
 
 import numpy as np
 
-from medfed.common.checks import checked
-from medfed.common.errors import CodecError
 from medfed.federation.wire.codecs import support
 from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
 from medfed.federation.wire.codecs.dense import pack_half, unpack_half
 from medfed.federation.wire.codecs.support import Share
+from medfed.standalone.checks import checked
+from medfed.standalone.errors import CodecError
 
 Values = Literal["float32", "float16"]
 _VALUES = ("float32", "float16")

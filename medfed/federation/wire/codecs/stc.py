@@ -20,10 +20,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from medfed.common.checks import checked
 from medfed.federation.wire.codecs import support
 from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
 from medfed.federation.wire.codecs.support import Share
+from medfed.standalone.checks import checked
 
 
 class STC(Codec):

@@ -12,9 +12,9 @@ from typing import Annotated
 
 import numpy as np
 
-from medfed.common.checks import within
-from medfed.common.errors import CodecError
 from medfed.federation.wire.codecs.base import Array, Payload
+from medfed.standalone.checks import within
+from medfed.standalone.errors import CodecError
 
 KINDS = ("rice", "gamma", "delta", "omega")
 Share = Annotated[float, within("(0, 1]")]

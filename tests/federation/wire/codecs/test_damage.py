@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import CodecError
 from medfed.federation.wire.codecs.base import HEADER_BYTES, MAX_UNCHECKED, Codec
+from medfed.standalone.errors import CodecError
 from tests.federation.wire.codecs.cases import CASES, EVERY
 from tests.sweeps import sweep
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import CodecError, ConfigError
 from medfed.federation.wire.codecs.base import HEADER_BYTES
 from medfed.federation.wire.codecs.dense import Dense
+from medfed.standalone.errors import CodecError, ConfigError
 from tests.sweeps import sweep
 
 VALUES = torch.tensor([0.0, -0.0, 1e-45, 3.4e38, -1.5, 1 / 3])

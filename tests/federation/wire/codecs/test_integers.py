@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from medfed.common.errors import CodecError
 from medfed.federation.wire.codecs.base import Payload
 from medfed.federation.wire.codecs.support import IntegerCode, best_rice, golomb_code
+from medfed.standalone.errors import CodecError
 from tests.sweeps import sweep
 
 CODES = [IntegerCode("rice", b) for b in (0, 1, 6, 30)]

@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy.stats import entropy
 
-from medfed.common.errors import ConfigError
 from medfed.federation.wire.codecs.base import HEADER_BYTES
 from medfed.federation.wire.codecs.runlength import RunLength
+from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 
 RNG = np.random.default_rng(0)

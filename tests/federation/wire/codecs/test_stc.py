@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
 from medfed.federation.wire.codecs.stc import STC
+from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 
 

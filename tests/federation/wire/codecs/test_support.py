@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from medfed.common.errors import CodecError
 from medfed.federation.wire.codecs.base import Payload
 from medfed.federation.wire.codecs.support import largest, pack_support, unpack_support
+from medfed.standalone.errors import CodecError
 from tests.sweeps import sweep
 
 RNG = np.random.default_rng(0)

@@ -1,3 +1,0 @@
-"""Checks of values. Bundles need them, too: see :mod:`medfed.standalone.checks`."""
-
-from medfed.standalone.checks import *
