@@ -15,7 +15,7 @@ from medfed.federation.algorithm import Algorithm, ClientInfo, Outbox, Replies, 
 from medfed.federation.algorithm import Weighting, client_sizes, sent_by_each
 from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import AfterStep, Batch, BatchPenalty, Client, ClientData, Features
-from medfed.federation.client import Forward, GradientAt, How, Penalty, batches_of, put_back
+from medfed.federation.client import Forward, GradientAt, TrainOptions, Penalty, batches_of, put_back
 from medfed.federation.client import share_of, statistics_at, with_statistics
 from medfed.federation.lightning.collect import warn
 from medfed.federation.onboarding import Exchange, OnboardingRules, TrainsOn
@@ -41,7 +41,7 @@ __all__ = [
     "sent_by_each",
     # the client's half: training and its seams
     "AfterStep", "Batch", "BatchPenalty", "BufferPolicy", "Client", "ClientData", "ClientInfo",
-    "Features", "Forward", "GradientAt", "How", "Normalization", "ParameterSplit", "Penalty",
+    "Features", "Forward", "GradientAt", "TrainOptions", "Normalization", "ParameterSplit", "Penalty",
     "Proximity", "Update",
     "batches_of", "put_back", "share_of", "statistics_at", "with_statistics",
     # algebra of named tensors

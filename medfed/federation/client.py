@@ -67,11 +67,11 @@ class Forward(Protocol):
 BatchPenalty = Callable[[Batch, Mapping[str, Tensor], Forward], Tensor]
 Direction = Callable[[Mapping[str, Tensor], GradientAt], Tensors]
 Outputs = Callable[[Any], Any]
-Seen = Literal["train", "val"]
+Split = Literal["train", "val"]
 AfterStep = Callable[[Mapping[str, Tensor], GradientAt], None]
 
 
-class How(TypedDict, total=False):
+class TrainOptions(TypedDict, total=False):
     """How :meth:`Client.train` takes its steps; everything may be left out.
 
     Attributes:
@@ -99,7 +99,7 @@ class How(TypedDict, total=False):
     statistics: bool
 
 
-class Over(TypedDict, total=False):
+class GradientOptions(TypedDict, total=False):
     """What a gradient is of.
 
     Attributes:
@@ -232,21 +232,21 @@ class Client(Protocol):
         """
 
     def train(
-        self, start: Mapping[str, Tensor], *, steps: int | None = None, **how: Unpack[How]
+        self, start: Mapping[str, Tensor], *, steps: int | None = None, **how: Unpack[TrainOptions]
     ) -> Tensors:
         """Runs local gradient steps from ``start`` and returns all entries of the model.
 
         Args:
             start: All entries, parameters and float buffers.
             steps: Number of steps; by default the round's whole budget.
-            how: See :class:`How`.
+            how: See :class:`TrainOptions`.
 
         Raises:
             NonFiniteError: If a loss is NaN or infinite; client, round and phase are named.
         """
 
     def gradient(
-        self, at: Mapping[str, Tensor], *, same: bool = False, **over: Unpack[Over]
+        self, at: Mapping[str, Tensor], *, same: bool = False, **over: Unpack[GradientOptions]
     ) -> Tensors:
         """Returns the mean gradient over one epoch at fixed entries, without a step.
 
@@ -254,11 +254,11 @@ class Client(Protocol):
             at: All entries, parameters and float buffers.
             same: Whether all such calls of the phase, and :meth:`loss_at`, use the same batches;
                 otherwise every call uses new ones.
-            over: See :class:`Over`.
+            over: See :class:`GradientOptions`.
         """
 
     def loss_at(
-        self, at: Mapping[str, Tensor], *, batches: int | None = None, split: Seen = "train"
+        self, at: Mapping[str, Tensor], *, batches: int | None = None, split: Split = "train"
     ) -> float:
         """Returns the mean loss over one epoch at fixed entries.
 
@@ -283,7 +283,7 @@ class Client(Protocol):
             at: All entries, parameters and float buffers.
         """
 
-    def outputs_at(self, at: Mapping[str, Tensor], split: Seen) -> Tensor:
+    def outputs_at(self, at: Mapping[str, Tensor], split: Split) -> Tensor:
         """Returns the network's outputs for all cases of a split, in evaluation mode.
 
         Args:

@@ -28,9 +28,9 @@ from medfed.federation.client import (
     Batch,
     ClientData,
     Features,
-    How,
-    Over,
-    Seen,
+    TrainOptions,
+    GradientOptions,
+    Split,
     batches_of,
     share_of,
 )
@@ -186,7 +186,7 @@ class LocalClient:
         return steps, max(1, self.steps - steps)
 
     def train(
-        self, start: Mapping[str, Tensor], *, steps: int | None = None, **how: Unpack[How]
+        self, start: Mapping[str, Tensor], *, steps: int | None = None, **how: Unpack[TrainOptions]
     ) -> Tensors:
         """See :meth:`medfed.federation.client.Client.train`."""
         key, slot = self._key(), f"{self._phase}/{self._calls}"
@@ -205,7 +205,7 @@ class LocalClient:
         return end
 
     def gradient(
-        self, at: Mapping[str, Tensor], *, same: bool = False, **over: Unpack[Over]
+        self, at: Mapping[str, Tensor], *, same: bool = False, **over: Unpack[GradientOptions]
     ) -> Tensors:
         """See :meth:`medfed.federation.client.Client.gradient`."""
         key = self._where() if same else self._key()
@@ -215,7 +215,7 @@ class LocalClient:
         return gradient
 
     def loss_at(
-        self, at: Mapping[str, Tensor], *, batches: int | None = None, split: Seen = "train"
+        self, at: Mapping[str, Tensor], *, batches: int | None = None, split: Split = "train"
     ) -> float:
         """See :meth:`medfed.federation.client.Client.loss_at`."""
         # One key for all calls of a phase, so that their losses use the same batches.
@@ -227,7 +227,7 @@ class LocalClient:
         with self._counted():
             return self.trainer.features(self.data, at)
 
-    def outputs_at(self, at: Mapping[str, Tensor], split: Seen) -> Tensor:
+    def outputs_at(self, at: Mapping[str, Tensor], split: Split) -> Tensor:
         """See :meth:`medfed.federation.client.Client.outputs_at`."""
         with self._counted():
             return self.trainer.outputs(self.data, at, split)

@@ -110,7 +110,7 @@ class QuPeL(Quantized):
             step(weights, tie.gradients(grad_at))
             tie.follow(weights, grad_at, step.centers)
 
-        how: How = {**tie.how, "after_step": after}
+        how: TrainOptions = {**tie.how, "after_step": after}
         end = client.train(client.state["model"], **how)
         client.state["model"], client.state["centers"] = end, step.centers
 
@@ -131,7 +131,7 @@ class Tie:
         # Clones, as `follow` changes them in place, and the message is the channel's.
         self.w = {n: t.clone() for n, t in w.items()}
         self.strength, self.rate = strength, rate
-        self.how: How = {"penalty": Proximity(strength, self.w)} if strength else {}
+        self.how: TrainOptions = {"penalty": Proximity(strength, self.w)} if strength else {}
 
     def gradients(self, grad_at: GradientAt) -> GradientAt:
         """Returns what gives the gradients of a quantised model."""

@@ -48,10 +48,10 @@ from medfed.federation.client import (
     ClientData,
     Direction,
     Features,
-    How,
+    TrainOptions,
     Outputs,
-    Over,
-    Seen,
+    GradientOptions,
+    Split,
 )
 from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedForward, size_of
 from medfed.federation.engine.private import Drawable
@@ -400,7 +400,7 @@ class LocalTrainer:
         rate: float,
         steps: int,
         memory: Tensors | None,
-        **how: Unpack[How],
+        **how: Unpack[TrainOptions],
     ) -> tuple[Tensors, float]:
         """Runs ``steps`` gradient steps; see :meth:`medfed.federation.client.Client.train`.
 
@@ -411,7 +411,7 @@ class LocalTrainer:
             rate: The step size.
             steps: Number of steps.
             memory: The optimizer's state, continued and updated in place; ``None`` for fresh.
-            how: See :class:`medfed.federation.client.How`.
+            how: See :class:`medfed.federation.client.TrainOptions`.
 
         Returns:
             All entries at the end, and the mean over the steps of their batches' losses.
@@ -446,7 +446,7 @@ class LocalTrainer:
         self.gradients.begin(data.batch_size)
         return self.model.plan(update)
 
-    def _steps(self, data: ClientData, plan: Plan, key: Key, steps: int, how: How) -> float:
+    def _steps(self, data: ClientData, plan: Plan, key: Key, steps: int, how: TrainOptions) -> float:
         """Takes all steps of a call; returns the mean loss of their batches."""
         seed = derive_seed(self.seed, *key, "train")
         # Batches are keyed by their epoch, dropout by the whole call: more steps change no batch.
@@ -503,7 +503,7 @@ class LocalTrainer:
         return WatchedForward(self.network, plan.trained, head, penalty, outputs, self.gradients)
 
     def gradient(
-        self, data: ClientData, at: Mapping[str, Tensor], key: Key, **over: Unpack[Over]
+        self, data: ClientData, at: Mapping[str, Tensor], key: Key, **over: Unpack[GradientOptions]
     ) -> Tensors:
         """Returns the gradient of the mean loss over an epoch, or its first batches."""
         plan = self._begin(data, over.get("update", "all"))
@@ -524,7 +524,7 @@ class LocalTrainer:
         return sums
 
     def mean_loss(
-        self, data: ClientData, at: Mapping[str, Tensor], key: Key, batches: int | None, split: Seen
+        self, data: ClientData, at: Mapping[str, Tensor], key: Key, batches: int | None, split: Split
     ) -> float:
         """Returns the mean loss over an epoch, or its first batches, as in `gradient`."""
         if split == "val":
@@ -592,7 +592,7 @@ class LocalTrainer:
         """Returns a client's model with statistics of normalisation as the run wants them."""
         return model if self.normalization == "kept" else self.reestimated(data, model)
 
-    def outputs(self, data: ClientData, at: Mapping[str, Tensor], split: Seen) -> Tensor:
+    def outputs(self, data: ClientData, at: Mapping[str, Tensor], split: Split) -> Tensor:
         """Returns the network's outputs for all cases of a split, in evaluation mode."""
         found: list[Tensor] = []
         self.model.load(at)
