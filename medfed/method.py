@@ -15,8 +15,8 @@ from medfed.federation.algorithm import Algorithm, ClientInfo, Outbox, Replies, 
 from medfed.federation.algorithm import Weighting, client_sizes, sent_by_each
 from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import AfterStep, Batch, BatchPenalty, Client, ClientData, Features
-from medfed.federation.client import Forward, GradientAt, TrainOptions, Penalty, batches_of, put_back
-from medfed.federation.client import share_of, statistics_at, with_statistics
+from medfed.federation.client import Forward, GradientAt, Penalty, TrainOptions, batches_of
+from medfed.federation.client import put_back, share_of, statistics_at, with_statistics
 from medfed.federation.lightning.collect import warn
 from medfed.federation.onboarding import Exchange, OnboardingRules, TrainsOn
 from medfed.federation.split import BufferPolicy, Normalization, ParameterSplit, Update
@@ -41,8 +41,8 @@ __all__ = [
     "sent_by_each",
     # the client's half: training and its seams
     "AfterStep", "Batch", "BatchPenalty", "BufferPolicy", "Client", "ClientData", "ClientInfo",
-    "Features", "Forward", "GradientAt", "TrainOptions", "Normalization", "ParameterSplit", "Penalty",
-    "Proximity", "Update",
+    "Features", "Forward", "GradientAt", "Normalization", "ParameterSplit", "Penalty", "Proximity",
+    "TrainOptions", "Update",
     "batches_of", "put_back", "share_of", "statistics_at", "with_statistics",
     # algebra of named tensors
     "State", "Tensors", "add", "cut", "flatten", "gradient_of", "layout_of", "numel", "select",

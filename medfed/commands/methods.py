@@ -49,7 +49,7 @@ class Method(NamedTuple):
         from medfed.federation.card import in_words
 
         card: Card = self.kind.card
-        passes = f"{card.passes:g}" + (f", and {card.besides}" if card.besides else "")
+        passes = f"{card.passes:g}" + (f", and {card.extra_passes}" if card.extra_passes else "")
         most = "at most " if card.at_most else ""
         return (
             *(self.name, card.paper, card.keeps, most + in_words(card.down)),
@@ -183,9 +183,9 @@ def print_page(one: Method) -> None:
         print(f"  {'also ' + name:<20}{f'algorithm={one.name} {more}'.strip()}")
     for title, cell in zip(COLUMNS[1:], one.row[1:], strict=True):
         print(f"  {title:<20}{cell}")
-    covered = " and ".join(one.kind.averaged)
+    covered = " and ".join(one.kind.parts_averaged)
     print(f"  {'aggregation':<20}{f'any, of {covered}' if covered else 'mean'}")
-    reason = UNPROTECTED.get(one.kind.card.touches)
+    reason = UNPROTECTED.get(one.kind.card.privacy_exposure)
     print(f"  {'privacy.example':<20}{f'refused: it {reason}' if reason else 'covered'}")
     for name, over in one.kind.card.tune.items():
         print(f"  {'tuned':<20}algorithm.{name} from {over.low:g} to {over.high:g}")

@@ -143,23 +143,23 @@ class Algorithm(ABC):
             see :mod:`medfed.federation.missing_channels`; each reply then lists the channels that
             its client lacks.
         aggregation: How :meth:`mean` combines the clients, from the section ``aggregation``.
-        leaves: The only parts that a client's reply may hold.
-        averaged: The parts of replies that change the server's state through :meth:`mean` only, so
-            that a robust aggregation protects it, and a channel may reveal their sum only.
-        coded: The parts of replies that a lossy codec may encode, which must then be unbiased;
-            None: any part, by any codec.
+        parts_sent: The only parts that a client's reply may hold.
+        parts_averaged: The parts of replies that change the server's state through :meth:`mean`
+            only, so that a robust aggregation protects it, and a channel may reveal their sum only.
+        parts_compressible: The parts of replies that a lossy codec may encode, which must then be
+            unbiased; None: any part, by any codec.
         exact: Names of tensors in messages that no lossy codec may change.
         by_class: Whether it needs one class for every patient; other tasks are refused.
         mixes: Whether it needs canonical parts, whose membership vectors stay in the simplex.
         card: Its state, its messages and the cost of a step; see :class:`Card`.
         averages_moments: Whether a client trains once in a round, what the server then averages, so
             that the server may average the optimizer's state, too. A method does not inherit it.
-        fresh_optimizer: Whether it uses :meth:`Client.reach`, which is undefined for an optimizer
-            that keeps momentum over rounds (``local.optimizer_state``).
+        fresh_optimizer: Whether it uses :meth:`Client.effective_step_length`, which is undefined
+            for an optimizer that keeps momentum over rounds (``local.optimizer_state``).
         sums: Whether it needs two networks whose outputs are added.
-        pools: Whether clients train on the pooled data of all, which no federation does.
-        masks: Whether ``mask_aware`` is defined for it. State such as control variates is undefined
-            for weights that only some clients train.
+        trains_centrally: Whether clients train on the pooled data of all, which no federation does.
+        supports_missing_channels: Whether ``mask_aware`` is defined for it. State such as control
+            variates is undefined for weights that only some clients train.
         trains_shared: Whether it trains the shared part by itself, so that it must not be empty.
         normalization: What replaces ``evaluation.normalization`` for its models; None: nothing.
 
@@ -171,9 +171,9 @@ class Algorithm(ABC):
     weighting: Weighting = "samples"
     mask_aware: bool = field(default=False, kw_only=True)
     aggregation: Aggregation = field(default=Aggregation(), kw_only=True)
-    leaves: ClassVar[tuple[str, ...]] = ("shared",)
-    averaged: ClassVar[tuple[str, ...]] = ()
-    coded: ClassVar[tuple[str, ...] | None] = None
+    parts_sent: ClassVar[tuple[str, ...]] = ("shared",)
+    parts_averaged: ClassVar[tuple[str, ...]] = ()
+    parts_compressible: ClassVar[tuple[str, ...] | None] = None
     exact: ClassVar[tuple[str, ...]] = ()
     by_class: ClassVar[bool] = False
     mixes: ClassVar[bool] = False
@@ -181,8 +181,8 @@ class Algorithm(ABC):
     averages_moments: ClassVar[bool] = False
     fresh_optimizer: ClassVar[bool] = False
     sums: ClassVar[bool] = False
-    pools: ClassVar[bool] = False
-    masks: ClassVar[bool] = True
+    trains_centrally: ClassVar[bool] = False
+    supports_missing_channels: ClassVar[bool] = True
     trains_shared: ClassVar[bool] = False
     normalization: ClassVar[Normalization | None] = None
 
@@ -190,7 +190,7 @@ class Algorithm(ABC):
         check_fields("algorithm", self)
         if self.personal not in PERSONAL_KEYWORDS:
             object.__setattr__(self, "personal", patterns_of(self.personal))
-        if self.mask_aware and not (self.leaves and self.masks):
+        if self.mask_aware and not (self.parts_sent and self.supports_missing_channels):
             raise ConfigError(
                 f"algorithm.mask_aware is not for {type(self).__name__}, which averages nothing or "
                 "keeps a state that would be undefined for weights that only some clients train."
@@ -310,10 +310,10 @@ class Algorithm(ABC):
         """
         name = type(aggregation).__name__.lower()
         if type(aggregation) is not Aggregation:
-            if not self.averaged or self.mask_aware:
+            if not self.parts_averaged or self.mask_aware:
                 why = (
                     "with algorithm.mask_aware=true averages each weight over other clients"
-                    if self.averaged
+                    if self.parts_averaged
                     else "combines what clients send in another way than by means"
                 )
                 raise ConfigError(
@@ -397,7 +397,7 @@ class Algorithm(ABC):
         """
         return share_of(steps, 0, len(self.phases(0)))
 
-    def draws(self, steps: int, epoch: int) -> int:
+    def max_batches_drawn(self, steps: int, epoch: int) -> int:
         """Returns the most batches that a client draws in a round, where noise protects patients.
 
         By default those of its steps, of which each of two parts takes at least one.
@@ -409,7 +409,7 @@ class Algorithm(ABC):
         return max(steps, 2)
 
     @property
-    def uses(self) -> int:
+    def gradients_per_batch(self) -> int:
         """The most gradients that a client takes of one batch."""
         return 1
 
@@ -449,7 +449,7 @@ class Algorithm(ABC):
             count = len(next(iter(reads.values())))
             present = torch.stack([presence(m.scalars, count) for m in replies.values()])
             mean = mean_where_present([*parts()], weights, present, reads)
-        known = server.get(part, {}) if part in self.averaged else {}
+        known = server.get(part, {}) if part in self.parts_averaged else {}
         return pooled_variances(mean, known if _are_models(kinds) else None)
 
 

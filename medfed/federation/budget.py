@@ -229,7 +229,7 @@ SETTLED = 1000
 """Steps after which momentum no longer grows."""
 
 
-def reach(
+def effective_step_length(
     optimizer: OptimizerFactory,
     rate: float,
     steps: int,
@@ -247,10 +247,11 @@ def reach(
     Example:
         >>> from functools import partial
         >>> sgd = partial(torch.optim.SGD, lr=1.0, momentum=0.5)
-        >>> round(reach(sgd, rate=0.1, steps=2), 9)
+        >>> round(effective_step_length(sgd, rate=0.1, steps=2), 9)
         0.25
         >>> adam = partial(torch.optim.Adam)
-        >>> round(reach(adam, rate=0.1, steps=2, along=lambda: torch.tensor([4.0])), 6)
+        >>> gradient = torch.tensor([4.0])
+        >>> round(effective_step_length(adam, rate=0.1, steps=2, along=lambda: gradient), 6)
         0.05
     """
     one, remembers = _along_ones(optimizer, rate, steps)

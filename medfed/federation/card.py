@@ -31,7 +31,7 @@ Family = Literal[
 Touches = Literal["gradients", "losses", "outputs", "several", "statistics", "pooled"]
 """How patients influence a method's messages, other than by the numbers of patients."""
 UNPROTECTED: Mapping[Touches | None, str] = {
-    None: "does not declare that patients influence it by gradients only (card.touches)",
+    None: "does not declare that patients influence it by gradients only (card.privacy_exposure)",
     "losses": "compares losses of patients, which get no noise",
     "outputs": "takes steps that see the network's outputs or the labels of whole batches",
     "several": "asks for gradients of one draw at several points, or for a random number of them, "
@@ -87,18 +87,17 @@ class Card:
         up: What a client sends in such a round.
         at_most: Whether some clients receive and send less than that.
         passes: Gradient passes per local step.
-        besides: Passes in addition to those of the steps, in words; empty: none.
+        extra_passes: Passes in addition to those of the steps, in words; empty: none.
         server: What the server keeps, for all clients.
         client: What each client keeps, without common entries and single numbers.
         tasks: The tasks that it supports, in words.
         note: What a person should know before choosing it, in words; empty: nothing.
         full_cohort: Whether it needs all clients in every round; a run with fewer is refused.
-        touches: How patients influence what leaves a client and its model: only by ``gradients`` of
-            the batches that :meth:`medfed.federation.algorithm.Algorithm.draws` counts, so that
-            noise can protect them; or also by ``losses``, by ``outputs`` or labels of whole
-            batches, by ``several`` gradients of one draw or a random number of them, by
-            ``statistics`` of normalisation, or ``pooled``.
-            ``None``: undeclared.
+        privacy_exposure: How patients influence what leaves a client and its model: only by
+            ``gradients`` of the batches that ``Algorithm.max_batches_drawn`` counts, so that noise
+            can protect them; or also by ``losses``, by ``outputs`` or labels of whole batches, by
+            ``several`` gradients of one draw or a random number of them, by ``statistics`` of
+            normalisation, or ``pooled``. ``None``: undeclared.
         tune: The hyper-parameters that a comparison tunes in addition to the learning rate, and
             their ranges.
     """
@@ -110,18 +109,18 @@ class Card:
     up: Sizes = field(default_factory=lambda: {"shared": 1})
     at_most: bool = False
     passes: float = 1
-    besides: str = ""
+    extra_passes: str = ""
     server: Sizes = field(default_factory=lambda: {"shared": 1})
     client: Sizes = field(default_factory=lambda: {"personal": 1})
     tasks: str = "all"
     note: str = ""
     full_cohort: bool = False
-    touches: Touches | None = None
+    privacy_exposure: Touches | None = None
     tune: Mapping[str, Range] = field(default_factory=dict)
 
 
-gradients_only = partial(Card, touches="gradients")
-"""The card of a method whose patients influence it by gradients only, see `Card.touches`."""
+gradients_only = partial(Card, privacy_exposure="gradients")
+"""The card of a method whose patients influence it by gradients only."""
 
 
 def elements(sizes: Sizes, vectors: Mapping[str, int], names: Mapping[str, float]) -> float:

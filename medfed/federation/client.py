@@ -200,7 +200,7 @@ class Client(Protocol):
     def learning_rate(self) -> float:
         """The optimizer's step size in this round."""
 
-    def reach(self, steps: int, along: Callable[[], Tensor] | None = None) -> float:
+    def effective_step_length(self, steps: int, along: Callable[[], Tensor] | None = None) -> float:
         """Returns how far this many steps of one ``train`` go along a constant unit gradient.
 
         A displacement divided by this number is a mean of the gradients on the way.
@@ -208,7 +208,7 @@ class Client(Protocol):
         Args:
             steps: Their number.
             along: Gives a gradient for optimizers that need one; see
-                :func:`medfed.federation.budget.reach`.
+                :func:`medfed.federation.budget.effective_step_length`.
 
         Raises:
             ConfigError: If the optimizer needs a gradient and ``along`` is missing.

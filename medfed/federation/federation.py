@@ -173,7 +173,7 @@ class Federation:
             local.adopt(message.parts.get(PART, {}))
             reply = self.algorithm.answer(local, message)
             check_reply(self.algorithm, reply)
-            reply = second_moments(reply, message, self.algorithm.averaged)
+            reply = second_moments(reply, message, self.algorithm.parts_averaged)
             reply = with_moments(reply, local.shared_moments())
             if self.noise is not None:
                 count = noisy or len(self.members(number))
@@ -425,7 +425,7 @@ class Round:
 
 def check_reply(algorithm: Algorithm, reply: Message) -> None:
     """Raises ValueError if a reply holds a part that may not leave its client."""
-    if extra := set(reply.parts) - set(algorithm.leaves):
+    if extra := set(reply.parts) - set(algorithm.parts_sent):
         raise ValueError(f"{sorted(extra)} may not leave a client.")
 
 
@@ -436,7 +436,7 @@ def check_model(algorithm: Algorithm, local: LocalClient, model: Tensors) -> Non
     """
     assert local.trainer.model is not None
     needed = [*local.trainer.model.entries]
-    if local.moved_other_state and not algorithm.pools:
+    if local.moved_other_state and not algorithm.trains_centrally:
         needed.append(OTHER)
     if lost := [name for name in needed if name not in model]:
         raise ConfigError(

@@ -23,14 +23,14 @@ from torch import Tensor
 
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import State, Tensors, map_state, states_on
-from medfed.federation.budget import Passes, reach
+from medfed.federation.budget import Passes, effective_step_length
 from medfed.federation.client import (
     Batch,
     ClientData,
     Features,
-    TrainOptions,
     GradientOptions,
     Split,
+    TrainOptions,
     batches_of,
     share_of,
 )
@@ -140,10 +140,12 @@ class LocalClient:
         """The optimizer's step size in this round."""
         return self.trainer.rates[min(self._round, len(self.trainer.rates) - 1)]
 
-    def reach(self, steps: int, along: Callable[[], Tensor] | None = None) -> float:
-        """See :meth:`medfed.federation.client.Client.reach`."""
+    def effective_step_length(self, steps: int, along: Callable[[], Tensor] | None = None) -> float:
+        """See :meth:`medfed.federation.client.Client.effective_step_length`."""
         self.trainer.check_one_rate()
-        return reach(self.trainer.probe, self.learning_rate, steps, self._fresh, along)
+        return effective_step_length(
+            self.trainer.probe, self.learning_rate, steps, self._fresh, along
+        )
 
     def begin(self, round: int, phase: str, index: int) -> None:
         """Sets the round and phase of the next calls, which determine their random numbers."""

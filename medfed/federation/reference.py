@@ -215,7 +215,7 @@ def _check_averages(algorithm: Algorithm, channel: Channel | None) -> None:
     robust = type(algorithm.aggregation)
     masks = channel is not None and channel.sums is not None
     key = "channel.secure=masks" if masks else f"aggregation={robust.__name__.lower()}"
-    if algorithm.averaged and (masks or robust is not Aggregation):
+    if algorithm.parts_averaged and (masks or robust is not Aggregation):
         raise ConfigError(
             f"{key} protects what is averaged, and the model is wholly personal, so "
             f"{type(algorithm).__name__} averages nothing; make less of it personal "

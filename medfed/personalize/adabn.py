@@ -30,7 +30,7 @@ class AdaBN(FedAvg):
         "statistics of BatchNorm, estimated again",
         tasks="all, with BatchNorm",
         note="equals fedavg unless evaluation.normalization=kept",
-        touches="statistics",
+        privacy_exposure="statistics",
     )
 
     def split(

@@ -62,9 +62,9 @@ class ADIANA(GradientMethod):
     convexity: Annotated[float, check_positive] = 0.01
     lr: Annotated[float, check_positive] = 0.1
     seed: int = 0
-    leaves: ClassVar[tuple[str, ...]] = ("gradient", "shift", "statistics")
-    coded: ClassVar[tuple[str, ...]] = ()
-    averaged: ClassVar[tuple[str, ...]] = ()
+    parts_sent: ClassVar[tuple[str, ...]] = ("gradient", "shift", "statistics")
+    parts_compressible: ClassVar[tuple[str, ...]] = ()
+    parts_averaged: ClassVar[tuple[str, ...]] = ()
     server_zeros: ClassVar[tuple[str, ...]] = ("shift",)
     client_zeros: ClassVar[tuple[str, ...]] = ("shift",)
     card: ClassVar[Card] = replace(

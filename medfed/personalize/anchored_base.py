@@ -31,8 +31,8 @@ from medfed.method import *
 class KnownModels(OnboardingRules, Algorithm):
     """Clients keep whole models; the server keeps the tied parameters of all."""
 
-    leaves: ClassVar[tuple[str, ...]] = ("model",)
-    masks: ClassVar[bool] = False
+    parts_sent: ClassVar[tuple[str, ...]] = ("model",)
+    supports_missing_channels: ClassVar[bool] = False
     card: ClassVar[Card] = gradients_only(
         family="similar clients",
         down={"weights": 1},

@@ -61,7 +61,7 @@ class APFL(OnboardingRules, FedAvg):
     )
 
     @property
-    def uses(self) -> int:
+    def gradients_per_batch(self) -> int:
         """Each batch moves both models."""
         return 2
 

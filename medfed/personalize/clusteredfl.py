@@ -56,7 +56,7 @@ class ClusteredFL(OnboardingRules, FedAvg):
 
     epsilon_1: Annotated[float, check_not_negative] = 0.2
     epsilon_2: Annotated[float, check_not_negative] = 0.3
-    averaged: ClassVar[tuple[str, ...]] = ()
+    parts_averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = replace(
         FedAvg.card, paper="Sattler et al. 2020", family="similar clients",
         keeps="the model of its cluster", full_cohort=True,

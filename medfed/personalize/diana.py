@@ -49,21 +49,21 @@ class DIANA(GradientMethod):
     beta: Annotated[float, within("[0, 1)")] = 0.9
     l1: Annotated[float, check_not_negative] = 0.0
     l2: Annotated[float, check_not_negative] = 0.0
-    leaves: ClassVar[tuple[str, ...]] = ("gradient", "statistics")
-    averaged: ClassVar[tuple[str, ...]] = leaves
-    coded: ClassVar[tuple[str, ...]] = ("gradient",)
+    parts_sent: ClassVar[tuple[str, ...]] = ("gradient", "statistics")
+    parts_averaged: ClassVar[tuple[str, ...]] = parts_sent
+    parts_compressible: ClassVar[tuple[str, ...]] = ("gradient",)
     server_zeros: ClassVar[tuple[str, ...]] = ("momentum",)
     card: ClassVar[Card] = replace(
         GradientMethod.card,
         paper="Mishchenko et al. 2019",
-        besides="an epoch's gradient, BatchNorm's batches",
+        extra_passes="an epoch's gradient, BatchNorm's batches",
         up={"weights": 1, "statistics": 1},
         server={"shared": 1, "weights": 1},
         tune={"beta": Range(0.5, 0.97, log=False)},
-        touches="gradients",
+        privacy_exposure="gradients",
     )
 
-    def draws(self, steps: int, epoch: int) -> int:
+    def max_batches_drawn(self, steps: int, epoch: int) -> int:
         """Those of an epoch."""
         return epoch
 

@@ -50,7 +50,7 @@ class EASGD(OnboardingRules, FedAvg):
 
     beta: Annotated[float, within("(0, 1]")] = 0.9
     alpha: Annotated[float | None, within("(0, 1]")] = 0.5
-    masks: ClassVar[bool] = False
+    supports_missing_channels: ClassVar[bool] = False
     client_zeros: ClassVar[tuple[str, ...]] = ("gap",)
     card: ClassVar[Card] = gradients_only(
         "Zhang et al. 2015",
@@ -106,6 +106,8 @@ class EASGD(OnboardingRules, FedAvg):
     def onboard(self, client: Client, message: Message) -> Tensors:
         """An onboarded client trains from the centre and is tied to it by rho."""
         start = self.onboarding_start(client, message)
-        reach = client.reach(client.steps, lambda: flatten(client.gradient(start, batches=1)))
+        reach = client.effective_step_length(
+            client.steps, lambda: flatten(client.gradient(start, batches=1))
+        )
         centre = select(start, client.split.parameters("shared"))
         return client.train(start, penalty=Proximity(message.scalars["alpha"] / reach, centre))

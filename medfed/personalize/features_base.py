@@ -27,9 +27,9 @@ class SendsFeatures(Algorithm):
     """
 
     least_patients: Annotated[int, check_count] = 20
-    leaves: ClassVar[tuple[str, ...]] = ("features",)
+    parts_sent: ClassVar[tuple[str, ...]] = ("features",)
     exact: ClassVar[tuple[str, ...]] = (SUMS, SHARES)
-    masks: ClassVar[bool] = False
+    supports_missing_channels: ClassVar[bool] = False
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """No features are known.

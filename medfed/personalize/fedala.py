@@ -57,10 +57,10 @@ class FedALA(TrainsOn, FedAvg):
         "Zhang et al. 2023",
         "second model",
         "its last model, whose head it mixes in",
-        besides="an epoch, to learn the mixture",
+        extra_passes="an epoch, to learn the mixture",
         client={"personal": 1, "model": 1, "head": 1},
         tune={"weights_lr": Range(0.1, 10.0)},
-        touches="several",
+        privacy_exposure="several",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

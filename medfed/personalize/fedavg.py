@@ -43,7 +43,7 @@ class FedAvg(Algorithm):
     """
 
     averages_moments: ClassVar[bool] = True
-    averaged: ClassVar[tuple[str, ...]] = ("shared",)
+    parts_averaged: ClassVar[tuple[str, ...]] = ("shared",)
     server_zeros: ClassVar[tuple[str, ...]] = ()
     client_zeros: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = gradients_only("McMahan et al. 2017")

@@ -42,21 +42,21 @@ class FedCurv(FedAvg):
 
     strength: Annotated[float, check_not_negative] = 0.1
     fisher_batches: Annotated[int, check_count] = 1
-    masks: ClassVar[bool] = False
+    supports_missing_channels: ClassVar[bool] = False
     server_zeros: ClassVar[tuple[str, ...]] = ("fisher", "pull")
     client_zeros: ClassVar[tuple[str, ...]] = server_zeros
-    leaves: ClassVar[tuple[str, ...]] = ("shared", "fisher")
+    parts_sent: ClassVar[tuple[str, ...]] = ("shared", "fisher")
     # The sums of Fisher information and pulls take each client's reply, not a mean.
-    averaged: ClassVar[tuple[str, ...]] = ()
+    parts_averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = Card(
         "Shoham et al. 2019",
         down={"shared": 1, "weights": 2},
         up={"shared": 1, "weights": 1},
-        besides="a batch, for the Fisher information",
+        extra_passes="a batch, for the Fisher information",
         server={"shared": 1, "weights": 2},
         client={"personal": 1, "weights": 2},
         tune={"strength": Range(0.01, 10.0)},
-        touches="several",
+        privacy_exposure="several",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -54,8 +54,8 @@ class FedDBE(SendsFeatures, FedAvg):
     strength: Annotated[float, check_not_negative] = 50.0
     newest_share: Annotated[float, within("(0, 1]")] = 1.0
     averages_moments: ClassVar[bool] = False
-    leaves: ClassVar[tuple[str, ...]] = ("shared", "features")
-    averaged: ClassVar[tuple[str, ...]] = ("shared", "features")
+    parts_sent: ClassVar[tuple[str, ...]] = ("shared", "features")
+    parts_averaged: ClassVar[tuple[str, ...]] = ("shared", "features")
     trains_shared: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
         "Zhang et al. 2023",
@@ -65,7 +65,7 @@ class FedDBE(SendsFeatures, FedAvg):
         server={"shared": 1, "features": 1},
         note="in the first round each hospital sends the mean of its features",
         tune={"strength": Range(0.1, 100.0)},
-        touches="outputs",
+        privacy_exposure="outputs",
     )
 
     def split(

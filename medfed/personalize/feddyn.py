@@ -50,7 +50,7 @@ class FedDyn(FedAvg):
     """
 
     strength: Annotated[float, check_positive] = 0.1
-    masks: ClassVar[bool] = False
+    supports_missing_channels: ClassVar[bool] = False
     server_zeros: ClassVar[tuple[str, ...]] = ("drift",)
     client_zeros: ClassVar[tuple[str, ...]] = ("dual",)
     card: ClassVar[Card] = gradients_only(

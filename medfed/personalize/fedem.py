@@ -53,15 +53,15 @@ class FedEM(CanonicalMethod):
     """
 
     membership_batches: Annotated[int | None, check_optional_count] = None
-    leaves: ClassVar[tuple[str, ...]] = ("shared", "membership")
+    parts_sent: ClassVar[tuple[str, ...]] = ("shared", "membership")
     card: ClassVar[Card] = Card(
         "Marfoq et al. 2021",
         "several models",
         "K membership numbers",
         up={"shared": 1, "personal": 1},
-        besides="an epoch, for the memberships",
+        extra_passes="an epoch, for the memberships",
         tasks="all; EM in classification",
-        touches="several",
+        privacy_exposure="several",
     )
 
     def split(

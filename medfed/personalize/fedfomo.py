@@ -53,18 +53,18 @@ class FedFomo(TrainsOn, Local):
     models: Annotated[int, check_count] = 5
     explore: Annotated[float, within("[0, 1]")] = 0.3
     seed: int = 0
-    leaves: ClassVar[tuple[str, ...]] = ("model",)
-    masks: ClassVar[bool] = False
+    parts_sent: ClassVar[tuple[str, ...]] = ("model",)
+    supports_missing_channels: ClassVar[bool] = False
     card: ClassVar[Card] = Card(
         "Zhang et al. 2021",
         "similar clients",
         "a model, mixed with those that help",
         down={"shared": "M"},
-        besides="M + 2 losses on validation",
+        extra_passes="M + 2 losses on validation",
         server={"shared": "N"},
         client={"model": 2},
         tune={"explore": Range(0.1, 0.9, log=False)},
-        touches="losses",
+        privacy_exposure="losses",
     )
 
     def counts(self, clients: int) -> dict[str, float]:

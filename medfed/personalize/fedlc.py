@@ -57,7 +57,7 @@ class FedLC(OnboardingRules, FedAvg):
         "one model",
         "nothing; with prior=own its shares of classes",
         tasks="classification",
-        touches="outputs",
+        privacy_exposure="outputs",
         tune={"strength": Range(0.1, 3.0)},
     )
 

@@ -52,19 +52,19 @@ class FedMD(KeepsModel, HeteroFL):
     strength: Annotated[float, check_not_negative] = 1.0
     inputs: Annotated[int, check_count] = 32
     seed: int = 0
-    leaves: ClassVar[tuple[str, ...]] = ("outputs",)
+    parts_sent: ClassVar[tuple[str, ...]] = ("outputs",)
     card: ClassVar[Card] = Card(
         "Li, Wang 2019",
         "similar clients",
         "everything",
         {"outputs": "inputs"},
         {"outputs": "inputs"},
-        besides="a pass of the common inputs a step",
+        extra_passes="a pass of the common inputs a step",
         server={"outputs": "inputs"},
         client={"model": 1},
         note="outputs travel instead of weights; the common inputs are noise, which suits tables",
         tune={"strength": Range(0.01, 10.0)},
-        touches="outputs",
+        privacy_exposure="outputs",
     )
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:

@@ -51,8 +51,8 @@ class FedMGDA(FedAvg):
     epsilon: Annotated[float, within("[0, 1]")] = 0.1
     server_lr: Annotated[float, check_not_negative] = 1.0
     decay: Annotated[float, within("(0, 1]")] = 0.99
-    masks: ClassVar[bool] = False
-    averaged: ClassVar[tuple[str, ...]] = ()
+    supports_missing_channels: ClassVar[bool] = False
+    parts_averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = gradients_only("Hu et al. 2022", tune={"epsilon": Range(0.01, 1.0)})
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

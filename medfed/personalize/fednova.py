@@ -10,7 +10,7 @@ A client that takes more steps pulls FedAvg's model to its own optimum. Here eac
 | symbol | here |
 |---|---|
 | w, w_i - w | ``server["shared"]``, the reply's ``shared``, divided by a_i |
-| a_i, the length of the client's vector of coefficients | ``client.reach(steps)`` / eta |
+| a_i, the length of the client's coefficients | ``client.effective_step_length(steps)`` / eta |
 | p_i | ``weighting``, over the clients of the round |
 
 Where all clients take equally many steps (``local.steps``), it is FedAvg; with ``local.epochs`` it
@@ -43,7 +43,7 @@ class FedNova(FedAvg):
     """
 
     statistics: tuple[str, ...] = ()
-    masks: ClassVar[bool] = False
+    supports_missing_channels: ClassVar[bool] = False
     fresh_optimizer: ClassVar[bool] = True
     card: ClassVar[Card] = gradients_only("Wang et al. 2020", tasks="all, with optimizer=sgd")
 
@@ -55,7 +55,7 @@ class FedNova(FedAvg):
         """Replies with the displacement per step, and with the number of steps."""
         reply = super().fit(client, message)
         rate = client.learning_rate
-        steps = client.reach(client.steps) / rate if rate else float(client.steps)
+        steps = client.effective_step_length(client.steps) / rate if rate else float(client.steps)
         parts = {"shared": self.scaled(reply.parts["shared"], 1 / steps)}
         return replace(reply, parts=parts, scalars={"steps": steps})
 

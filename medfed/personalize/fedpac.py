@@ -60,20 +60,25 @@ class FedPAC(OnboardingRules, SendsFeatures, FedRep):
     personal: str | tuple[str, ...] = "task"
     strength: Annotated[float, check_not_negative] = 1.0
     by_class: ClassVar[bool] = True
-    leaves: ClassVar[tuple[str, ...]] = ("shared", "personal", "features", "compared")
-    averaged: ClassVar[tuple[str, ...]] = ()
+    parts_sent: ClassVar[tuple[str, ...]] = (
+        "shared",
+        "personal",
+        "features",
+        "compared",
+    )
+    parts_averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = Card(
         "Xu et al. 2023",
         "similar clients",
         "the head, mixed with those of similar clients",
         {"shared": 1, "personal": 1, "features": 1},
         {"shared": 1, "personal": 1, "features": 2},
-        besides="two passes of the training samples a round",
+        extra_passes="two passes of the training samples a round",
         server={"shared": 1, "personal": "2 N + 1", "features": "N + 1"},
         tasks="classification",
         note="the server sees each hospital's head and mean features, which masks cannot hide",
         tune={"strength": Range(0.01, 10.0), "head_share": Range(0.1, 0.9, log=False)},
-        touches="outputs",
+        privacy_exposure="outputs",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

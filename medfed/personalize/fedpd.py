@@ -54,7 +54,7 @@ class FedPD(FedAvg):
     eta: Annotated[float, check_positive] = 10.0
     skip: Annotated[float, within("[0, 1)")] = 0.0
     seed: int = 0
-    masks: ClassVar[bool] = False
+    supports_missing_channels: ClassVar[bool] = False
     client_zeros: ClassVar[tuple[str, ...]] = ("dual",)
     card: ClassVar[Card] = gradients_only(
         "Zhang et al. 2021",

@@ -57,10 +57,10 @@ class FedPHP(TrainsOn, FedAvg):
         "Li et al. 2021",
         "second model",
         "a running mean of its models",
-        besides="a forward pass a step",
+        extra_passes="a forward pass a step",
         client={"personal": 1, "model": 1},
         tune={"strength": Range(0.01, 0.9)},
-        touches="outputs",
+        privacy_exposure="outputs",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -44,7 +44,7 @@ class FedProto(OnboardingRules, SendsFeatures, Local):
     """
 
     strength: Annotated[float, check_not_negative] = 1.0
-    averaged: ClassVar[tuple[str, ...]] = ("features",)
+    parts_averaged: ClassVar[tuple[str, ...]] = ("features",)
     by_class: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
         "Tan et al. 2022",
@@ -52,13 +52,13 @@ class FedProto(OnboardingRules, SendsFeatures, Local):
         "everything",
         {"features": 1},
         {"features": 1},
-        besides="a pass of the training samples a round",
+        extra_passes="a pass of the training samples a round",
         server={"features": 1},
         client={"model": 1},
         tasks="classification",
         note="mean features of each class travel instead of weights",
         tune={"strength": Range(0.01, 10.0)},
-        touches="outputs",
+        privacy_exposure="outputs",
     )
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:

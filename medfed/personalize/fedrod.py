@@ -50,7 +50,7 @@ class FedRoD(OnboardingRules, FedAvg):
         passes=2,
         client={"personal": 1, "head": 1},
         tasks="all; balanced in classification",
-        touches="outputs",
+        privacy_exposure="outputs",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

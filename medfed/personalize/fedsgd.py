@@ -32,11 +32,11 @@ class FedSGD(FedAvg):
     card: ClassVar[Card] = gradients_only(
         "McMahan et al. 2017",
         passes=0,
-        besides="an epoch's gradient, BatchNorm's batches",
+        extra_passes="an epoch's gradient, BatchNorm's batches",
         note="one gradient a round: needs many rounds",
     )
 
-    def draws(self, steps: int, epoch: int) -> int:
+    def max_batches_drawn(self, steps: int, epoch: int) -> int:
         """Those of an epoch."""
         return epoch
 

@@ -46,7 +46,7 @@ class FedSplit(FedAvg):
     """
 
     step: Annotated[float, check_positive] = 10.0
-    masks: ClassVar[bool] = False
+    supports_missing_channels: ClassVar[bool] = False
     card: ClassVar[Card] = gradients_only(
         "Pathak, Wainwright 2020",
         client={"personal": 1, "weights": 1},

@@ -13,7 +13,7 @@ Laplacian regularization, 2021 (arXiv:2102.07148), Algorithm 1:
 | w_k | ``server["model/ID"]`` |
 | a_kl = a_lk | ``graph``; 1, or the similarity of the sketches (``graph.weighted``) |
 | lambda | ``strength`` |
-| R; eta R | the round's budget of steps; ``client.reach``, their way along a unit gradient |
+| R; eta R | the round's steps; ``client.effective_step_length``, their way |
 
 Each edge counts once in the objective; the form with a sum over all k and l has twice the gradient.
 With several steps a round the fixed point is off by about eta R.
@@ -53,7 +53,7 @@ class FedU(KnownModels):
 
     strength: Annotated[float, check_not_negative] = 0.03
     graph: SimilarityGraph = field(default_factory=SimilarityGraph)
-    leaves: ClassVar[tuple[str, ...]] = ("sketch", "model")
+    parts_sent: ClassVar[tuple[str, ...]] = ("sketch", "model")
     card: ClassVar[Card] = replace(
         KnownModels.card,
         paper="T. Dinh et al. 2021",
@@ -100,7 +100,7 @@ class FedU(KnownModels):
         places = [order[c] for c in clients]
         return self.graph.weights(len(order), server["graph"])[places][:, places]
 
-    def draws(self, steps: int, epoch: int) -> int:
+    def max_batches_drawn(self, steps: int, epoch: int) -> int:
         """One more for the reach; a sketch may be a model that the client trains."""
         return steps * (1 + self.graph.needs_sketches) + 1
 
@@ -111,7 +111,7 @@ class FedU(KnownModels):
             return Message("sketch", {"sketch": self.graph.describe(client, model)})
         client.state["model"] = client.train(model)
         first = partial(client.gradient, model, update="shared", batches=1)
-        reach = client.reach(client.steps, lambda: flatten(first()))
+        reach = client.effective_step_length(client.steps, lambda: flatten(first()))
         update = subtract(select(client.state["model"], message.parts["model"]), model)
         return Message("fit", {"model": update}, {"reach": reach}, {"model": "update"})
 

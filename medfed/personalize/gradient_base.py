@@ -18,15 +18,15 @@ class GradientMethod(FedAvg):
         ConfigError: If a part is personal: no client would train it.
     """
 
-    masks: ClassVar[bool] = False
-    leaves: ClassVar[tuple[str, ...]] = ("gradient", "difference", "statistics")
-    averaged: ClassVar[tuple[str, ...]] = leaves
+    supports_missing_channels: ClassVar[bool] = False
+    parts_sent: ClassVar[tuple[str, ...]] = ("gradient", "difference", "statistics")
+    parts_averaged: ClassVar[tuple[str, ...]] = parts_sent
     card: ClassVar[Card] = Card(
         passes=0,
-        besides="an epoch's gradient at two points, BatchNorm's batches",
+        extra_passes="an epoch's gradient at two points, BatchNorm's batches",
         note="one gradient a round: needs many rounds",
         full_cohort=True,
-        touches="several",
+        privacy_exposure="several",
     )
 
     def __post_init__(self) -> None:

@@ -54,8 +54,8 @@ class HeteroFL(FedAvg):
 
     widths: Sequence[float] = (1.0, 0.5)
     shapes: Sequence[Shapes] = ()
-    masks: ClassVar[bool] = False
-    averaged: ClassVar[tuple[str, ...]] = ()
+    supports_missing_channels: ClassVar[bool] = False
+    parts_averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = gradients_only(
         "Diao et al. 2021",
         at_most=True,

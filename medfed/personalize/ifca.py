@@ -46,15 +46,15 @@ class IFCA(CanonicalMethod):
     """
 
     choice_batches: Annotated[int | None, check_optional_count] = None
-    leaves: ClassVar[tuple[str, ...]] = ("common", "canonical")
-    averaged: ClassVar[tuple[str, ...]] = ()
+    parts_sent: ClassVar[tuple[str, ...]] = ("common", "canonical")
+    parts_averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = Card(
         "Ghosh et al. 2020",
         "several models",
         "the choice of one of K",
         up={"common": 1, "instance": 1},
-        besides="K losses of an epoch",
-        touches="losses",
+        extra_passes="K losses of an epoch",
+        privacy_exposure="losses",
     )
 
     def closed(self, server: State, replies: Replies) -> State:

@@ -25,8 +25,8 @@ So a round is some tails followed by some heads.
 Deviations:
 - With ``coins=mean`` a round is K tails and one head, the expected numbers, so that budgets are
   equal; ``random`` tosses the coins as in the paper, from ``seed`` and the round.
-- eta K, and so kappa = eta K lambda, is ``client.reach(K)``: momentum leads farther. Optimizers
-  whose steps are not proportional to the gradient, such as Adam, are refused.
+- eta K, and so kappa = eta K lambda, is ``client.effective_step_length(K)``: momentum leads
+  farther. Optimizers whose steps are not proportional to the gradient, such as Adam, are refused.
 - kappa is at most 1, as in the paper: a stronger coupling is FedAvg.
 """
 
@@ -63,7 +63,7 @@ class L2GD(MixtureMethod):
         client={"model": 1},
         full_cohort=True,
         tune={"strength": Range(0.01, 10.0)},
-        touches="several",
+        privacy_exposure="several",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
@@ -86,7 +86,7 @@ class L2GD(MixtureMethod):
         tails = run_of(1 - chance, scalars["tails"]) if scalars else client.steps
         heads = run_of(chance, scalars["heads"]) if scalars else 1
         end = client.train(self.personal_model(client, message), steps=tails)
-        kappa = min(1.0, self.strength * client.reach(client.steps))
+        kappa = min(1.0, self.strength * client.effective_step_length(client.steps))
         left = torch.tensor((1 - kappa) ** heads, dtype=torch.float64)
         client.state = {"model": end, "pull": {"left": left}}
         update = subtract(select(end, client.split.shared), message.parts["shared"])

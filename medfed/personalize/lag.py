@@ -45,24 +45,24 @@ class LAG(GradientMethod):
 
     laziness: Annotated[float, check_not_negative] = 1.0
     memory: Annotated[int, check_count] = 10
-    leaves: ClassVar[tuple[str, ...]] = ("difference", "statistics")
-    averaged: ClassVar[tuple[str, ...]] = ()
-    coded: ClassVar[tuple[str, ...]] = ()
+    parts_sent: ClassVar[tuple[str, ...]] = ("difference", "statistics")
+    parts_averaged: ClassVar[tuple[str, ...]] = ()
+    parts_compressible: ClassVar[tuple[str, ...]] = ()
     server_zeros: ClassVar[tuple[str, ...]] = ("gradient",)
     client_zeros: ClassVar[tuple[str, ...]] = ("sent",)
     card: ClassVar[Card] = replace(
         GradientMethod.card,
         paper="Chen et al. 2018",
-        besides="an epoch's gradient, BatchNorm's batches",
+        extra_passes="an epoch's gradient, BatchNorm's batches",
         up={"weights": 1, "statistics": 1},
         at_most=True,
         server={"shared": 1, "weights": 1},
         client={"personal": 1, "weights": 1},
         tune={"laziness": Range(0.1, 10.0)},
-        touches="gradients",
+        privacy_exposure="gradients",
     )
 
-    def draws(self, steps: int, epoch: int) -> int:
+    def max_batches_drawn(self, steps: int, epoch: int) -> int:
         """Those of an epoch."""
         return epoch
 

@@ -16,7 +16,7 @@ from medfed.personalize.fedavg import KeepsModel
 class Local(KeepsModel, Algorithm):
     """Each client trains its own model with the round's whole budget."""
 
-    leaves: ClassVar[tuple[str, ...]] = ()
+    parts_sent: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = gradients_only(
         "the limit of all", "baseline", "everything", down={}, up={}, server={}, client={"model": 1}
     )

@@ -51,7 +51,7 @@ class MARINA(GradientMethod):
 
     full: Annotated[float, within("(0, 1]")] = 0.1
     seed: int = 0
-    coded: ClassVar[tuple[str, ...]] = ("difference",)
+    parts_compressible: ClassVar[tuple[str, ...]] = ("difference",)
     server_zeros: ClassVar[tuple[str, ...]] = ("gradient",)
     card: ClassVar[Card] = replace(
         GradientMethod.card,

@@ -36,7 +36,7 @@ class MixtureMethod(OnboardingRules, FedAvg):
     """
 
     strength: Annotated[float, check_not_negative] = 1.0
-    masks: ClassVar[bool] = False
+    supports_missing_channels: ClassVar[bool] = False
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All models start equal."""

@@ -46,10 +46,10 @@ class MOON(FedAvg):
     temperature: Annotated[float, check_positive] = 0.5
     card: ClassVar[Card] = Card(
         "Li et al. 2021",
-        besides="two forward passes a step",
+        extra_passes="two forward passes a step",
         client={"personal": 1, "model": 1},
         tune={"mu": Range(0.1, 10.0)},
-        touches="outputs",
+        privacy_exposure="outputs",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -56,7 +56,7 @@ class PerFedAvg(OnboardingRules, FedAvg):
         "second model",
         "one step from the shared model",
         passes=2,
-        besides="a batch, to adapt; hf: two more a step",
+        extra_passes="a batch, to adapt; hf: two more a step",
         client={"personal": 1, "parameters": 1},
         tune={"inner_lr": Range(0.001, 0.1)},
     )
@@ -65,12 +65,12 @@ class PerFedAvg(OnboardingRules, FedAvg):
         """A phase of meta-steps, then one of the step from their mean."""
         return ("fit", "adapt")
 
-    def draws(self, steps: int, epoch: int) -> int:
+    def max_batches_drawn(self, steps: int, epoch: int) -> int:
         """Each gradient of a step has a batch of its own, except the last two of ``hf``."""
         return (2 if self.variant == "fo" else 3) * steps + 1
 
     @property
-    def uses(self) -> int:
+    def gradients_per_batch(self) -> int:
         """``hf`` takes two at its third batch."""
         return 1 if self.variant == "fo" else 2
 

@@ -65,8 +65,8 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
     averages_moments: ClassVar[bool] = False
     by_class: ClassVar[bool] = True
     trains_shared: ClassVar[bool] = True
-    leaves: ClassVar[tuple[str, ...]] = ("shared", "features")
-    averaged: ClassVar[tuple[str, ...]] = ("shared", "features")
+    parts_sent: ClassVar[tuple[str, ...]] = ("shared", "features")
+    parts_averaged: ClassVar[tuple[str, ...]] = ("shared", "features")
     exact: ClassVar[tuple[str, ...]] = (*SendsFeatures.exact, "means", SCATTER)
     card: ClassVar[Card] = Card(
         "McLaughlin, Su 2024",
@@ -74,12 +74,12 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
         "the head, computed from features",
         {"shared": 1, "means": 1, SCATTER: 1},
         {"shared": 1, "features": 1, SCATTER: 1},
-        besides="a pass of the training samples a round",
+        extra_passes="a pass of the training samples a round",
         server={"shared": 1, "means": 1, SCATTER: 1},
         tasks="classification",
         note="means and covariances of features travel; channel.secure=masks hides each hospital's",
         tune={"floor": Range(0.001, 1.0)},
-        touches="outputs",
+        privacy_exposure="outputs",
     )
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:

@@ -75,8 +75,8 @@ class PFedNet(OnboardingRules, Algorithm):
     rho: Annotated[float | None, check_positive] = None
     tolerance: Annotated[float, check_positive] = 1e-6
     max_iter: Annotated[int, check_count] = 500
-    leaves: ClassVar[tuple[str, ...]] = ("sketch", "shared", "personal")
-    averaged: ClassVar[tuple[str, ...]] = ("shared",)
+    parts_sent: ClassVar[tuple[str, ...]] = ("sketch", "shared", "personal")
+    parts_averaged: ClassVar[tuple[str, ...]] = ("shared",)
     card: ClassVar[Card] = gradients_only(
         "pFedNet",
         "similar clients",
@@ -125,7 +125,7 @@ class PFedNet(OnboardingRules, Algorithm):
         """Those of a phase."""
         return self.local_steps or share_of(steps, 0, self._phases_per_round)
 
-    def draws(self, steps: int, epoch: int) -> int:
+    def max_batches_drawn(self, steps: int, epoch: int) -> int:
         """Those of all phases, and of each reach; a sketch may be a trained model."""
         phases, each = self._phases_per_round, self.local_steps
         work = max(steps, phases) if each is None else each * phases
@@ -269,7 +269,7 @@ class PFedNet(OnboardingRules, Algorithm):
         if part == "personal":
             names = client.split.parameters(part)
             first = partial(client.gradient, model, update="personal", batches=1)
-            scalars["reach"] = client.reach(steps, lambda: flatten(first()))
+            scalars["reach"] = client.effective_step_length(steps, lambda: flatten(first()))
         update = subtract(select(end, names), model)
         return Message(part, {part: update}, scalars, {part: "update"})
 

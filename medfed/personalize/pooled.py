@@ -26,9 +26,9 @@ class Pooled(FedAvg):
         ConfigError: If a part is personal.
     """
 
-    pools: ClassVar[bool] = True
-    averaged: ClassVar[tuple[str, ...]] = ()
-    card: ClassVar[Card] = Card("no federation", "baseline", touches="pooled")
+    trains_centrally: ClassVar[bool] = True
+    parts_averaged: ClassVar[tuple[str, ...]] = ()
+    card: ClassVar[Card] = Card("no federation", "baseline", privacy_exposure="pooled")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -84,14 +84,14 @@ class PPFL(CanonicalMethod):
     rounds: Annotated[int, check_count] = 1
     affinity: Affinity = field(default_factory=Affinity)
     seed: int = 0
-    leaves: ClassVar[tuple[str, ...]] = ("sketch", "shared", "membership")
+    parts_sent: ClassVar[tuple[str, ...]] = ("sketch", "shared", "membership")
     card: ClassVar[Card] = gradients_only(
         "PPFL",
         "several models",
         "K membership numbers",
         down={"shared": 1, "personal": 1},
         up={"shared": 1, "personal": 1},
-        besides="a batch, for the memberships",
+        extra_passes="a batch, for the memberships",
         tune={"membership_lr": Range(0.05, 5.0)},
     )
 
@@ -107,7 +107,7 @@ class PPFL(CanonicalMethod):
             return ("shared",)
         return (("shared", "membership")[derive_seed(self.seed, round, "block") % 2],)
 
-    def draws(self, steps: int, epoch: int) -> int:
+    def max_batches_drawn(self, steps: int, epoch: int) -> int:
         """Those of the steps, and of the gradient for the memberships."""
         return steps + (self.membership_batches or epoch)
 

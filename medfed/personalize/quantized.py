@@ -68,7 +68,7 @@ class Quantized(QuantizedMethod):
             )
 
     @property
-    def uses(self) -> int:
+    def gradients_per_batch(self) -> int:
         """Of a step, of its centres, and of the soft quantiser."""
         return 3 if self.quantizer == "soft" else 2
 

@@ -328,7 +328,7 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         ConfigError: If a value is out of range.
     """
 
-    leaves: ClassVar[tuple[str, ...]] = ()
+    parts_sent: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = gradients_only(
         family="quantised model",
         keeps="everything, quantised",

@@ -70,11 +70,11 @@ class QuPeD(QuPeL):
         "quantised model",
         "a quantised model",
         passes=3,
-        besides="four forward passes a step; without quantiser 2 and three",
+        extra_passes="four forward passes a step; without quantiser 2 and three",
         client={"model": 1},
         note="the shared model sees outputs of personal ones, no labels; hospitals may have "
         "networks of other widths",
-        touches="outputs",
+        privacy_exposure="outputs",
         tune={"proximity": Range(0.1, 0.9, log=False)},
     )
 

@@ -56,8 +56,8 @@ class QuPeL(Quantized):
     strength: float = 1e-6
     proximity: Annotated[float, check_not_negative] = 0.025
     global_lr: Annotated[float, check_not_negative] = 5.0
-    leaves: ClassVar[tuple[str, ...]] = ("shared",)
-    averaged: ClassVar[tuple[str, ...]] = leaves
+    parts_sent: ClassVar[tuple[str, ...]] = ("shared",)
+    parts_averaged: ClassVar[tuple[str, ...]] = parts_sent
     card: ClassVar[Card] = gradients_only(
         "Ozkara et al. 2021",
         "quantised model",

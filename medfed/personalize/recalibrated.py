@@ -46,7 +46,7 @@ class Recalibrated(FedAvg):
         "scale and intercepts of the outputs",
         tasks="classification; in others fedavg",
         note="fitted on validation cases, which themselves measure FedAvg's model",
-        touches="losses",
+        privacy_exposure="losses",
     )
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> Algorithm:

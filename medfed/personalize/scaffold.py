@@ -17,9 +17,9 @@ federated learning, ICML 2020, Algorithm 1:
 | p_i | ``weighting``, over all clients; the paper's are 1/N |
 
 Deviations:
-- K eta is ``client.reach(K)``: with momentum the same gradients lead farther, and K eta itself
-  would make the method diverge. Option II refuses optimizers whose steps are not proportional to
-  the gradient, such as Adam; option I takes any.
+- K eta is ``client.effective_step_length(K)``: with momentum the same gradients lead farther, and
+  K eta itself would make the method diverge. Option II refuses optimizers whose steps are not
+  proportional to the gradient, such as Adam; option I takes any.
 - Control variates cover shared parameters. Personal entries are trained as in FedPer; averaged
   statistics are averaged as in FedAvg, for every eta_g.
 - Behind a lossy codec c is no longer the mean of the c_i; ``channel.up.parts=[shared]`` sends
@@ -50,10 +50,10 @@ class Scaffold(FedAvg):
 
     server_lr: Annotated[float, check_not_negative] = 1.0
     option: Literal["I", "II"] = "II"
-    leaves: ClassVar[tuple[str, ...]] = ("shared", "control")
-    averaged: ClassVar[tuple[str, ...]] = leaves
+    parts_sent: ClassVar[tuple[str, ...]] = ("shared", "control")
+    parts_averaged: ClassVar[tuple[str, ...]] = parts_sent
     fresh_optimizer: ClassVar[bool] = True
-    masks: ClassVar[bool] = False
+    supports_missing_channels: ClassVar[bool] = False
     server_zeros: ClassVar[tuple[str, ...]] = ("control",)
     client_zeros: ClassVar[tuple[str, ...]] = ("control",)
     card: ClassVar[Card] = gradients_only(
@@ -78,7 +78,7 @@ class Scaffold(FedAvg):
         shared = {**add(server["shared"], moved), **scaled}
         return {**server, "shared": shared, "control": control}
 
-    def draws(self, steps: int, epoch: int) -> int:
+    def max_batches_drawn(self, steps: int, epoch: int) -> int:
         """Option I takes an epoch's gradient, too."""
         return steps + epoch if self.option == "I" else steps
 
@@ -96,7 +96,9 @@ class Scaffold(FedAvg):
             change = subtract(client.gradient(at, update="shared"), before)
         else:
             # c_i+ - c_i = (w - w_i) / reach - c, and `update` is w_i - w: hence the sign below.
-            change = add(message.parts["control"], update, 1 / client.reach(client.steps))
+            change = add(
+                message.parts["control"], update, 1 / client.effective_step_length(client.steps)
+            )
             change = {n: t.neg_() for n, t in change.items()}
         client.state["control"] = add(before, change)
         parts = {"shared": update, "control": change}

@@ -27,7 +27,7 @@ class SiloBN(FedAvg):
         "personal part",
         "statistics of BatchNorm",
         tasks="all, with BatchNorm",
-        touches="statistics",
+        privacy_exposure="statistics",
     )
 
     def split(

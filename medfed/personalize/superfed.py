@@ -64,10 +64,10 @@ class SuPerFed(OnboardingRules, FedAvg):
         "Hahn et al. 2022",
         "second model",
         "a model, mixed in",
-        besides="losses of the mixtures on validation",
+        extra_passes="losses of the mixtures on validation",
         client={"personal": 1, "parameters": 1},
         tune={"proximity": Range(0.001, 0.1)},
-        touches="losses",
+        privacy_exposure="losses",
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

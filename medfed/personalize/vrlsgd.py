@@ -11,7 +11,7 @@ Liang, Shen, Liu, Pan, Chen, Cheng: Variance reduced local SGD with lower commun
 |---|---|
 | w (the paper's x-hat), y_i | ``server["shared"]``, ``state["end"]`` |
 | d_i (the paper's Delta_i) | ``state["shift"]``; they sum to 0 |
-| K eta | ``client.reach(K)``; ``state["reach"]`` |
+| K eta | ``client.effective_step_length(K)``; ``state["reach"]`` |
 | p_i | ``weighting``; the paper's are 1/N |
 
 Its models are those of SCAFFOLD with option II and a server step of 1 (d_i = c_i - c), at half of
@@ -37,7 +37,7 @@ from medfed.personalize.fedavg import FedAvg
 class VRLSGD(FedAvg):
     """FedAvg whose clients correct their steps without further messages."""
 
-    masks: ClassVar[bool] = False
+    supports_missing_channels: ClassVar[bool] = False
     client_zeros: ClassVar[tuple[str, ...]] = ("shift",)
     fresh_optimizer: ClassVar[bool] = True
     card: ClassVar[Card] = gradients_only(
@@ -58,6 +58,6 @@ class VRLSGD(FedAvg):
         shift = add(client.state["shift"], astray, 1 / reach)
         # The gradient of a linear term is its slope, so each step is along grad f_i - d_i.
         end = client.train(start, penalty=Linear({n: -t for n, t in shift.items()}))
-        steps = torch.tensor(client.reach(client.steps), dtype=torch.float64)
+        steps = torch.tensor(client.effective_step_length(client.steps), dtype=torch.float64)
         client.state |= {"end": select(end, before), "shift": shift, "reach": {"steps": steps}}
         return end

@@ -60,7 +60,7 @@ def federate(
 
 def say_untrained(algorithm: Algorithm, split: ParameterSplit, data: FederatedDataModule) -> None:
     """Names the labels that a client's personal head never learns, as it does not annotate them."""
-    kept = not algorithm.leaves or {*split.head} & {*split.parameters("personal")}
+    kept = not algorithm.parts_sent or {*split.head} & {*split.parameters("personal")}
     gaps = []
     for name, plan in data.plans.items():
         if lost := [n for n in data.class_names if n not in (plan.annotated or data.class_names)]:
@@ -140,7 +140,7 @@ def federation_of(
             raise cannot_average("sites send weights alone")
         if config.privacy.client is not None:
             raise cannot_average("privacy.client adds noise to displacements alone")
-    if algorithm.pools:
+    if algorithm.trains_centrally:
         if everyone is not None:
             raise ConfigError(
                 f"{type(algorithm).__name__} trains on the data of all clients in one place, but "
@@ -193,11 +193,11 @@ def method_of(config: RunDescription, clients: int) -> Algorithm:
 
 def say_unprotected(algorithm: Algorithm) -> None:
     """Names the parts of messages that a robust aggregation does not cover."""
-    others = [part for part in algorithm.leaves if part not in algorithm.averaged]
+    others = [part for part in algorithm.parts_sent if part not in algorithm.parts_averaged]
     if type(algorithm.aggregation) is not Aggregation and others:
         warn(
-            f"aggregation covers the part {' and '.join(algorithm.averaged)} of what clients send "
-            f"by {type(algorithm).__name__}; the server takes {' and '.join(others)} as each "
+            f"aggregation covers the part {' and '.join(algorithm.parts_averaged)} of what clients "
+            f"send by {type(algorithm).__name__}; the server takes {' and '.join(others)} as each "
             "client sends it."
         )
 
@@ -214,7 +214,7 @@ def build_channel(config: RunDescription, algorithm: Algorithm, clients: int) ->
     up = build(config.channel.up, codec=codec, place="channel.up", **only)
     down = build(config.channel.down, codec=build(config.codec.down), place="channel.down")
     if up.parts is not None:
-        check_parts(up.parts, algorithm.leaves, "channel.up.parts")
+        check_parts(up.parts, algorithm.parts_sent, "channel.up.parts")
     return Channel(up, down, seed=config.seed, sums=sums_of(config, algorithm, up, clients))
 
 
@@ -227,8 +227,8 @@ def sums_of(
     if secure != "masks":
         raise ConfigError(f"channel.secure must be masks or null, not {secure!r}.")
     name = type(algorithm).__name__
-    parts = tuple(part for part in algorithm.leaves if part in algorithm.averaged)
-    if not parts or algorithm.pools:
+    parts = tuple(part for part in algorithm.parts_sent if part in algorithm.parts_averaged)
+    if not parts or algorithm.trains_centrally:
         why = f"{name} needs more of what each client sends than a mean over all clients"
         hint = "choose another algorithm (medfed methods METHOD says which take means)"
     elif algorithm.mask_aware:
@@ -245,7 +245,7 @@ def sums_of(
         why = f"{clients} clients are too few to hide one in a sum of {FEWEST}"
         hint = "let more take part"
     else:
-        if others := [part for part in algorithm.leaves if part not in parts]:
+        if others := [part for part in algorithm.parts_sent if part not in parts]:
             warn(
                 f"channel.secure=masks covers the part {' and '.join(parts)} of what clients send "
                 f"by {name}; the server receives {' and '.join(others)} of each client."
@@ -259,7 +259,7 @@ def sums_of(
 
 def _only(algorithm: Algorithm, codec: Codec, link: Section) -> dict[str, Any]:
     """Restricts a lossy codec to the parts of a method that stalls if others lose anything."""
-    name, coded = type(algorithm).__name__, algorithm.coded
+    name, coded = type(algorithm).__name__, algorithm.parts_compressible
     if coded is None or codec.lossless or codec.cast:
         return {}
     if not coded:

@@ -97,7 +97,11 @@ def hide_clients(config: RunDescription, federation: Federation, across: bool) -
         return
     name, up = type(method).__name__, federation.channel.links["up"]
     unequal = "clients weigh unequally"
-    fits = set(method.leaves) == set(method.averaged) and method.leaves and not method.pools
+    fits = (
+        set(method.parts_sent) == set(method.parts_averaged)
+        and method.parts_sent
+        and not method.trains_centrally
+    )
     _refuse(
         "client",
         (not fits, f"{name} sends more than what is averaged over clients", "set algorithm=fedavg"),
@@ -160,8 +164,10 @@ def protections(
         budget = build(config.local)
         epoch = math.ceil(data.num_samples / data.batch_size)
         steps = budget.of(data.num_samples, data.batch_size)
-        draws = method.draws(steps, epoch) * budget.accumulate * rounds[name]
-        planned[name] = Protection.of(keys, private.rate_of(data), draws, method.uses)
+        draws = method.max_batches_drawn(steps, epoch) * budget.accumulate * rounds[name]
+        planned[name] = Protection.of(
+            keys, private.rate_of(data), draws, method.gradients_per_batch
+        )
     return planned
 
 
@@ -182,7 +188,9 @@ def _check(
     name = type(method).__name__
     # A class outside the file of its card may override any function of the card's class.
     declared = next(kind for kind in type(method).__mro__ if "card" in vars(kind))
-    touches = method.card.touches if declared.__module__ == type(method).__module__ else None
+    touches = (
+        method.card.privacy_exposure if declared.__module__ == type(method).__module__ else None
+    )
     weighted = config.model.get("class_weights") is not None
     mixes = local.model.normalises and config.buffers != "frozen"
     cancel = "class weights cancel in the loss of one patient, and balanced ones are counts"

@@ -80,7 +80,7 @@ def try_rounds(
     together.clients = {name: replace(client, id=name) for name in sites}
     short = config.replacing({"local.steps": 1})
     federation, _ = federate(short, together, task)
-    if federation.algorithm.pools:
+    if federation.algorithm.trains_centrally:
         raise ConfigError(
             f"{type(federation.algorithm).__name__} trains on the pooled data of all clients, "
             "which sites do not share; agree on another algorithm."

@@ -210,7 +210,7 @@ def check_study(policy: Policy, config: RunDescription) -> None:
     Raises:
         VetoError: If it does not allow something.
     """
-    policy.check_parts(build(config.algorithm).leaves)
+    policy.check_parts(build(config.algorithm).parts_sent)
     check_noise(policy, config)
 
 

@@ -64,7 +64,7 @@ def shape(name: str) -> Shape:
         ),
         "none" if not split.personal else "part" if split.shared else "all",
         tuple(len(method.phases(number)) for number in range(ROUNDS)),
-        (method.mixes, method.pools, method.fresh_optimizer),
+        (method.mixes, method.trains_centrally, method.fresh_optimizer),
         tuple(
             getattr(type(rules), rule).__qualname__
             for rule, function in vars(OnboardingRules).items()

@@ -131,16 +131,20 @@ def test_what_is_kept_is_what_the_card_says(name):
 def test_gradient_passes_are_those_of_the_card(name):
     card = finished(name).algorithm.card
     for steps, gradient, forward in (v for (who, _), v in SPENT.items() if who == name):
-        assert (gradient + forward > card.passes * steps) if card.besides else forward == 0
-        assert gradient >= card.passes * steps if card.besides else gradient == card.passes * steps
+        assert (gradient + forward > card.passes * steps) if card.extra_passes else forward == 0
+        assert (
+            gradient >= card.passes * steps
+            if card.extra_passes
+            else gradient == card.passes * steps
+        )
 
 
 def test_noise_can_cover_what_declares_gradients(name):
     """It takes no more gradients than its noise is chosen for, and no losses."""
     method = algorithm(name)
-    if method.card.touches != "gradients":
+    if method.card.privacy_exposure != "gradients":
         # A user's method may declare nothing: privacy.example then refuses it by name.
-        assert method.card.touches or not type(method).__module__.startswith("medfed.")
+        assert method.card.privacy_exposure or not type(method).__module__.startswith("medfed.")
         return
     toy = canonical_toy(dtype=torch.float32) if method.mixes else ToyTask(norm=name == "fedbn")
     toy = task(name) if method.sums else toy
@@ -148,9 +152,9 @@ def test_noise_can_cover_what_declares_gradients(name):
     _, federation, _ = toy_federation(method, toy, data, rounds=rounds, steps=4, lr=0.01)
     run_reference(federation, rounds)
     for client in federation.clients.values():
-        draws = federation.algorithm.draws(4, math.ceil(client.num_samples / 2))
+        draws = federation.algorithm.max_batches_drawn(4, math.ceil(client.num_samples / 2))
         assert client.passes.forward == 0
-        assert client.passes.gradient <= rounds * draws * federation.algorithm.uses
+        assert client.passes.gradient <= rounds * draws * federation.algorithm.gradients_per_batch
 
 
 def test_who_needs_everybody_refuses_less(name):

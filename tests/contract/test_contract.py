@@ -145,7 +145,7 @@ def test_only_declared_parts_leave_a_client(name):
         split, sent = local.split, [m for direction, m in messages if direction == "up"]
         allowed = {"shared": set(split.shared), "personal": set(split.parameters("personal"))}
         for message in sent:
-            assert set(message.parts) <= set(fed.algorithm.leaves)
+            assert set(message.parts) <= set(fed.algorithm.parts_sent)
             for part in {"shared", "personal"} & set(message.parts):
                 assert set(message.parts[part]) == allowed[part], policy
         if split.policy != "averaged":
@@ -180,7 +180,7 @@ def test_equal_budgets(name):
     for steps, expected in ((6, [6, 6, 6]), (3, [3, 3, 3]), (None, [2, 2, 3])):
         _, fed, _ = federation(name, steps=steps)
         run_reference(fed, 2)
-        if fed.algorithm.pools:  # one client takes the steps of all
+        if fed.algorithm.trains_centrally:  # one client takes the steps of all
             expected = [3 * expected[0], 0, 0]
         assert [fed.clients[c].steps_done for c in fed.ids] == [2 * n for n in expected], steps
 

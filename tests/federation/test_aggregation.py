@@ -147,7 +147,7 @@ def test_methods_hold_where_they_take_means_and_refuse_the_key_elsewhere(name):
     def attacked(robust):
         _, fed, _ = federation(name, data=toy_data(5, batch=4))
         fed.algorithm = fed.algorithm.aggregating(robust, 5)
-        fed.channel = Attacking(fed.algorithm.averaged)
+        fed.channel = Attacking(fed.algorithm.parts_averaged)
         fed.channel.buffers = fed.trainer.split.buffers
         try:
             run_reference(fed, 1)
@@ -162,8 +162,8 @@ def test_methods_hold_where_they_take_means_and_refuse_the_key_elsewhere(name):
         )
 
     _, fed, _ = federation(name)
-    assert set(fed.algorithm.averaged) <= set(fed.algorithm.leaves)
-    if not fed.algorithm.averaged:
+    assert set(fed.algorithm.parts_averaged) <= set(fed.algorithm.parts_sent)
+    if not fed.algorithm.parts_averaged:
         with pytest.raises(ConfigError, match="aggregation=median is for methods whose server"):
             fed.algorithm.aggregating(Median(), 5)
         return

@@ -217,7 +217,7 @@ def test_who_declares_it_trains_once_what_is_averaged(name):
     run_reference(made, 1)
     assert calls == [None] * len(made.clients)
     assert made.algorithm.phases(0) == ("fit",)
-    assert "shared" in made.algorithm.averaged
+    assert "shared" in made.algorithm.parts_averaged
 
 
 def hospitals_in_float():

@@ -99,7 +99,7 @@ def test_every_method_keeps_it_for_each_client(name, monkeypatch):
         model = fed.personal_model(client)
         assert torch.equal(local.model.whole(model)[frozen], plain().middle.weight)
         assert not task.network.get_parameter(frozen).requires_grad
-        if method.pools:
+        if method.trains_centrally:
             assert OTHER not in model
             continue
         counts = local.model.whole(model)[f"{place}.passes"].item()

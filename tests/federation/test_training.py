@@ -11,7 +11,13 @@ from monai.optimizers import Novograd
 from torch import Tensor, nn
 
 from medfed.common.tensors import Tensors, digest
-from medfed.federation.budget import LocalBudget, Passes, learning_rates, reach, remembers_elsewhere
+from medfed.federation.budget import (
+    LocalBudget,
+    Passes,
+    effective_step_length,
+    learning_rates,
+    remembers_elsewhere,
+)
 from medfed.federation.client import with_statistics
 from medfed.federation.engine import loop as live
 from medfed.federation.engine.loop import LocalTrainer
@@ -602,16 +608,18 @@ def test_reach_of_a_memory_that_has_settled_and_along_a_gradient(momentum):
     """Heavy ball comes to eta / (1 - m) per step; Adam goes eta along the signs."""
     sgd = partial(torch.optim.SGD, lr=1.0, momentum=momentum)
     gradient = torch.tensor([3.0, -1.0, 0.5])
-    settled = reach(sgd, 0.1, 4, fresh=False, along=lambda: gradient)
+    settled = effective_step_length(sgd, 0.1, 4, fresh=False, along=lambda: gradient)
     assert settled == pytest.approx(4 * 0.1 / (1 - momentum))
-    fresh = reach(sgd, 0.1, 4, along=lambda: gradient)
+    fresh = effective_step_length(sgd, 0.1, 4, along=lambda: gradient)
     assert fresh == pytest.approx(
         0.1 * sum(sum(momentum**i for i in range(k)) for k in range(1, 5))
     )
-    adam = reach(partial(torch.optim.Adam, lr=1.0), 0.1, 4, along=lambda: gradient)
+    adam = effective_step_length(partial(torch.optim.Adam, lr=1.0), 0.1, 4, along=lambda: gradient)
     expected = 4 * 0.1 * gradient.abs().sum() / gradient.square().sum()
     assert adam == pytest.approx(float(expected), rel=1e-5)
-    still = reach(partial(torch.optim.Adam, lr=1.0), 0.1, 4, along=lambda: torch.zeros(3))
+    still = effective_step_length(
+        partial(torch.optim.Adam, lr=1.0), 0.1, 4, along=lambda: torch.zeros(3)
+    )
     assert still == pytest.approx(0.4)
 
 
@@ -664,7 +672,7 @@ def test_groups_of_parameters_keep_rates_of_their_own() -> None:
                 group["lr"] /= 2
         assert_close(end, plain.state_dict())
         with pytest.raises(ConfigError, match="needs one step size for all layers"):
-            client.reach(2)
+            client.effective_step_length(2)
 
 
 def test_an_optimizer_of_other_tensors_or_of_some_alone_is_refused() -> None:

@@ -108,7 +108,7 @@ class Mine(FedAvg):
 
 def test_an_undeclared_method_is_refused(table, monkeypatch):
     monkeypatch.setattr("medfed.run.federating.method_of", lambda *_: Mine())
-    with pytest.raises(ConfigError, match=r"Mine does not declare .*card.touches"):
+    with pytest.raises(ConfigError, match=r"Mine does not declare .*card.privacy_exposure"):
         private(table)
 
 

@@ -137,13 +137,13 @@ def test_the_bytes_are_those_of_a_run(hospital, tmp_path, monkeypatch, capsys):
 
 
 def test_every_part_of_every_method_has_words():
-    parts = {p for name, yaml in yamls().items() for p in method(name, yaml).kind.leaves}
+    parts = {p for name, yaml in yamls().items() for p in method(name, yaml).kind.parts_sent}
     assert parts <= {*words_for("parts")}
 
 
 def test_every_method_with_a_statistic_says_how_many_patients_stand_behind_it():
     kinds = {method(name, yaml).kind for name, yaml in yamls().items()}
-    sketching = {kind for kind in kinds if {"sketch", "features"} & {*kind.leaves}}
+    sketching = {kind for kind in kinds if {"sketch", "features"} & {*kind.parts_sent}}
     assert len(sketching) >= 6
     assert all(kind.summaries is not Algorithm.summaries for kind in sketching)
 

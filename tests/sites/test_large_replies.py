@@ -14,7 +14,7 @@ from tests.contract.shapes import PARTS
 from tests.sites.toy_sites import NAMES, ROUNDS, coordinated, fit, lossy, toy_sites
 
 
-@pytest.mark.parametrize("name", [n for n in PARTS if not algorithm(n).pools])
+@pytest.mark.parametrize("name", [n for n in PARTS if not algorithm(n).trains_centrally])
 def test_they_give_the_same_bits(name, tmp_path: Path, monkeypatch):
     """Also with codecs that remember, whose memory must advance once."""
     expected, _ = lightning(name, rounds=ROUNDS, **lossy())

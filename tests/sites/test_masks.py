@@ -44,7 +44,7 @@ ROUNDS = 2
 def secure(name: str, lossy_down: bool = False) -> Channel:
     """A channel that sums what the method averages."""
     method = algorithm(name)
-    parts = tuple(p for p in method.leaves if p in method.averaged)
+    parts = tuple(p for p in method.parts_sent if p in method.parts_averaged)
     down = Link(TopK(0.3)) if lossy_down else None
     return Channel(down=down, sums=FixedPoint(parts))
 

@@ -15,7 +15,7 @@ CASES = [
     pytest.param(name, settings, id=f"{name}-{codec}")
     for names, settings, codec in ((STATES, plain, "fp32"), (MESSAGES, lossy, "stc-topk"))
     for name in names
-    if not algorithm(name).pools
+    if not algorithm(name).trains_centrally
 ]
 
 

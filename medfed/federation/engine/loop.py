@@ -48,10 +48,10 @@ from medfed.federation.client import (
     ClientData,
     Direction,
     Features,
-    TrainOptions,
-    Outputs,
     GradientOptions,
+    Outputs,
     Split,
+    TrainOptions,
 )
 from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedForward, size_of
 from medfed.federation.engine.private import Drawable
@@ -446,7 +446,9 @@ class LocalTrainer:
         self.gradients.begin(data.batch_size)
         return self.model.plan(update)
 
-    def _steps(self, data: ClientData, plan: Plan, key: Key, steps: int, how: TrainOptions) -> float:
+    def _steps(
+        self, data: ClientData, plan: Plan, key: Key, steps: int, how: TrainOptions
+    ) -> float:
         """Takes all steps of a call; returns the mean loss of their batches."""
         seed = derive_seed(self.seed, *key, "train")
         # Batches are keyed by their epoch, dropout by the whole call: more steps change no batch.
@@ -524,7 +526,12 @@ class LocalTrainer:
         return sums
 
     def mean_loss(
-        self, data: ClientData, at: Mapping[str, Tensor], key: Key, batches: int | None, split: Split
+        self,
+        data: ClientData,
+        at: Mapping[str, Tensor],
+        key: Key,
+        batches: int | None,
+        split: Split,
     ) -> float:
         """Returns the mean loss over an epoch, or its first batches, as in `gradient`."""
         if split == "val":

@@ -27,7 +27,9 @@ from tests.integration.runs import CLINICAL
 def covered(name: str) -> tuple[str, ...]:
     """The parts of a method that can be summed."""
     method = algorithm(name)
-    return tuple(p for p in method.leaves if p in method.averaged and not method.pools)
+    return tuple(
+        p for p in method.parts_sent if p in method.parts_averaged and not method.trains_centrally
+    )
 
 
 def secure(name: str) -> Channel:
