@@ -212,7 +212,7 @@ def federated(
         while is_open:
             for client in current.recipients:
                 packets[client] = current.fit(client)
-            is_open = current.exchange(packets)
+            is_open = current.close_phase(packets)
 
     return run, federation
 

@@ -147,7 +147,7 @@ def one_round(federation: Federation, bare: Bare, number: int) -> tuple[float, f
             floor += bare.seconds(client.data, *spent)
             done.update(dict(zip(("steps", "gradient", "forward"), spent, strict=True)))
         begin = time.process_time()
-        going = current.exchange(replies)
+        going = current.close_phase(replies)
         ours += time.process_time() - begin
     return ours, floor, done
 

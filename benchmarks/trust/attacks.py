@@ -21,7 +21,7 @@ import torch
 
 from medfed.config.compose import described
 from medfed.federation.reference import run_reference
-from medfed.federation.wire.channel import Place
+from medfed.federation.wire.channel import MessageContext
 from medfed.federation.wire.message import Message
 from medfed.run.experiment import build_experiment
 from medfed.standalone.errors import MedfedError
@@ -58,7 +58,7 @@ def attacked(folder: Path, sites: int, rounds: int, keys: tuple[str, ...], attac
     federation.server["num_samples"] = {**known, **{c: known[c] * samples for c in bad}}
     encode = federation.channel.encode
 
-    def attacking(message: Message, direction: Any, place: Place, memory: Any) -> Any:
+    def attacking(message: Message, direction: Any, place: MessageContext, memory: Any) -> Any:
         if direction == "up" and place.client in bad:
             parts = {
                 part: {

@@ -51,7 +51,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from medfed.config.compose import build, described
 from medfed.config.description import RunDescription
 from medfed.datamodules.tables import agreement as tables
-from medfed.federation.wire.channel import Channel, Place
+from medfed.federation.wire.channel import Channel, MessageContext
 from medfed.federation.wire.message import Message
 from medfed.records import folder as records
 from medfed.run import experiment
@@ -189,7 +189,7 @@ def model(kind: type[wire.Request], number: int) -> bytes:
     message, _ = Channel().decode(wire_packet(body), "down", None)
     parts = {p: {n: t + 0.1 * number for n, t in of.items()} for p, of in message.parts.items()}
     changed = Message(message.phase, parts, message.scalars, message.kinds)
-    return Channel().encode(changed, "down", Place(SITE), None)[0].to_bytes()
+    return Channel().encode(changed, "down", MessageContext(SITE), None)[0].to_bytes()
 
 
 def wire_packet(body: bytes) -> Any:

@@ -28,7 +28,7 @@ from medfed.federation.local_client import LocalClient, kept_bytes
 from medfed.federation.moments import PART, with_moments
 from medfed.federation.other_state import OTHER
 from medfed.federation.variances import pooled_variances, second_moments
-from medfed.federation.wire.channel import Channel, Memory, Place
+from medfed.federation.wire.channel import Channel, Memory, MessageContext
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
 from medfed.federation.wire.fixed_point import FEWEST, PhaseReplies
 from medfed.federation.wire.ledger import Direction, Entry, Ledger
@@ -178,7 +178,7 @@ class Federation:
             if self.noise is not None:
                 count = noisy or len(self.members(number))
                 reply = self.noise.protect(reply, count, client, number, position, "noise")
-            place = Place(client, number, position, self.share(client))
+            place = MessageContext(client, number, position, self.share(client))
             encoded, sent = self.channel.encode(reply, "up", place, local.memory["up"])
             # Only now: a client that fails earlier keeps the state on which both ends agree.
             local.memory = {"down": received, "up": sent}
@@ -190,7 +190,7 @@ class Federation:
         """Returns the part of the current result that a client lacks; changes neither end."""
         message = self.algorithm.broadcast(self.server, client)
         kept = self.memory["down"].get(client)
-        return self.channel.encode(message, "down", Place(client), kept)[0]
+        return self.channel.encode(message, "down", MessageContext(client), kept)[0]
 
     def delivered(self, client: str) -> Message:
         """Returns the part that a client of this process lacks, as it would decode it."""
@@ -268,7 +268,7 @@ class Round:
     """Drives the generator of one round through its phases.
 
     A runtime calls :meth:`fit` for every client of :attr:`recipients`, in any order and in any
-    process, then :meth:`exchange` with all replies; after the last phase the server's new state
+    process, then :meth:`close_phase` with all replies; after the last phase the server's new state
     is in the federation.
 
     Attributes:
@@ -310,7 +310,7 @@ class Round:
         """Delivers a client's message, trains, and returns its encoded reply."""
         return self.federation.answer(client, self._sent[client], self.number, self.position)
 
-    def exchange(
+    def close_phase(
         self,
         replies: Mapping[str, Packet],
         check: Callable[[Mapping[str, Message]], None] = lambda _: None,
@@ -404,7 +404,9 @@ class Round:
         encode, number = self.federation.channel.encode, self.number
         self._sent = self._coded(
             "down",
-            lambda c, memory: encode(outbox[c], "down", Place(c, number, self.position), memory),
+            lambda c, memory: encode(
+                outbox[c], "down", MessageContext(c, number, self.position), memory
+            ),
         )
 
     def _coded(

@@ -38,7 +38,7 @@ from medfed.federation.moments import check_averages_moments
 from medfed.federation.onboarding import rules_of
 from medfed.federation.other_state import copied, filled
 from medfed.federation.split import BufferPolicy, Normalization
-from medfed.federation.wire.channel import Channel, Memory, Place
+from medfed.federation.wire.channel import Channel, Memory, MessageContext
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
@@ -319,7 +319,7 @@ def run_reference(
     """
     for number in range(start, rounds):
         current = federation.open(number)
-        while current.exchange({c: current.fit(c) for c in current.recipients}):
+        while current.close_phase({c: current.fit(c) for c in current.recipients}):
             pass
         if after_round:
             after_round(number)
@@ -366,7 +366,7 @@ class Newcomer:
         client.begin(0, message.phase, self.phase)
         reply = algorithm.fit(client, message)
         check_reply(algorithm, reply)
-        place, memory = Place(client.id, OUTSIDE, self.phase), client.memory
+        place, memory = MessageContext(client.id, OUTSIDE, self.phase), client.memory
         encoded, memory["up"] = self.federation.channel.encode(reply, "up", place, memory["up"])
         count(self.ledger, encoded, OUTSIDE, encoded.phase, client.id, "up")
         self.phase += 1
@@ -418,7 +418,7 @@ def question(
     memory: dict[Direction, Memory] = {"up": {}, "down": {}}  # its end of the client's channel
 
     def answered(message: Message, last: bool) -> Packet:
-        place = Place(info.id, OUTSIDE, phase)
+        place = MessageContext(info.id, OUTSIDE, phase)
         packet, memory["down"] = channel.encode(message, "down", place, memory["down"])
         count(ledger, packet, OUTSIDE, packet.phase, info.id, "down")
         return send(packet, last)
@@ -437,7 +437,7 @@ def question(
         answered(stop.value, last=True)
 
 
-def exchange(federation: Federation, client: LocalClient) -> tuple[Message, Ledger]:
+def run_onboarding(federation: Federation, client: LocalClient) -> tuple[Message, Ledger]:
     """Runs both halves of a method's onboarding.
 
     Every message passes through the run's channel, as bytes and back. Neither the server's state

@@ -357,7 +357,7 @@ def play(federation: Federation, number: int, watch: Watch) -> None:
             memory = federation.clients[client].memory["down"]
             received[client] = federation.channel.decode(current.sent(client), "down", memory)[0]
             replies[client] = current.fit(client)
-        goes_on = current.exchange(replies, partial(watch, received))
+        goes_on = current.close_phase(replies, partial(watch, received))
 
 
 def descriptions(federation: Federation, rounds: int) -> dict[str, dict[str, Tensor]]:

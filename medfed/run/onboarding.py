@@ -29,7 +29,7 @@ from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient
 from medfed.federation.onboarding import rules_of
-from medfed.federation.reference import exchange, onboarded_client
+from medfed.federation.reference import onboarded_client, run_onboarding
 from medfed.federation.wire.ledger import Ledger
 from medfed.functional.conformal import for_newcomer
 from medfed.records.folder import RunFolder
@@ -220,7 +220,7 @@ def _measured(
         client.begin(0, "join", 0)
         model = rules.alone(client)
     else:
-        message, ledger = exchange(module.federation, client)
+        message, ledger = run_onboarding(module.federation, client)
         if rule == "fine_tuning" and not message.parts:
             return None
         learn = rules.onboard if rule == "own" else rules.fine_tune

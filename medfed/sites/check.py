@@ -91,7 +91,7 @@ def try_rounds(
         while is_open:
             asked = sorted(current.recipients, key=lambda name: name != client.id)
             reply = [current.fit(name) for name in asked[:1]] * len(asked)
-            is_open = current.exchange(dict(zip(asked, reply, strict=True)))
+            is_open = current.close_phase(dict(zip(asked, reply, strict=True)))
     return federation
 
 

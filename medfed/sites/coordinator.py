@@ -127,7 +127,7 @@ class Coordinator:
             packets = self.requests.unmasked(current, where, masks, packets)
             trained.update(packets)
             try:
-                is_open = current.exchange(packets, self.requests.check_sizes)
+                is_open = current.close_phase(packets, self.requests.check_sizes)
             except CodecError as error:
                 if error.client is None:
                     raise

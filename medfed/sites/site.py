@@ -37,7 +37,7 @@ from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import Newcomer
 from medfed.federation.split import float_entries
-from medfed.federation.wire.channel import Channel, Place
+from medfed.federation.wire.channel import Channel, MessageContext
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
 from medfed.models.task import TaskModule
@@ -264,7 +264,7 @@ class Site:
             with self._arrived(packet):
                 model = module.federation.personal_model(self.name)
             message = Message("across", {"model": model})
-            body = channel.encode(message, "down", Place(self.name))[0].to_bytes()
+            body = channel.encode(message, "down", MessageContext(self.name))[0].to_bytes()
             self.log.warning("The personal model leaves, as policy.send_model allows.")
         else:
             model = channel.decode(packet, "down")[0].parts.get("model", {})

@@ -9,7 +9,7 @@ import torch
 from medfed.common.tensors import digest
 from medfed.federation.onboarding import rules_of
 from medfed.federation.other_state import OTHER
-from medfed.federation.reference import exchange, onboarded_client, run_reference
+from medfed.federation.reference import onboarded_client, run_onboarding, run_reference
 from medfed.federation.wire.channel import Channel
 from tests.contract.harness import LOSSY, POLICIES, Serialising, federation, lossy
 from tests.contract.shapes import ONBOARDINGS
@@ -50,7 +50,7 @@ def newcomer(fed, data=None):
 
 def joined(fed, data=None):
     client = newcomer(fed, data)
-    message, ledger = exchange(fed, client)
+    message, ledger = run_onboarding(fed, client)
     return rules_of(fed.algorithm).onboard(client, message), ledger, client
 
 
@@ -116,7 +116,7 @@ def test_no_rule_takes_more_steps_than_it_may(name):
     models, rules = {}, rules_of(fed.algorithm)
     for rule in ("onboard", "fine_tune", "alone"):
         client = newcomer(fed)
-        message, _ = exchange(fed, client)
+        message, _ = run_onboarding(fed, client)
         before = client.steps_done  # a sketch may have needed some
         arguments = (client,) if rule == "alone" else (client, message)
         models[rule] = getattr(rules, rule)(*arguments)
@@ -135,7 +135,7 @@ def test_a_lossy_channel_begins_with_the_whole_state(name):
         fed = trained(name, channel=lossy(setting))
         before = fed.digests()
         client = newcomer(fed)
-        message, _ = exchange(fed, client)
+        message, _ = run_onboarding(fed, client)
         assert fed.digests() == before
         for entry, tensor in message.parts.get("shared", {}).items():
             assert torch.equal(tensor, fed.server["shared"][entry])

@@ -16,7 +16,7 @@ from medfed.commands.methods import Method, by_family
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.budget import LocalBudget
 from medfed.federation.hospital import Hospital
-from medfed.federation.reference import assemble, exchange, onboarded_client
+from medfed.federation.reference import assemble, run_onboarding, onboarded_client
 from medfed.federation.split import ParameterSplit
 from medfed.models.networks.canonical import Canonical
 from medfed.personalize.ditto import Ditto
@@ -329,7 +329,7 @@ def test_a_hospital_that_joins_counts_the_classes_of_the_federation():
     )
     newcomer = onboarded_client(done.federation, hospital("new", 6, 2))
     assert newcomer.data.label_counts.tolist() == [3, 3, 0]
-    exchange(done.federation, newcomer)
+    run_onboarding(done.federation, newcomer)
     more = onboarded_client(done.federation, hospital("new", 8, 4))
     with pytest.raises(ConfigError, match="Hospital new has the label 3, and the federation has 3"):
         _ = more.data.label_counts

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.federation.reference import exchange, onboarded_client
+from medfed.federation.reference import onboarded_client, run_onboarding
 from medfed.personalize.apfl import APFL
 from tests.references.linear_net import ALL, Model, gradient, loss
 from tests.references.pairing import Drawn, Minibatches, assert_same, run_on_minibatches
@@ -103,7 +103,7 @@ def test_an_onboarded_client_keeps_w_and_trains_its_part_of_the_mix():
     data = Drawn("new", x, 2 * x[:, 0] - x[:, 1] + 0.5, batch_size=4)
     data.drawn = []
     client = onboarded_client(federation, data)
-    message, _ = exchange(federation, client)
+    message, _ = run_onboarding(federation, client)
     model = federation.algorithm.onboard(client, message)
     w = {k: federation.server["shared"][k].numpy() for k in ALL}
     v, alpha = w, 0.5

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from medfed.federation.algorithm import Cohort
-from medfed.federation.reference import exchange, onboarded_client, run_reference
+from medfed.federation.reference import onboarded_client, run_onboarding, run_reference
 from medfed.functional.graph import bipartition, cosines, direction
 from medfed.personalize.clusteredfl import ClusteredFL
 from medfed.personalize.fedavg import FedAvg
@@ -158,7 +158,7 @@ def test_who_comes_later_finds_its_cluster():
     for sign, member in ((1, "c0"), (-1, "c1")):
         new = Quadratics.drawn(sign * np.array([[2.2, -1.8, 0.9, 0.1]]))
         client = onboarded_client(federation, new.data[0])
-        message, ledger = exchange(federation, client)
+        message, ledger = run_onboarding(federation, client)
         model = federation.algorithm.onboard(client, message)
         assert vector(model) == pytest.approx(vector(federation.personal_model(member)), abs=1e-12)
         assert ledger.total(direction="up") > 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from medfed.federation.algorithm import Cohort
-from medfed.federation.reference import exchange, onboarded_client, run_reference
+from medfed.federation.reference import onboarded_client, run_onboarding, run_reference
 from medfed.personalize.fedamp import FedAMP, attention
 from medfed.personalize.local import Local
 from medfed.standalone.errors import ConfigError
@@ -164,7 +164,7 @@ def test_an_onboarded_client_trains_alone_then_tied_to_its_mixture():
     federation = q.run(method, 12, steps=steps, lr=lr)
     new = Quadratics.drawn(np.array([[2.1, -2.0, 1.0, 0.1]]))
     client = onboarded_client(federation, new.data[0])
-    message, ledger = exchange(federation, client)
+    message, ledger = run_onboarding(federation, client)
     w = np.zeros(4)
     for _ in range(steps // 2):
         w = w - lr * new.gradients(w)[0]

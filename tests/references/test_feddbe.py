@@ -13,7 +13,7 @@ from medfed.federation.algorithm import Cohort
 from medfed.federation.budget import LocalBudget
 from medfed.federation.entries import joined
 from medfed.federation.onboarding import rules_of
-from medfed.federation.reference import exchange, onboarded_client
+from medfed.federation.reference import onboarded_client, run_onboarding
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.feddbe import FedDBE
 from medfed.standalone.errors import ConfigError
@@ -121,7 +121,7 @@ def test_a_newcomer_trains_its_shift_alone_towards_its_prevalence():
     data.batch_size = len(data.x)
     client = onboarded_client(fed, data)
     client.trainer.budget, client.trainer.rates = LocalBudget(600), (0.5,)
-    model = rules_of(fed.algorithm).onboard(client, exchange(fed, client)[0])
+    model = rules_of(fed.algorithm).onboard(client, run_onboarding(fed, client)[0])
     for name, tensor in fed.server["shared"].items():
         assert torch.equal(model[name], tensor)
     fed.trainer.model.load(model)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from medfed.federation.algorithm import Cohort
-from medfed.federation.reference import exchange, onboarded_client, run_reference
+from medfed.federation.reference import onboarded_client, run_onboarding, run_reference
 from medfed.models.networks.canonical import Canonical
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedem import FedEM
@@ -191,7 +191,7 @@ def test_an_onboarded_client_finds_the_likeliest_mixture_of_models_that_stay():
     new = clients(40)[3]
     new.batch_size = new.num_samples
     client = onboarded_client(fed, new)
-    message, ledger = exchange(fed, client)
+    message, ledger = run_onboarding(fed, client)
     found = fed.algorithm.fit_membership(
         client, fed.algorithm.onboarding_start(client, message), 150
     )

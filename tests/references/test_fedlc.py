@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from medfed.federation.reference import exchange, onboarded_client, run_reference
+from medfed.federation.reference import onboarded_client, run_onboarding, run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedlc import FedLC
 from medfed.standalone.errors import ConfigError
@@ -93,7 +93,7 @@ def test_own_shares_move_the_biases_alone(margin):
         expected["head.bias"] = expected["head.bias"] + moved
         assert_same(own.personal_model(client), expected, 1e-12)
     newcomer = onboarded_client(own, clients()[2])
-    model = own.algorithm.onboard(newcomer, exchange(own, newcomer)[0])
+    model = own.algorithm.onboard(newcomer, run_onboarding(own, newcomer)[0])
     assert_same(model, to_numpy(own.personal_model("c2")), 1e-12)
 
 

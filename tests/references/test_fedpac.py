@@ -11,7 +11,7 @@ from torch import nn
 
 from medfed.federation.algorithm import Cohort
 from medfed.federation.client import Features
-from medfed.federation.reference import exchange, federate, onboarded_client
+from medfed.federation.reference import federate, onboarded_client, run_onboarding
 from medfed.personalize.features_base import means_of
 from medfed.personalize.fedpac import FedPAC, head_weights, variance_of
 from medfed.personalize.fedrep import FedRep
@@ -218,7 +218,7 @@ def test_a_newcomer_trains_its_head_and_is_mixed_with_the_last_cohort():
     fed, initial = finished(FedPAC(least_patients=LEAST), clients())
     data = clients(((9, 0, 7),), seed=9)[0]
     client = onboarded_client(fed, data)
-    model = fed.algorithm.onboard(client, exchange(fed, client)[0])
+    model = fed.algorithm.onboard(client, run_onboarding(fed, client)[0])
     phi = {k: fed.server["shared"][k].numpy() for k in BODY}
     start = {**phi, **{k: initial[k] for k in HEAD}}
     own = steps(start, iter(data.drawn), HEAD, STEPS)

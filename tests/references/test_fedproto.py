@@ -11,7 +11,7 @@ from torch import nn
 
 from medfed.common.tensors import digest
 from medfed.federation.algorithm import Cohort
-from medfed.federation.reference import exchange, federate, onboarded_client
+from medfed.federation.reference import federate, onboarded_client, run_onboarding
 from medfed.personalize.features_base import means_of
 from medfed.personalize.fedproto import FedProto
 from medfed.personalize.local import Local
@@ -103,7 +103,7 @@ def test_a_newcomer_trains_towards_the_means():
     fed, initial = finished(FedProto(strength=0.7, least_patients=LEAST), clients())
     data = clients(seed=5)[1]
     client = onboarded_client(fed, data)
-    model = fed.algorithm.onboard(client, exchange(fed, client)[0])
+    model = fed.algorithm.onboard(client, run_onboarding(fed, client)[0])
     found = means_of(fed.server["features"])[0].numpy()
     assert_same(model, steps(initial, iter(data.drawn), dict(enumerate(found)), 0.7), 1e-10)
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from medfed.federation.algorithm import Cohort
-from medfed.federation.reference import exchange, onboarded_client, run_reference
+from medfed.federation.reference import onboarded_client, run_onboarding, run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedrod import FedRoD
 from medfed.standalone.errors import ConfigError
@@ -125,7 +125,7 @@ def test_where_classes_are_even_the_common_model_is_that_of_fedavg():
 def test_a_newcomer_trains_its_head_alone():
     federation, _ = finished(FedRoD(), clients())
     client = onboarded_client(federation, clients()[1])
-    model = federation.algorithm.onboard(client, exchange(federation, client)[0])
+    model = federation.algorithm.onboard(client, run_onboarding(federation, client)[0])
     w = federation.server["shared"]
     assert all(torch.equal(model[k], w[k]) for k in BODY)
     assert not any(torch.equal(model[k], w[k]) for k in HEAD)

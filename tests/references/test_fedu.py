@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from medfed.federation.budget import LocalBudget
-from medfed.federation.reference import exchange, onboarded_client
+from medfed.federation.reference import onboarded_client, run_onboarding
 from medfed.personalize.fedu import FedU
 from medfed.personalize.local import Local
 from medfed.personalize.similarity import SimilarityGraph
@@ -128,7 +128,7 @@ def test_an_onboarded_client_is_tied_to_its_neighbours():
     new = Quadratics.drawn(np.array([[1.0, 0.5, -1.0, 0.2]]))
     client = onboarded_client(federation, new.data[0])
     client.trainer.budget = LocalBudget(steps=80)
-    message, ledger = exchange(federation, client)
+    message, ledger = run_onboarding(federation, client)
     model = federation.algorithm.onboard(client, message)
     known = np.stack([vector(federation.server[f"model/{c}"]) for c in federation.ids])
     pairs = [(i, j) for i in range(5) for j in range(i)]

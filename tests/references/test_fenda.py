@@ -14,7 +14,7 @@ from torch import nn
 import medfed
 from medfed.federation.algorithm import Cohort
 from medfed.federation.onboarding import rules_of
-from medfed.federation.reference import exchange, onboarded_client, run_reference
+from medfed.federation.reference import onboarded_client, run_onboarding, run_reference
 from medfed.models.networks.canonical import Canonical
 from medfed.personalize.fedper import FedPer
 from medfed.personalize.fenda import FENDA
@@ -165,7 +165,7 @@ def test_bodies_that_start_as_equals_would_stay_so():
 def test_a_newcomer_trains_its_body_and_head_beside_a_fixed_body():
     federation, _ = finished(FENDA(), network(0), network(1))
     client = onboarded_client(federation, toy_data(3, dtype=torch.float64)[1])
-    model = rules_of(federation.algorithm).onboard(client, exchange(federation, client)[0])
+    model = rules_of(federation.algorithm).onboard(client, run_onboarding(federation, client)[0])
     for n in BODY:
         assert torch.equal(model[f"{FIRST}{n}"], federation.server["shared"][f"{FIRST}{n}"])
         assert not torch.equal(model[f"{SECOND}{n}"], client.weights[f"{SECOND}{n}"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.federation.reference import exchange, onboarded_client
+from medfed.federation.reference import onboarded_client, run_onboarding
 from medfed.personalize.fpfc import FPFC
 from medfed.personalize.local import Local
 from medfed.standalone.errors import ConfigError
@@ -147,7 +147,7 @@ def test_an_onboarded_client_is_tied_to_the_nearest_clusters_mean():
     federation = q.run(method, 12, steps=steps, lr=lr)
     new = Quadratics.drawn(np.array([[-2.2, 2.0, -1.0, 0.1]]))
     client = onboarded_client(federation, new.data[0])
-    message, _ = exchange(federation, client)
+    message, _ = run_onboarding(federation, client)
     mean = np.mean([vector(federation.server[f"model/c{i}"]) for i in (1, 3, 5)], axis=0)
     assert vector(message.parts["model"]) == pytest.approx(mean, abs=1e-12)
     w = np.zeros(4)

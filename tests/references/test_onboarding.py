@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.federation.reference import exchange, onboarded_client, run_reference
+from medfed.federation.reference import onboarded_client, run_onboarding, run_reference
 from medfed.functional.sketches import data_sketch
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.pfednet import PFedNet
@@ -33,7 +33,7 @@ def joined(algorithm, task, **changes):
     _, federation, _ = toy_federation(algorithm, task, data, steps=STEPS, **changes)
     run_reference(federation, 3)
     client = onboarded_client(federation, arriving())
-    message, ledger = exchange(federation, client)
+    message, ledger = run_onboarding(federation, client)
     return federation, client, message, ledger
 
 
@@ -130,7 +130,7 @@ def test_an_onboarded_client_of_a_planted_group_finds_the_groups_model():
     for client in late:
         few = ToyData("new", client.x[:6], client.y[:6])
         arrived = onboarded_client(federation, few)
-        message, _ = exchange(federation, arrived)
+        message, _ = run_onboarding(federation, arrived)
         found = algorithm.fit_membership(arrived, algorithm.onboarding_start(arrived, message), 50)
         group = int(client.id[1:]) % 3
         assert int(found.argmax()) == int(members[f"c{group}"].argmax())
@@ -142,7 +142,7 @@ def test_an_onboarded_clients_model_is_quantised_like_the_others(name):
     _, federation, _ = contract_federation(name)
     run_reference(federation, 1)
     client = onboarded_client(federation, toy_data(batch=4)[1])
-    model = federation.algorithm.onboard(client, exchange(federation, client)[0])
+    model = federation.algorithm.onboard(client, run_onboarding(federation, client)[0])
     names = federation.algorithm.names
     assert names
     for entry in names:

@@ -14,7 +14,7 @@ from medfed.common.seeding import torch_rng
 from medfed.common.tensors import digest
 from medfed.federation.algorithm import Cohort
 from medfed.federation.client import Features
-from medfed.federation.reference import exchange, onboarded_client
+from medfed.federation.reference import onboarded_client, run_onboarding
 from medfed.personalize.pfedfda import PFedFDA, best_share, discriminant, gaussians, halves
 from medfed.standalone.errors import ConfigError
 from tests.references.class_net import (
@@ -216,7 +216,7 @@ def test_few_patients_move_nothing():
 def test_a_newcomer_computes_its_head_without_a_step():
     fed, _ = finished(PFedFDA(least_patients=LEAST), clients())
     client = onboarded_client(fed, clients(((9, 0, 7),), seed=9)[0])
-    model = fed.algorithm.onboard(client, exchange(fed, client)[0])
+    model = fed.algorithm.onboard(client, run_onboarding(fed, client)[0])
     assert client.steps_done == 0
     assert all(torch.equal(model[n], fed.server["shared"][n]) for n in BODY)
     assert bool(torch.isfinite(model["head.weight"]).all())  # a class is missing

@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from medfed.federation.reference import exchange, onboarded_client, run_reference
+from medfed.federation.reference import onboarded_client, run_onboarding, run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.pfedmac import PFedMac
 from medfed.personalize.pfedme import PFedMe
@@ -130,7 +130,7 @@ def test_an_onboarded_clients_model_is_tied_to_w():
     q, strength = spread(), 2.0
     federation = q.run(PFedMe(strength=strength), 1, steps=60, lr=0.3)
     client = onboarded_client(federation, q.data[0])
-    message, _ = exchange(federation, client)
+    message, _ = run_onboarding(federation, client)
     model = federation.algorithm.onboard(client, message)
     w = vector(federation.server["shared"])
     expected = np.linalg.solve(q.a[0] + strength * np.eye(4), q.b[0] + strength * w)

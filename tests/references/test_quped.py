@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from medfed.federation.reference import exchange, onboarded_client, run_reference
+from medfed.federation.reference import onboarded_client, run_onboarding, run_reference
 from medfed.personalize.quantized import Quantized
 from medfed.personalize.quped import QuPeD, divergence
 from medfed.personalize.qupel import QuPeL
@@ -266,7 +266,7 @@ def test_a_newcomer_learns_from_a_shared_model_that_stays():
     run_reference(federation, 2)
     before = federation.digests()["server"]
     client = onboarded_client(federation, toy_data(3, dtype=torch.float64)[1])
-    found = method.onboard(client, exchange(federation, client)[0])
+    found = method.onboard(client, run_onboarding(federation, client)[0])
     w = to_numpy(federation.server["shared"])
     x, y, model = client.data.x.numpy(), client.data.y.numpy(), dict(w)
     for _ in range(STEPS):

@@ -12,7 +12,7 @@ from scipy.special import log_softmax
 from torch.nn.functional import cross_entropy
 
 from medfed.common.tensors import digest
-from medfed.federation.reference import exchange, onboarded_client, run_reference
+from medfed.federation.reference import onboarded_client, run_onboarding, run_reference
 from medfed.models.networks.small import LogisticRegression
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.recalibrated import Recalibrated
@@ -106,7 +106,7 @@ def test_two_classes_keep_their_order():
 def test_a_newcomer_is_recalibrated_and_one_without_validation_cases_is_not():
     found, _ = finished(Recalibrated(), clients())
     newcomer = onboarded_client(found, clients()[2])
-    model = found.algorithm.completed(newcomer, exchange(found, newcomer)[0].parts["shared"])
+    model = found.algorithm.completed(newcomer, run_onboarding(found, newcomer)[0].parts["shared"])
     assert digest(model) == digest(found.personal_model("c2"))
     newcomer.data.eval_batches = lambda split: iter(())
     shared = found.server["shared"]

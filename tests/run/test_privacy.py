@@ -125,7 +125,7 @@ def test_a_mistake_in_a_key_is_one_sentence(text):
 def rounds(config, federation) -> None:
     for number in range(config.rounds):
         opened = federation.open(number)
-        while opened.exchange({c: opened.fit(c) for c in opened.recipients}):
+        while opened.close_phase({c: opened.fit(c) for c in opened.recipients}):
             pass
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from medfed.commands.site import main as site_command
 from medfed.config.compose import described
 from medfed.federation.aggregation import Median
-from medfed.federation.wire.channel import Channel, Place
+from medfed.federation.wire.channel import Channel, MessageContext
 from medfed.federation.wire.packet import Packet
 from medfed.records.folder import RunFolder
 from medfed.sites.agreement import fingerprints
@@ -48,7 +48,7 @@ class Multiplied(Direct):
                 for part, tensors in message.parts.items()
             }
             changed = dataclasses.replace(message, parts=parts)
-            packet, _ = Channel().encode(changed, "up", Place(site), None)
+            packet, _ = Channel().encode(changed, "up", MessageContext(site), None)
             answered = replace(answered, body=packet.to_bytes())
         return answered.to_bytes()
 

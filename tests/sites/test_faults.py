@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from medfed.common.untrusted import read_checkpoint
 from medfed.federation.algorithm import Cohort
-from medfed.federation.wire.channel import Channel, Place
+from medfed.federation.wire.channel import Channel, MessageContext
 from medfed.federation.wire.packet import Packet
 from medfed.sites.attendance import SitesProgress
 from medfed.sites.gate import MODELS
@@ -156,7 +156,7 @@ def filled(value: float):
             for part, tensors in message.parts.items()
         }
         changed = dataclasses.replace(message, parts=parts)
-        packet, _ = Channel().encode(changed, "up", Place("c1"), None)
+        packet, _ = Channel().encode(changed, "up", MessageContext("c1"), None)
         return replace(answered, body=packet.to_bytes())
 
     return change

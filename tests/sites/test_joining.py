@@ -12,7 +12,7 @@ from medfed.common.untrusted import read_tensors
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient
 from medfed.federation.onboarding import rules_of
-from medfed.federation.reference import exchange, onboarded_client, run_reference
+from medfed.federation.reference import onboarded_client, run_onboarding, run_reference
 from medfed.sites.calls import Caller
 from medfed.sites.newcomers import onboard
 from medfed.sites.site import Site
@@ -57,7 +57,7 @@ def test_a_newcomer(method, tmp_path: Path):
     assert fed.digests() == before
     local.budget = replace(local.budget, steps=STEPS)
     client = onboarded_client(fed, toy_data(4, batch=4)[3])
-    message, expected = exchange(fed, client)
+    message, expected = run_onboarding(fed, client)
     model = fed.fitted(client, rules_of(fed.algorithm).onboard(client, message))
     assert ledger.to_csv() == expected.to_csv()
     kept = read_tensors(tmp_path / f"{NEW}-joined.safetensors")

@@ -284,7 +284,7 @@ class FederatedModule(pl.LightningModule):
             is_open = True
             while is_open:
                 self._train_clients(self.open_round)
-                is_open = self.exchange()
+                is_open = self.close_phase()
         self.open_round = None
 
     def _train_clients(self, current: Round) -> None:
@@ -414,7 +414,7 @@ class FederatedModule(pl.LightningModule):
             or self.losses.get(client, nothing) > self.highest_loss
         ]
 
-    def exchange(self) -> bool:
+    def close_phase(self) -> bool:
         """Closes a phase: gathers the replies of all ranks and hands them to the server.
 
         Returns:
@@ -436,7 +436,7 @@ class FederatedModule(pl.LightningModule):
                 taken, loss = json.loads(gathered[f"costs/{client}"])
                 self._taken[client] = self._taken.get(client, 0.0) + taken
                 self._note_loss(client, loss)
-        is_open = self.open_round.exchange(self.packets)
+        is_open = self.open_round.close_phase(self.packets)
         self.packets = {}
         if not is_open:
             self._count_time()

@@ -327,7 +327,7 @@ def closest_factor(vector: Tensor, decoded: Tensor) -> float:
     return float(np.float32(min(max(factor, -_LARGEST_FACTOR), _LARGEST_FACTOR)))
 
 
-class Place(NamedTuple):
+class MessageContext(NamedTuple):
     """The place of a message, which determines a codec's random choices."""
 
     client: str = ""  # the client at the other end
@@ -336,7 +336,7 @@ class Place(NamedTuple):
     share: float | None = None  # the client's weight among all, where its message is part of a sum
 
 
-NOWHERE = Place()
+NOWHERE = MessageContext()
 
 
 _Alike = tuple[Kind, int | None, int | None]
@@ -393,7 +393,7 @@ class Channel:
         self,
         message: Message,
         direction: Direction,
-        place: Place = NOWHERE,
+        place: MessageContext = NOWHERE,
         memory: Memory | None = None,
     ) -> tuple[Packet, Memory]:
         """Turns a message into the bytes that travel.
@@ -479,7 +479,7 @@ class Channel:
     def _summed(self, part: str, direction: Direction) -> bool:
         return self.sums is not None and direction == "up" and part in self.sums.parts
 
-    def _whole(self, part: str, tensors: Tensors, place: Place) -> bytes:
+    def _whole(self, part: str, tensors: Tensors, place: MessageContext) -> bytes:
         """The bytes of a part that is summed; says the first time that a client's are clipped."""
         assert self.sums is not None
         if place.share is None:
@@ -523,7 +523,7 @@ class Channel:
         kind: Kind,
         link: Link,
         direction: Direction,
-        place: Place,
+        place: MessageContext,
         before: Tensor | None,
         layout: Layout,
     ) -> _Sent:

@@ -9,7 +9,7 @@ import torch
 from medfed.federation.other_state import OTHER
 from medfed.federation.reference import run_reference
 from medfed.federation.wire import channel as channel_module
-from medfed.federation.wire.channel import CER, Channel, Link, Place, compress, encode_part
+from medfed.federation.wire.channel import CER, Channel, Link, MessageContext, compress, encode_part
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.stc import STC
@@ -268,7 +268,7 @@ def test_draws_depend_on_the_place_and_on_nothing_else() -> None:
         channel = Channel(QSGD(levels=2), QSGD(levels=2), seed=seed)
         part = {"w": scale * MODEL["w"]}
         message = Message("fit", {"shared": part}, kinds={"shared": "update"})
-        return channel.encode(message, direction, Place(*place))[0].parts["shared"].data
+        return channel.encode(message, direction, MessageContext(*place))[0].parts["shared"].data
 
     once = data("up", "a", 1, 0)
     assert once == data("up", "a", 1, 0)
@@ -290,7 +290,7 @@ def test_clients_in_the_same_position_share_a_packet_and_a_reference() -> None:
         packets = []
         for c in clients:
             message = Message("fit", {"shared": part})
-            packet, memory[c] = channel.encode(message, "down", Place(c, 0), memory[c])
+            packet, memory[c] = channel.encode(message, "down", MessageContext(c, 0), memory[c])
             packets.append(packet.parts["shared"])
         return packets
 

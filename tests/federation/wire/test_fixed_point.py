@@ -14,7 +14,7 @@ from medfed.common.tensors import layout_of
 from medfed.config.compose import build, described
 from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import run_reference
-from medfed.federation.wire.channel import Channel, Place
+from medfed.federation.wire.channel import Channel, MessageContext
 from medfed.federation.wire.fixed_point import FixedPoint, read
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import EncodedPart
@@ -94,7 +94,7 @@ def test_what_is_beyond_the_range_is_clipped_and_said(caplog):
     message = Message("fit", {"shared": {"w": torch.tensor([5.0, -1.0, -3.0])}})
     caplog.set_level(logging.WARNING, "medfed")
     for number in range(2):
-        packet, _ = channel.encode(message, "up", Place("north", number, 0, 1.0))
+        packet, _ = channel.encode(message, "up", MessageContext("north", number, 0, 1.0))
     assert sums.mean([packet.parts["shared"]], 1.0)["w"].tolist() == pytest.approx([2, -1, -2])
     (said,) = caplog.messages
     assert "north, round 1: 2 numbers of the part shared are beyond channel.range=2" in said
@@ -105,11 +105,11 @@ def test_bad_bytes_and_numbers_are_refused():
     channel = Channel(sums=FixedPoint(("shared",)))
     nan = Message("fit", {"shared": {"w": torch.tensor([float("nan")])}})
     with pytest.raises(NonFiniteError, match="shared/w holds NaN"):
-        channel.encode(nan, "up", Place("north", 0, 0, 1.0))
+        channel.encode(nan, "up", MessageContext("north", 0, 0, 1.0))
     fine = Message("fit", {"shared": {"w": torch.ones(2)}})
     with pytest.raises(ConfigError, match=r"would be sent on its own; set channel\.secure=null"):
-        channel.encode(fine, "up", Place("north"))
-    data = channel.encode(fine, "up", Place("north", 0, 0, 1.0))[0].parts["shared"].data
+        channel.encode(fine, "up", MessageContext("north"))
+    data = channel.encode(fine, "up", MessageContext("north", 0, 0, 1.0))[0].parts["shared"].data
     for bad in (b"", b"x" + data[1:], data[:-1], data + b"x"):
         with pytest.raises(CodecError):
             read(EncodedPart("state", bad, (("w", (2,), "float32"),)))

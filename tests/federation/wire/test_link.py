@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from medfed.common.tensors import layout_of
-from medfed.federation.wire.channel import CER, Channel, Link, Place
+from medfed.federation.wire.channel import CER, Channel, Link, MessageContext
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.sparse import RandomK, TopK
@@ -139,7 +139,7 @@ def test_cer_changes_over_the_rounds_by_equal_factors() -> None:
     message = Message("fit", {"shared": vector}, kinds={"shared": "update"})
     found = []
     for number in range(7):
-        packet, _ = Channel(up=link).encode(message, "up", Place("c", number))
+        packet, _ = Channel(up=link).encode(message, "up", MessageContext("c", number))
         found.append(Channel(up=link).decode(packet, "up")[0].parts["shared"]["w"].tolist())
     gammas = [*np.geomspace(1.0, 0.01, 5), 0.01, 0.01]
     assert np.allclose(found, [[5 - 3 * g, 1.0] for g in gammas], rtol=0, atol=1e-12)
