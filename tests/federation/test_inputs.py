@@ -16,7 +16,7 @@ from medfed.commands.methods import Method, by_family
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.budget import LocalBudget
 from medfed.federation.hospital import Hospital
-from medfed.federation.reference import assemble, run_onboarding, onboarded_client
+from medfed.federation.reference import assemble, onboarded_client, run_onboarding
 from medfed.federation.split import ParameterSplit
 from medfed.models.networks.canonical import Canonical
 from medfed.personalize.ditto import Ditto
