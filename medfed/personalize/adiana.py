@@ -34,11 +34,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.functional.sketches import acceleration, number_kept, only, random_entries
 from medfed.method import *
 from medfed.personalize.gradient_base import GradientMethod

@@ -27,11 +27,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
-
-import torch
-
 from medfed.method import *
 from medfed.personalize.client_pictures import draw_shares
 from medfed.personalize.fedavg import FedAvg

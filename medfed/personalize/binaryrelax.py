@@ -20,11 +20,6 @@ multiples of one scale, and follow y by one step of Lloyd's iteration per local 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.functional.quantize import assign, center_gradient, quantize
 from medfed.method import *
 from medfed.personalize.quantized_base import TUNE, QuantizedMethod, finite, scaled_centers

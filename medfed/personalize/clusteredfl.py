@@ -30,11 +30,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
-
-import torch
-
 from medfed.functional.graph import bipartition, cosines, direction
 from medfed.method import *
 from medfed.personalize.client_pictures import draw_clusters

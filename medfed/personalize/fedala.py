@@ -26,10 +26,6 @@ Deviations:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import torch
 
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg

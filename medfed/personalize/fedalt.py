@@ -18,9 +18,6 @@ With a personal head and equal rates this is FedRep. Blocks of steps alternate, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 

@@ -33,10 +33,7 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
-
-import torch
+from typing import Literal
 
 from medfed.method import *
 from medfed.personalize.anchored_base import AnchoredMethod, mixtures, models_of, rows_of

@@ -27,11 +27,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.federation.entries import shift_inputs
 from medfed.method import *
 from medfed.personalize.features_base import SendsFeatures, means_of

@@ -34,8 +34,6 @@ Deviations:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
 
 from medfed.method import *
 from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod

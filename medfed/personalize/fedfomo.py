@@ -26,11 +26,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
-
-import torch
-
 from medfed.functional.graph import epsilon_greedy, gain_per_distance, helpful_mean, with_gains
 from medfed.method import *
 from medfed.personalize.anchored_base import moved_models

@@ -25,10 +25,7 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
-
-import torch
+from typing import Literal
 
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg

@@ -24,10 +24,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import torch
 from torch.nn.functional import smooth_l1_loss
 
 from medfed.method import *

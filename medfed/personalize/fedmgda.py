@@ -24,11 +24,7 @@ Deviation: directions and norms are of parameters. Averaged statistics are avera
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
 import numpy as np
-import torch
 
 from medfed.functional.mixing import minimum_norm
 from medfed.method import *

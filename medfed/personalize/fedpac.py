@@ -30,11 +30,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.functional.mixing import minimum_norm
 from medfed.method import *
 from medfed.personalize.anchored_base import mixtures

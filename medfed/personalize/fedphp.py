@@ -25,11 +25,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.federation.other_state import OTHER
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg

@@ -23,9 +23,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
 from medfed.method import *
 from medfed.personalize.features_base import SendsFeatures, alignment, newest
 from medfed.personalize.local import Local

@@ -9,9 +9,6 @@ differentiated (a term built from detached values would have no gradient).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 

@@ -27,9 +27,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 

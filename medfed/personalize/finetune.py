@@ -10,11 +10,6 @@ like any other: if local training does harm, an earlier round is selected.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 

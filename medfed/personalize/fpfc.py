@@ -36,11 +36,6 @@ The server keeps N (N - 1) vectors of the model's size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
-
-import torch
-
 from medfed.functional import graph
 from medfed.functional.prox import check_scad, shrink_scad
 from medfed.method import *

@@ -26,8 +26,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
 
 from medfed.method import *
 from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod, one_hot

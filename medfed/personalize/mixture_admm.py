@@ -34,9 +34,6 @@ rho_i).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import KeepsModel
 from medfed.personalize.mixture_base import MixtureMethod

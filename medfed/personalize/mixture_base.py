@@ -17,9 +17,6 @@ later trains from xbar, tied to it by lambda.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 

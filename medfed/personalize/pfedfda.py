@@ -29,11 +29,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.common.floors import TIMES
 from medfed.method import *
 from medfed.personalize.features_base import SUMS, SendsFeatures, head_shape, means_of

@@ -20,10 +20,7 @@ Deviations: those of pFedMe; the paper's additional phi(w) at the server is left
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
 
-import torch
 from torch.nn.functional import softplus
 
 from medfed.method import *

@@ -37,10 +37,7 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
-
-import torch
+from typing import Literal
 
 from medfed.functional.mixing import coupling, exponentiated_gradient, spread_coupling
 from medfed.method import *

@@ -15,9 +15,6 @@ initial weights, where the paper fits them anew in each step. Every client train
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
-
 from medfed.method import *
 from medfed.personalize.quantized_base import ProximalStep, QuantizedMethod, scaled_centers
 

@@ -24,8 +24,7 @@ Deviation: prox_c is exact. The printed linearisation has the sign reversed and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Literal
 
 from medfed.method import *
 from medfed.personalize.quantized_base import ProximalStep, QuantizedMethod

@@ -12,11 +12,9 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Annotated, ClassVar, Self, TypeVar
+from typing import TypeVar
 
-import torch
 from torch.nn.modules.conv import _ConvNd
 
 from medfed.federation.split import aliases, frozen_names, match

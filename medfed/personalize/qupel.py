@@ -30,11 +30,6 @@ free parameters of its quantised model; w does not change.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.method import *
 from medfed.personalize.quantized import Quantized
 from medfed.personalize.quantized_base import TUNE
