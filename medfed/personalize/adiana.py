@@ -48,9 +48,6 @@ class ADIANA(GradientMethod):
         convexity: mu > 0, of the clients' losses.
         lr: eta > 0.
         seed: The run's seed: it determines the coin and the entries that are sent.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     keep: Annotated[float, within("(0, 1]")] = 0.25

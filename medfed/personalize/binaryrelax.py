@@ -32,9 +32,6 @@ class BinaryRelax(QuantizedMethod):
     Attributes:
         strength: lambda > 0 in the first round.
         growth: Factor >= 1 of lambda per round.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     strength: Annotated[float, check_positive] = 1.0

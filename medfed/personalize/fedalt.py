@@ -29,9 +29,6 @@ class FedAlt(FedAvg):
     Attributes:
         personal_share: Share of the local steps that go to the personal part, in (0, 1).
         personal_rate: Step size of the personal part over that of the shared one, >= 0.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     personal: str | tuple[str, ...] = "task"

@@ -52,9 +52,6 @@ class FedAMP(AnchoredMethod):
         own: The weight of a client's model in its mixture, in [0, 1]; with ``distance`` the
             minimum.
         sigma: sigma > 0; ``None`` follows the models.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     strength: Annotated[float, check_not_negative] = 1.0

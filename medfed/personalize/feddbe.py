@@ -41,9 +41,6 @@ class FedDBE(SendsFeatures, FedAvg):
         strength: kappa >= 0; 0 ties nothing.
         newest_share: mu in (0, 1], the weight of the newest batch in the running mean.
         least_patients: A hospital of fewer patients does not send its mean.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     strength: Annotated[float, check_not_negative] = 50.0

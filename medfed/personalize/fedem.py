@@ -45,9 +45,6 @@ class FedEM(CanonicalMethod):
 
     Attributes:
         membership_batches: Batches of the pass for pi; ``None``: the whole epoch.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     membership_batches: Annotated[int | None, check_optional_count] = None

@@ -40,9 +40,6 @@ class FedFomo(TrainsOn, Local):
         models: M, how many of the others' models a client receives in a round.
         explore: epsilon in [0, 1], how often they are chosen at random.
         seed: The run's seed, for these choices.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     models: Annotated[int, check_count] = 5

@@ -39,9 +39,6 @@ class FedMD(KeepsModel, HeteroFL):
         strength: gamma >= 0; 0 is local training.
         inputs: How many common inputs there are.
         seed: Of the inputs.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     widths: Sequence[float] = (1.0,)

@@ -39,9 +39,6 @@ class FedMGDA(FedAvg):
         epsilon: How far a client's weight may be from its p_i, in [0, 1].
         server_lr: eta_g >= 0, the length of a step on which all agree.
         decay: Its factor from round to round, in (0, 1].
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     epsilon: Annotated[float, within("[0, 1]")] = 0.1

@@ -38,9 +38,6 @@ class ServerOptimizer(FedAvg):
 
     Attributes:
         server_lr: eta_g >= 0, the server's step size.
-
-    Raises:
-        ConfigError: If it is negative.
     """
 
     server_lr: Annotated[float, check_not_negative] = 1.0
@@ -69,9 +66,6 @@ class AdaptiveServer(ServerOptimizer):
     Attributes:
         beta1: Memory of m, in [0, 1).
         tau: Damps small steps, > 0.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     server_lr: float = 0.1
@@ -117,9 +111,6 @@ class FedAdam(AdaptiveServer):
 
     Attributes:
         beta2: Memory of v, in [0, 1).
-
-    Raises:
-        ConfigError: If it is out of range.
     """
 
     beta2: Annotated[float, within("[0, 1)")] = 0.99

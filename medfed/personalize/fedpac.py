@@ -47,9 +47,6 @@ class FedPAC(OnboardingRules, SendsFeatures, FedRep):
         strength: lambda >= 0; 0 draws no features together.
         head_share: Share of the local steps that go to the head, in (0, 1).
         least_patients: The fewest patients behind a class that leaves a hospital.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     personal: str | tuple[str, ...] = "task"

@@ -19,9 +19,6 @@ class FedProx(FedAvg):
 
     Attributes:
         mu: Weight μ > 0 of the proximal term (zero would be FedAvg).
-
-    Raises:
-        ConfigError: If μ is not positive.
     """
 
     mu: Annotated[float, check_positive] = 0.1

@@ -22,9 +22,6 @@ class FineTune(TrainsOn, FedAvg):
         local_share: Share of the run's rounds that is local, in [0, 1]; 0 is FedAvg, 1 is local
             training. Any share above 0 gives at least one round.
         rounds: Rounds of the whole run.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     local_share: Annotated[float, within("[0, 1]")] = 0.2

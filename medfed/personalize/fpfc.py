@@ -52,9 +52,6 @@ class FPFC(AnchoredMethod):
         rho: The ADMM's penalty, above 1 / (a - 1).
         a: Models farther apart than a lambda do not attract each other; above 2.
         smoothing: xi > 0; a pair whose theta is no longer than xi is fused.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     strength: Annotated[float, check_not_negative] = 0.5

@@ -38,9 +38,6 @@ class IFCA(CanonicalMethod):
     Attributes:
         choice_batches: Batches for computing the losses, the same for all instances;
             ``None``: the whole epoch.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     choice_batches: Annotated[int | None, check_optional_count] = None

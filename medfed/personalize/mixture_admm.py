@@ -45,9 +45,6 @@ class MixtureADMM(KeepsModel, MixtureMethod):
 
     Attributes:
         rho: At least lambda; ``None`` uses lambda. A large rho converges slowly.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     rho: float | None = None

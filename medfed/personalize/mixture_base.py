@@ -27,9 +27,6 @@ class MixtureMethod(OnboardingRules, FedAvg):
 
     Attributes:
         strength: lambda >= 0.
-
-    Raises:
-        ConfigError: If it is negative.
     """
 
     strength: Annotated[float, check_not_negative] = 1.0

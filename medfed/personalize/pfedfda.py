@@ -48,9 +48,6 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
         share: beta of all clients; ``None``: each finds its own.
         least_patients: The fewest patients behind a class that leaves a hospital.
         seed: Of the first means.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     personal: str | tuple[str, ...] = "task"

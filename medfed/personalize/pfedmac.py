@@ -35,9 +35,6 @@ class PFedMac(PFedMe):
         strength: lambda >= 0.
         sparsity: gamma >= 0.
         width: rho > 0; weights much smaller than it are hardly pulled to 0.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     strength: float = 0.01

@@ -55,9 +55,6 @@ class PFedNet(OnboardingRules, Algorithm):
         rho: The ADMM's penalty ρ, held fixed; ``None`` balances the residuals.
         tolerance: Residual tolerance of the ADMM.
         max_iter: The most ADMM iterations per Z step.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     personal: str | tuple[str, ...] = "task"

@@ -65,9 +65,6 @@ class PPFL(CanonicalMethod):
         rounds: Of the run, among which ``output=random`` draws.
         affinity: Which clients are similar; not used if lambda is 0.
         seed: The run's seed, for the random blocks.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     strength: Annotated[float, check_not_negative] = 1e-5

@@ -25,9 +25,6 @@ class ProxQuant(QuantizedMethod):
 
     Attributes:
         strength: Slope of lambda(t) >= 0.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     strength: Annotated[float, check_not_negative] = 1e-3

@@ -40,9 +40,6 @@ class Quantized(QuantizedMethod):
         strength: Slope of lambda(t) >= 0.
         center_lr: eta_2 >= 0.
         center_drops: Shares of the rounds, ascending in (0, 1), at which eta_2 is divided by 10.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     quantizer: Literal["hard", "soft"] = "hard"

@@ -321,9 +321,6 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         finetune_share: The share of last rounds, in [0, 1), that keeps the assignments.
         rounds: Rounds of the run.
         names: The quantised parameters; :meth:`adapted` finds them in the network.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     leaves: ClassVar[tuple[str, ...]] = ()

@@ -42,9 +42,6 @@ class QuPeL(Quantized):
     Attributes:
         proximity: lambda_p >= 0, how strongly x_i and w are tied.
         global_lr: eta_3 >= 0, the step size of w.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     weighting: Weighting = "uniform"
