@@ -1,8 +1,7 @@
 """All that a method is written with: ``from medfed.method import *``.
 
 Each name keeps its documentation where it is defined. A method of yours may import the few names
-that it needs from here. Imports from ``dataclasses`` and ``typing`` stay in each method, as linters
-look for them there.
+that it needs from here. ``Literal`` stays in each method, as linters look for it there.
 """
 
 # ruff: noqa: I001, RUF022 - in groups, by what they are for
@@ -10,7 +9,12 @@ from __future__ import annotations
 
 # fmt: off
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Self
+
+import torch
 from torch import Tensor, nn
+
 from medfed.federation.algorithm import Algorithm, ClientInfo, Outbox, Replies, ServerRound, Start
 from medfed.federation.algorithm import Weighting, client_sizes, sent_by_each
 from medfed.federation.card import Card, Range, gradients_only
@@ -32,7 +36,8 @@ from medfed.common.tensors import select, subtract, weighted_mean
 
 __all__ = [
     # of Python and PyTorch
-    "Callable", "Iterable", "Iterator", "Mapping", "Sequence", "Tensor", "nn",
+    "Annotated", "Any", "Callable", "ClassVar", "Iterable", "Iterator", "Mapping", "Self",
+    "Sequence", "Tensor", "dataclass", "field", "nn", "replace", "torch",
     # what a method is, and what it declares
     "Algorithm", "Card", "OnboardingRules", "Range", "Statistic", "TrainsOn", "Weighting",
     "gradients_only",

@@ -151,13 +151,9 @@ class Beside:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A user's loss, which must be one number that depends on the network.
+    """A user's loss, which must be one number that depends on the network."""
 
-    Attributes:
-        loss: The loss of a batch.
-    """
-
-    loss: Callable[[Batch], Tensor]
+    loss: Callable[[Batch], Tensor]  # the loss of a batch
 
     def __call__(self, batch: Batch) -> Tensor:
         """Returns the loss of a batch, without dimensions."""

@@ -154,27 +154,7 @@ def assemble(
 ) -> tuple[Federation, LocalTrainer]:
     """Makes a federation: split, training loop, initial states, clients.
 
-    Args:
-        algorithm: The method.
-        network: The model, at its initial weights.
-        loss: Of a batch, under ``network``.
-        clients: The data of the clients of this process, in order.
-        personal: The task's personal part: patterns of parameter names.
-        buffers: Policy of running statistics.
-        optimizer: Makes an optimizer of a list of parameters.
-        scheduler: Makes a schedule over rounds.
-        rounds: Length of the schedule.
-        budget: Local steps per round, clipping and optimizer state.
-        channel: Makes the channel for the adapted algorithm.
-        cohort: The clients that take part in a round.
-        seed: Seed of the run.
-        measure: Gives the loss of validation batches, for algorithms that ask for it.
-        everyone: All clients of the federation, if not all are in this process.
-        shape: The shape of one input, if no client is in this process.
-        normalization: See :attr:`medfed.federation.engine.loop.LocalTrainer.normalization`.
-
-    Raises:
-        ConfigError: If the algorithm does not fit the network, or a name is unknown.
+    `everyone`: all clients of the federation, if not all are in this process.
     """
     inputs.check_network(network)
     inputs.check_rounds(rounds)
@@ -308,14 +288,7 @@ def run_reference(
 ) -> Federation:
     """Runs rounds client by client, in one process, without Lightning.
 
-    Args:
-        federation: The federation; it is advanced in place.
-        rounds: The number of rounds of the whole run.
-        after_round: Called with the round's number after the round.
-        start: The first round to run.
-
-    Returns:
-        The same federation.
+    `rounds`: the number of rounds of the whole run. Returns the same federation.
     """
     for number in range(start, rounds):
         current = federation.open(number)
@@ -332,9 +305,7 @@ OUTSIDE = -1  # the number of no round
 def onboarded_client(federation: Federation, data: ClientData) -> LocalClient:
     """Returns a client in the initial state of all clients; it does not join the federation.
 
-    Args:
-        federation: A federation with at least one client in this process.
-        data: The onboarded client's data.
+    `federation`: a federation with at least one client in this process.
     """
     like = next(iter(federation.clients.values()))
     if isinstance(data, Batched):
@@ -345,19 +316,14 @@ def onboarded_client(federation: Federation, data: ClientData) -> LocalClient:
 class Newcomer:
     """The client's half of a method's onboarding.
 
-    Args:
-        federation: A federation whose channel and method it uses.
-        client: The onboarded client, in the initial state of all; its end of the channel changes.
-
-    Attributes:
-        phase: How many questions it has answered.
-        ledger: What it has received and sent.
+    `federation`: a federation whose channel and method it uses. `client`: the onboarded client, in
+    the initial state of all; its end of the channel changes.
     """
 
     def __init__(self, federation: Federation, client: LocalClient) -> None:
         self.federation, self.client = federation, client
-        self.phase = 0
-        self.ledger = Ledger()
+        self.phase = 0  # how many questions it has answered
+        self.ledger = Ledger()  # what it has received and sent
 
     def answer(self, packet: Packet) -> Packet:
         """Answers a question of the server."""
@@ -387,12 +353,7 @@ class Newcomer:
 
 
 def outsiders_model(federation: Federation, client: LocalClient) -> Tensors | None:
-    """Returns the model that a hospital gets which brings no patient; None if there is none.
-
-    Args:
-        federation: The trained federation.
-        client: The hospital, from :func:`onboarded_client`.
-    """
+    """Returns the model that a hospital gets which brings no patient; None if there is none."""
     rules = rules_of(federation.algorithm)
     try:
         next(rules.onboarding(federation.server, ClientInfo(client.id, 0)))
@@ -408,11 +369,7 @@ def question(
 ) -> None:
     """Runs the server's half of a method's onboarding; the server's state does not change.
 
-    Args:
-        federation: The trained federation.
-        info: The onboarded client.
-        send: Sends a message to it, and returns its answer; the last message needs none.
-        ledger: Counts the messages.
+    `send`: sends a message to it, and returns its answer; the last message needs none.
     """
     algorithm, channel, phase = federation.algorithm, federation.channel, 0
     memory: dict[Direction, Memory] = {"up": {}, "down": {}}  # its end of the client's channel
@@ -441,14 +398,8 @@ def run_onboarding(federation: Federation, client: LocalClient) -> tuple[Message
     """Runs both halves of a method's onboarding.
 
     Every message passes through the run's channel, as bytes and back. Neither the server's state
-    nor its end of the channel changes.
-
-    Args:
-        federation: The trained federation.
-        client: The onboarded client, from :func:`onboarded_client`; its end of the channel changes.
-
-    Returns:
-        The message from which the onboarded client starts, and the ledger.
+    nor its end of the channel changes. `client`: the onboarded client, from
+    :func:`onboarded_client`; its end of the channel changes.
     """
     newcomer, ledger = Newcomer(federation, client), Ledger()
     packets: list[Packet] = []

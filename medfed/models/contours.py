@@ -18,19 +18,12 @@ from medfed.standalone.inference import margins
 
 
 class Case(NamedTuple):
-    """A slice of a client.
+    """A slice of a client."""
 
-    Attributes:
-        image: ``(C, H, W)``.
-        truth: ``(R, H, W)``.
-        probabilities: ``(R, H, W)`` by method.
-        channels: Names of the channels, if they are known.
-    """
-
-    image: Tensor
-    truth: Tensor
-    probabilities: Mapping[str, Tensor]
-    channels: Sequence[str] = ()
+    image: Tensor  # ``(C, H, W)``
+    truth: Tensor  # ``(R, H, W)``
+    probabilities: Mapping[str, Tensor]  # ``(R, H, W)`` by method
+    channels: Sequence[str] = ()  # names of the channels, if they are known
 
 
 # Distinct under colour-vision deficiency and bright enough on a grey image (Okabe and Ito).
@@ -111,13 +104,8 @@ def prediction_row(
 ) -> Figure:
     """Draws predicted contours on every contrast of one slice, for a scan without known truth.
 
-    Args:
-        image: ``(C, H, W)``, first axis to the right and second upwards.
-        probabilities: ``(R, H, W)``, whose contours at 0.5 are drawn.
-        channels: Names of the C contrasts, each a panel.
-        regions: Names of the R regions, for the legend.
-        title: The title above all panels.
-        aspect: Height of a pixel in units of its width.
+    `image` is ``(C, H, W)``, first axis to the right and second upwards. `probabilities` is ``(R,
+    H, W)``, whose contours at 0.5 are drawn.
 
     Example:
         >>> import torch

@@ -148,18 +148,12 @@ _IN_MM = ("HausdorffDistanceMetric", "SurfaceDistanceMetric", "SurfaceDiceMetric
 
 @dataclass
 class CustomMetric:
-    """A metric and its direction.
+    """A metric and its direction."""
 
-    Attributes:
-        metric: A metric of MONAI or TorchMetrics, or a function of predictions and labels.
-        direction: ``max`` or ``min``.
-        worst: The value of a failed model, and of a case whose prediction leaves it undefined, such
-            as the distance of an empty mask; None for infinity.
-        name: Its name.
-    """
-
-    metric: Any
+    metric: Any  # a metric of MONAI or TorchMetrics, or a function of predictions and labels
     direction: Literal["max", "min"]
+    # The value of a failed model, and of a case whose prediction leaves it undefined, such as the
+    # distance of an empty mask; None for infinity.
     worst: float | None = None
     name: str = ""
 

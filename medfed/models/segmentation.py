@@ -296,15 +296,9 @@ def dice_bce_loss(logits: Tensor, target: Tensor, annotated: Tensor | None) -> T
     contradicts nested regions; so its ``DiceLoss`` is joined with the binary cross-entropy. The
     Dice is pooled over the batch, lest a patch without a region decide its loss alone.
 
-    Source: F. Milletari et al., "V-Net", 3DV 2016.
-
-    Args:
-        logits: ``(B, R, *spatial)``.
-        target: ``(B, R, *spatial)`` with values 0 and 1.
-        dice_weight: Factor of ``1 - Dice``, averaged over regions.
-        ce_weight: Factor of the cross-entropy, averaged over voxels and regions.
-        annotated: ``(B, R)`` bool, the regions that are outlined; the others count in no mean and
-            have no gradient. None for all.
+    Source: F. Milletari et al., "V-Net", 3DV 2016. `logits` is ``(B, R, *spatial)``. `target` is
+    ``(B, R, *spatial)`` with values 0 and 1. `annotated` is ``(B, R)`` bool, the regions that are
+    outlined; the others count in no mean and have no gradient. None for all.
 
     Example:
         >>> logits, target = torch.full((1, 1, 2, 2), 20.0), torch.ones(1, 1, 2, 2)
@@ -331,15 +325,10 @@ def dice_ce_loss(logits: Tensor, target: Tensor, annotated: Tensor | None) -> Te
     cross-entropy is of the sum of their probabilities and the background's.
 
     Source: G. Shi et al., "Marginal loss and exclusion loss for partially supervised multi-organ
-    segmentation", Medical Image Analysis 70, 2021.
-
-    Args:
-        logits: ``(B, 1 + R, *spatial)``, the background first.
-        target: ``(B, R, *spatial)`` with values 0 and 1, at most one 1 per voxel.
-        dice_weight: Factor of ``1 - Dice``, averaged over regions.
-        ce_weight: Factor of the cross-entropy, averaged over voxels.
-        annotated: ``(B, R)`` bool, the regions that are outlined; only these have a Dice. None for
-            all.
+    segmentation", Medical Image Analysis 70, 2021. `logits` is ``(B, 1 + R, *spatial)``, the
+    background first. `target` is ``(B, R, *spatial)`` with values 0 and 1, at most one 1 per voxel.
+    `annotated` is ``(B, R)`` bool, the regions that are outlined; only these have a Dice. None for
+    all.
 
     Example:
         >>> logits = torch.tensor([0.0, 20.0, 0.0]).view(1, 3, 1, 1)

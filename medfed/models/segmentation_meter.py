@@ -29,8 +29,7 @@ from medfed.standalone.grids import bounding_box
 def slice_with_most(label: Tensor) -> int:
     """Picks the slice to show: the one with the most labelled voxels over all regions.
 
-    Args:
-        label: ``(S, R, H, W)``, a stack of slices.
+    `label` is ``(S, R, H, W)``, a stack of slices.
 
     Example:
         >>> label = torch.zeros(3, 1, 4, 4)
@@ -44,12 +43,7 @@ def slice_with_most(label: Tensor) -> int:
 def overlap_counts(pred: Tensor, truth: Tensor) -> Tensor:
     """Counts true positives, predicted and labelled voxels.
 
-    Args:
-        pred: ``(B, R, *spatial)`` boolean.
-        truth: The same shape, boolean.
-
-    Returns:
-        ``(B, R, 3)`` integers: TP, P, L.
+    `pred` is ``(B, R, *spatial)`` boolean. Returns ``(B, R, 3)`` integers: TP, P, L.
 
     Example:
         >>> pred, truth = torch.tensor([[[1, 1, 0]]]).bool(), torch.tensor([[[0, 1, 1]]]).bool()
@@ -63,13 +57,7 @@ def overlap_counts(pred: Tensor, truth: Tensor) -> Tensor:
 def counts_above(probabilities: Tensor, truth: Tensor, levels: Sequence[float]) -> Tensor:
     """Counts true positives and predicted voxels at several thresholds, in one look at the voxels.
 
-    Args:
-        probabilities: ``(B, R, *spatial)``.
-        truth: The same shape, boolean.
-        levels: G thresholds, ascending.
-
-    Returns:
-        ``(B, R, G, 2)`` integers: TP, P.
+    `probabilities` is ``(B, R, *spatial)``. Returns ``(B, R, G, 2)`` integers: TP, P.
 
     Example:
         >>> probabilities, truth = torch.tensor([[[0.2, 0.5, 0.9]]]), torch.tensor([[[0, 0, 1]]])
@@ -87,13 +75,8 @@ def counts_above(probabilities: Tensor, truth: Tensor, levels: Sequence[float]) 
 def iou_and_dice(counts: Tensor) -> tuple[Tensor, Tensor]:
     """Intersection over union ``TP / (P + L - TP)`` and Dice ``2 TP / (P + L)``.
 
-    Both are 1 where nothing is predicted or labelled, and 0 where only one of them is.
-
-    Args:
-        counts: ``(..., 3)`` with TP, P, L, as from :func:`overlap_counts`.
-
-    Returns:
-        Two tensors of shape ``(...)``, float64.
+    Both are 1 where nothing is predicted or labelled, and 0 where only one of them is. Returns two
+    tensors of shape ``(...)``, float64.
 
     Example:
         >>> iou, dice = iou_and_dice(torch.tensor([[1, 2, 2], [0, 0, 0], [0, 3, 0]]))
@@ -119,17 +102,11 @@ def surface_metrics(
     by marching cubes on voxels of their true size, so that thick slices count as what they are.
 
     Source: S. Nikolov et al., "Clinically applicable segmentation of head and neck anatomy for
-    radiotherapy", J. Med. Internet Res. 23(7), 2021; computed by MONAI.
-
-    Args:
-        pred: ``(R, *spatial)`` bool.
-        truth: The same shape, bool.
-        spacing: mm from voxel to voxel along each spatial axis; None for voxels of 1 mm.
-        tolerances: mm, for each region; None for 1 mm.
-
-    Returns:
-        ``(R,)`` distances in mm: 0 where both are empty, the diagonal of the image where one of
-        them is. ``(R,)`` surface Dice: 1 where both are empty, 0 where one of them is.
+    radiotherapy", J. Med. Internet Res. 23(7), 2021; computed by MONAI. `pred` is ``(R, *spatial)``
+    bool. `spacing`: mm from voxel to voxel along each spatial axis; None for voxels of 1 mm.
+    `tolerances`: mm, for each region; None for 1 mm. Returns ``(R,)`` distances in mm: 0 where both
+    are empty, the diagonal of the image where one of them is. ``(R,)`` surface Dice: 1 where both
+    are empty, 0 where one of them is.
 
     Example:
         >>> pred, truth = torch.zeros(1, 8, 8).bool(), torch.zeros(1, 8, 8).bool()
@@ -169,21 +146,15 @@ _SURFACE = ("hd95", "nsd")
 
 @dataclass(eq=False)
 class SegmentationMeter:
-    """Counts overlaps per case and region, so that they can be pooled or averaged over cases.
+    """Counts overlaps per case and region, so that they can be pooled or averaged over cases."""
 
-    Attributes:
-        criterion: The loss of logits and labels ``(B, R, *spatial)``.
-        regions: Names of the R regions.
-        segment: From logits to masks ``(B, R, *spatial)``, bool.
-        tolerances: For each region the mm within which surfaces agree; None measures no surfaces.
-        levels: From logits and labels to overlaps at thresholds, see :func:`counts_above`; None
-            counts at no further ones.
-    """
-
-    criterion: Callable[..., Tensor]
-    regions: Sequence[str]
-    segment: Callable[[Tensor], Tensor]
+    criterion: Callable[..., Tensor]  # the loss of logits and labels ``(B, R, *spatial)``
+    regions: Sequence[str]  # names of the R regions
+    segment: Callable[[Tensor], Tensor]  # from logits to masks ``(B, R, *spatial)``, bool
+    # For each region the mm within which surfaces agree; None measures no surfaces.
     tolerances: Sequence[float] | None = None
+    # From logits and labels to overlaps at thresholds, see :func:`counts_above`; None counts at no
+    # further ones.
     levels: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
@@ -297,10 +268,7 @@ class SegmentationMeter:
 def overlap_scores(cases: Columns, regions: Sequence[str], weights: Floats) -> dict[str, Floats]:
     """Returns the metrics of a meter, of cases that have weights; also at chosen thresholds.
 
-    Args:
-        cases: Rows of :meth:`SegmentationMeter.cases`, by column.
-        regions: Their R regions, in order.
-        weights: (W, N) of the N rows; 1 for each row gives the metrics of the meter.
+    `weights` is (W, N) of the N rows; 1 for each row gives the metrics of the meter.
     """
     scores = _overlap_scores(cases, regions, weights)
     if AT_POINT[0] in cases:

@@ -314,9 +314,6 @@ class TaskModule(nn.Module):
 def l2_penalty(network: nn.Module, l2: float) -> Tensor:
     """Half of ``l2`` times the squared norm of all parameters except biases and memberships.
 
-    Returns:
-        A scalar.
-
     Example:
         >>> network = nn.Linear(2, 1)
         >>> _ = nn.init.constant_(network.weight, 3.0)

@@ -12,9 +12,6 @@ By default ``evaluation.normalization=reestimated`` does the same for every meth
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 

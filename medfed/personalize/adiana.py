@@ -34,11 +34,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.functional.sketches import acceleration, number_kept, only, random_entries
 from medfed.method import *
 from medfed.personalize.gradient_base import GradientMethod
@@ -53,9 +48,6 @@ class ADIANA(GradientMethod):
         convexity: mu > 0, of the clients' losses.
         lr: eta > 0.
         seed: The run's seed: it determines the coin and the entries that are sent.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     keep: Annotated[float, within("(0, 1]")] = 0.25

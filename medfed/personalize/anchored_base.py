@@ -19,10 +19,6 @@ trains by itself, sends its w, receives an anchor, and continues training.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
 
 from medfed.method import *
 

@@ -27,11 +27,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
-
-import torch
-
 from medfed.method import *
 from medfed.personalize.client_pictures import draw_shares
 from medfed.personalize.fedavg import FedAvg
@@ -44,9 +39,6 @@ class APFL(OnboardingRules, FedAvg):
     Attributes:
         alpha: The share of v at the start, in [0, 1].
         alpha_lr: eta_alpha >= 0; ``None`` for the optimizer's step size, 0 for a fixed share.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     alpha: Annotated[float, within("[0, 1]")] = 0.5

@@ -20,11 +20,6 @@ multiples of one scale, and follow y by one step of Lloyd's iteration per local 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.functional.quantize import assign, center_gradient, quantize
 from medfed.method import *
 from medfed.personalize.quantized_base import TUNE, QuantizedMethod, finite, scaled_centers
@@ -37,9 +32,6 @@ class BinaryRelax(QuantizedMethod):
     Attributes:
         strength: lambda > 0 in the first round.
         growth: Factor >= 1 of lambda per round.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     strength: Annotated[float, check_positive] = 1.0

@@ -7,11 +7,6 @@ shared.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 

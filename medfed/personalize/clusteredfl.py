@@ -30,11 +30,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
-
-import torch
-
 from medfed.functional.graph import bipartition, cosines, direction
 from medfed.method import *
 from medfed.personalize.client_pictures import draw_clusters
@@ -49,9 +44,6 @@ class ClusteredFL(OnboardingRules, FedAvg):
         epsilon_1: A cluster whose mean displacement is shorter has come to rest; 0 is FedAvg.
         epsilon_2: It is split if one of its clients is displaced farther. Both in units of the
             largest displacement of the first round.
-
-    Raises:
-        ConfigError: If a value is negative.
     """
 
     epsilon_1: Annotated[float, check_not_negative] = 0.2

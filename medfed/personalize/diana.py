@@ -26,9 +26,7 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from statistics import median
-from typing import Annotated, ClassVar
 
 from torch.nn.functional import softshrink
 

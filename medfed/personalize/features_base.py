@@ -8,11 +8,6 @@ than ``least_patients`` patients is zero in both, and counts as absent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.method import *
 
 SUMS, SHARES = "class_sums", "class_shares"

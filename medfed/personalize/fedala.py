@@ -26,10 +26,6 @@ Deviations:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import torch
 
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
@@ -44,9 +40,6 @@ class FedALA(TrainsOn, FedAvg):
         share: s in (0, 1].
         first_passes: The most passes that W_i may take to settle.
         tolerance: W_i has settled if no element moves farther than this, >= 0.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     weights_lr: Annotated[float, check_not_negative] = 1.0

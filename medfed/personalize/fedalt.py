@@ -18,9 +18,6 @@ With a personal head and equal rates this is FedRep. Blocks of steps alternate, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
@@ -32,9 +29,6 @@ class FedAlt(FedAvg):
     Attributes:
         personal_share: Share of the local steps that go to the personal part, in (0, 1).
         personal_rate: Step size of the personal part over that of the shared one, >= 0.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     personal: str | tuple[str, ...] = "task"

@@ -33,10 +33,7 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
-
-import torch
+from typing import Literal
 
 from medfed.method import *
 from medfed.personalize.anchored_base import AnchoredMethod, mixtures, models_of, rows_of
@@ -55,9 +52,6 @@ class FedAMP(AnchoredMethod):
         own: The weight of a client's model in its mixture, in [0, 1]; with ``distance`` the
             minimum.
         sigma: sigma > 0; ``None`` follows the models.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     strength: Annotated[float, check_not_negative] = 1.0

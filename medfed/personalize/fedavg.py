@@ -12,11 +12,6 @@ itself declares none (except buffers that the run keeps local); FedPer and FedBN
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-
 from medfed.federation.aggregation import Aggregation
 from medfed.method import *
 

@@ -18,9 +18,6 @@ Deviation: m covers parameters; averaged statistics are averaged as in FedAvg.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedopt import ServerOptimizer
 

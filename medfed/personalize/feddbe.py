@@ -27,11 +27,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.federation.entries import shift_inputs
 from medfed.method import *
 from medfed.personalize.features_base import SendsFeatures, means_of
@@ -46,9 +41,6 @@ class FedDBE(SendsFeatures, FedAvg):
         strength: kappa >= 0; 0 ties nothing.
         newest_share: mu in (0, 1], the weight of the newest batch in the running mean.
         least_patients: A hospital of fewer patients does not send its mean.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     strength: Annotated[float, check_not_negative] = 50.0

@@ -34,8 +34,6 @@ Deviations:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
 
 from medfed.method import *
 from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod
@@ -47,9 +45,6 @@ class FedEM(CanonicalMethod):
 
     Attributes:
         membership_batches: Batches of the pass for pi; ``None``: the whole epoch.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     membership_batches: Annotated[int | None, check_optional_count] = None

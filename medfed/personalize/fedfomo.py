@@ -26,11 +26,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
-
-import torch
-
 from medfed.functional.graph import epsilon_greedy, gain_per_distance, helpful_mean, with_gains
 from medfed.method import *
 from medfed.personalize.anchored_base import moved_models
@@ -45,9 +40,6 @@ class FedFomo(TrainsOn, Local):
         models: M, how many of the others' models a client receives in a round.
         explore: epsilon in [0, 1], how often they are chosen at random.
         seed: The run's seed, for these choices.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     models: Annotated[int, check_count] = 5

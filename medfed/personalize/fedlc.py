@@ -25,10 +25,7 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
-
-import torch
+from typing import Literal
 
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
@@ -44,9 +41,6 @@ class FedLC(OnboardingRules, FedAvg):
         strength: tau >= 0.
         margin: ``power`` or ``prior``.
         prior: The shares of classes that a delivered model predicts for: ``even`` or ``own``.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     strength: Annotated[float, check_not_negative] = 1.0

@@ -24,10 +24,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import torch
 from torch.nn.functional import smooth_l1_loss
 
 from medfed.method import *
@@ -43,9 +39,6 @@ class FedMD(KeepsModel, HeteroFL):
         strength: gamma >= 0; 0 is local training.
         inputs: How many common inputs there are.
         seed: Of the inputs.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     widths: Sequence[float] = (1.0,)

@@ -24,11 +24,7 @@ Deviation: directions and norms are of parameters. Averaged statistics are avera
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
 import numpy as np
-import torch
 
 from medfed.functional.mixing import minimum_norm
 from medfed.method import *
@@ -43,9 +39,6 @@ class FedMGDA(FedAvg):
         epsilon: How far a client's weight may be from its p_i, in [0, 1].
         server_lr: eta_g >= 0, the length of a step on which all agree.
         decay: Its factor from round to round, in (0, 1].
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     epsilon: Annotated[float, within("[0, 1]")] = 0.1

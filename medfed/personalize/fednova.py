@@ -24,11 +24,7 @@ proportional to the gradient, such as Adam, are refused.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
-
 import numpy as np
-import torch  # noqa: F401 - for the example
 
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg

@@ -27,10 +27,6 @@ Deviations:
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import torch
 
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
@@ -42,9 +38,6 @@ class ServerOptimizer(FedAvg):
 
     Attributes:
         server_lr: eta_g >= 0, the server's step size.
-
-    Raises:
-        ConfigError: If it is negative.
     """
 
     server_lr: Annotated[float, check_not_negative] = 1.0
@@ -73,9 +66,6 @@ class AdaptiveServer(ServerOptimizer):
     Attributes:
         beta1: Memory of m, in [0, 1).
         tau: Damps small steps, > 0.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     server_lr: float = 0.1
@@ -121,9 +111,6 @@ class FedAdam(AdaptiveServer):
 
     Attributes:
         beta2: Memory of v, in [0, 1).
-
-    Raises:
-        ConfigError: If it is out of range.
     """
 
     beta2: Annotated[float, within("[0, 1)")] = 0.99

@@ -30,11 +30,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.functional.mixing import minimum_norm
 from medfed.method import *
 from medfed.personalize.anchored_base import mixtures
@@ -52,9 +47,6 @@ class FedPAC(OnboardingRules, SendsFeatures, FedRep):
         strength: lambda >= 0; 0 draws no features together.
         head_share: Share of the local steps that go to the head, in (0, 1).
         least_patients: The fewest patients behind a class that leaves a hospital.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     personal: str | tuple[str, ...] = "task"

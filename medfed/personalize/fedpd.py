@@ -31,9 +31,6 @@ are
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
@@ -46,9 +43,6 @@ class FedPD(FedAvg):
         eta: How far a client may go, > 0: the inverse weight of the proximal term.
         skip: The share p of rounds in which nothing is sent, in [0, 1).
         seed: The run's seed, for the coin.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     eta: Annotated[float, check_positive] = 10.0

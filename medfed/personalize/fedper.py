@@ -6,9 +6,6 @@ Algorithms 1 and 2. Symbols: W_B the shared part, W_P the personal part.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 

@@ -25,11 +25,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.federation.other_state import OTHER
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
@@ -44,9 +39,6 @@ class FedPHP(TrainsOn, FedAvg):
         inheritance: mu in [0, 1], how much h_i keeps by the end.
         rounds: T, rounds of the run.
         fraction: Q, the share of the clients in a round.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     strength: Annotated[float, within("[0, 1)")] = 0.1

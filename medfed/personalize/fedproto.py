@@ -23,9 +23,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
 from medfed.method import *
 from medfed.personalize.features_base import SendsFeatures, alignment, newest
 from medfed.personalize.local import Local
@@ -38,9 +35,6 @@ class FedProto(OnboardingRules, SendsFeatures, Local):
     Attributes:
         strength: lambda >= 0; 0 is local training.
         least_patients: The fewest patients behind a class that leaves a hospital.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     strength: Annotated[float, check_not_negative] = 1.0

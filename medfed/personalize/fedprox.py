@@ -9,9 +9,6 @@ differentiated (a term built from detached values would have no gradient).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
@@ -22,9 +19,6 @@ class FedProx(FedAvg):
 
     Attributes:
         mu: Weight μ > 0 of the proximal term (zero would be FedAvg).
-
-    Raises:
-        ConfigError: If μ is not positive.
     """
 
     mu: Annotated[float, check_positive] = 0.1

@@ -8,9 +8,6 @@ Symbols: φ the shared body, h_i the personal head, τ_h ``head_share`` of the r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 

@@ -28,11 +28,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import torch
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 

@@ -18,9 +18,6 @@ move no parameter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 

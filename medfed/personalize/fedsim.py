@@ -15,9 +15,6 @@ With equal step sizes it is FedPer, so the default differs; the paper tunes both
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 

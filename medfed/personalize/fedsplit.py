@@ -27,9 +27,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
@@ -40,9 +37,6 @@ class FedSplit(FedAvg):
 
     Attributes:
         step: s > 0, how far a client may go: the inverse weight of the proximal term.
-
-    Raises:
-        ConfigError: If it is not positive.
     """
 
     step: Annotated[float, check_positive] = 10.0

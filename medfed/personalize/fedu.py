@@ -28,9 +28,7 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar
 
 from medfed.functional.mixing import laplacian_steps
 from medfed.method import *

@@ -21,9 +21,6 @@ Deviation: a head of several layers, such as a U-Net's decoder, is one for each 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 

@@ -10,11 +10,6 @@ like any other: if local training does harm, an earlier round is selected.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
@@ -27,9 +22,6 @@ class FineTune(TrainsOn, FedAvg):
         local_share: Share of the run's rounds that is local, in [0, 1]; 0 is FedAvg, 1 is local
             training. Any share above 0 gives at least one round.
         rounds: Rounds of the whole run.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     local_share: Annotated[float, within("[0, 1]")] = 0.2

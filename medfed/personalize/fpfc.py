@@ -36,11 +36,6 @@ The server keeps N (N - 1) vectors of the model's size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
-
-import torch
-
 from medfed.functional import graph
 from medfed.functional.prox import check_scad, shrink_scad
 from medfed.method import *
@@ -57,9 +52,6 @@ class FPFC(AnchoredMethod):
         rho: The ADMM's penalty, above 1 / (a - 1).
         a: Models farther apart than a lambda do not attract each other; above 2.
         smoothing: xi > 0; a pair whose theta is no longer than xi is fused.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     strength: Annotated[float, check_not_negative] = 0.5

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import median
-from typing import ClassVar
 
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg

@@ -26,10 +26,7 @@ group normalisation missing channels count as zeros.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import ClassVar
 
-import torch
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from medfed.federation.split import NORMALIZATION, float_entries

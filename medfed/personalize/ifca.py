@@ -26,8 +26,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
 
 from medfed.method import *
 from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod, one_hot
@@ -40,9 +38,6 @@ class IFCA(CanonicalMethod):
     Attributes:
         choice_batches: Batches for computing the losses, the same for all instances;
             ``None``: the whole epoch.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     choice_batches: Annotated[int | None, check_optional_count] = None

@@ -33,10 +33,7 @@ Deviations:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, Literal
-
-import torch
+from typing import Literal
 
 from medfed.method import *
 from medfed.personalize.mixture_base import MixtureMethod

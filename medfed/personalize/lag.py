@@ -25,11 +25,6 @@ drift apart, so ``codec.up`` may only round.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.method import *
 from medfed.personalize.gradient_base import GradientMethod
 

@@ -10,9 +10,6 @@ out. A newcomer trains its representation under the received head.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 

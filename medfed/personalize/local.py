@@ -5,9 +5,6 @@ There is no paper: this is the limit of every personalized method at coupling ze
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import KeepsModel
 

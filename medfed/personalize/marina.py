@@ -30,9 +30,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
-
 from medfed.method import *
 from medfed.personalize.gradient_base import GradientMethod
 

@@ -34,9 +34,6 @@ rho_i).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import KeepsModel
 from medfed.personalize.mixture_base import MixtureMethod
@@ -48,9 +45,6 @@ class MixtureADMM(KeepsModel, MixtureMethod):
 
     Attributes:
         rho: At least lambda; ``None`` uses lambda. A large rho converges slowly.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     rho: float | None = None

@@ -17,9 +17,6 @@ later trains from xbar, tied to it by lambda.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
@@ -30,9 +27,6 @@ class MixtureMethod(OnboardingRules, FedAvg):
 
     Attributes:
         strength: lambda >= 0.
-
-    Raises:
-        ConfigError: If it is negative.
     """
 
     strength: Annotated[float, check_not_negative] = 1.0

@@ -31,11 +31,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
-
-import torch
-
 from medfed.method import *
 from medfed.personalize.anchored_base import AnchoredMethod, mean_of, mixtures, models_of, rows_of
 from medfed.personalize.client_pictures import draw_matrix

@@ -21,11 +21,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
@@ -37,9 +32,6 @@ class MOON(FedAvg):
     Attributes:
         mu: Weight of the term, >= 0; 0 is FedAvg.
         temperature: tau > 0.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     mu: Annotated[float, check_not_negative] = 1.0

@@ -26,10 +26,7 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
-
-import torch
+from typing import Literal
 
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
@@ -43,9 +40,6 @@ class PerFedAvg(OnboardingRules, FedAvg):
         variant: ``fo`` (first order) or ``hf`` (Hessian-free).
         inner_lr: alpha >= 0; 0 is FedAvg.
         delta: The step of the finite difference, positive.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     variant: Literal["fo", "hf"] = "fo"

@@ -29,11 +29,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.common.floors import TIMES
 from medfed.method import *
 from medfed.personalize.features_base import SUMS, SendsFeatures, head_shape, means_of
@@ -53,9 +48,6 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
         share: beta of all clients; ``None``: each finds its own.
         least_patients: The fewest patients behind a class that leaves a hospital.
         seed: Of the first means.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     personal: str | tuple[str, ...] = "task"

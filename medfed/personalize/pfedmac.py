@@ -20,10 +20,7 @@ Deviations: those of pFedMe; the paper's additional phi(w) at the server is left
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
 
-import torch
 from torch.nn.functional import softplus
 
 from medfed.method import *
@@ -38,9 +35,6 @@ class PFedMac(PFedMe):
         strength: lambda >= 0.
         sparsity: gamma >= 0.
         width: rho > 0; weights much smaller than it are hardly pulled to 0.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     strength: float = 0.01

@@ -26,11 +26,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg, KeepsModel
 
@@ -44,9 +39,6 @@ class PFedMe(KeepsModel, OnboardingRules, FedAvg):
         inner_steps: K, gradient steps of theta between two steps of its anchor.
         outer_step: eta lambda in (0, 2); 1 takes the anchor all the way to theta.
         server_lr: beta > 0, the share of the mean displacement that the server goes.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     strength: Annotated[float, check_not_negative] = 1.0

@@ -29,11 +29,8 @@ Deviations, each because the printed form is incorrect or slow:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
-
-import torch
+from typing import Literal
 
 from medfed.functional.graph import edge_similarity
 from medfed.functional.network_lasso import LassoState, solve_network_lasso
@@ -58,9 +55,6 @@ class PFedNet(OnboardingRules, Algorithm):
         rho: The ADMM's penalty ρ, held fixed; ``None`` balances the residuals.
         tolerance: Residual tolerance of the ADMM.
         max_iter: The most ADMM iterations per Z step.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     personal: str | tuple[str, ...] = "task"

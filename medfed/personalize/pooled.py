@@ -11,9 +11,6 @@ The byte counts cover the model, not the data, which would have to leave the hos
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 

@@ -37,10 +37,7 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
-
-import torch
+from typing import Literal
 
 from medfed.functional.mixing import coupling, exponentiated_gradient, spread_coupling
 from medfed.method import *
@@ -68,9 +65,6 @@ class PPFL(CanonicalMethod):
         rounds: Of the run, among which ``output=random`` draws.
         affinity: Which clients are similar; not used if lambda is 0.
         seed: The run's seed, for the random blocks.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     strength: Annotated[float, check_not_negative] = 1e-5

@@ -15,9 +15,6 @@ initial weights, where the paper fits them anew in each step. Every client train
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
-
 from medfed.method import *
 from medfed.personalize.quantized_base import ProximalStep, QuantizedMethod, scaled_centers
 
@@ -28,9 +25,6 @@ class ProxQuant(QuantizedMethod):
 
     Attributes:
         strength: Slope of lambda(t) >= 0.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     strength: Annotated[float, check_not_negative] = 1e-3

@@ -24,8 +24,7 @@ Deviation: prox_c is exact. The printed linearisation has the sign reversed and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Literal
 
 from medfed.method import *
 from medfed.personalize.quantized_base import ProximalStep, QuantizedMethod
@@ -41,9 +40,6 @@ class Quantized(QuantizedMethod):
         strength: Slope of lambda(t) >= 0.
         center_lr: eta_2 >= 0.
         center_drops: Shares of the rounds, ascending in (0, 1), at which eta_2 is divided by 10.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     quantizer: Literal["hard", "soft"] = "hard"

@@ -12,11 +12,9 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Annotated, ClassVar, Self, TypeVar
+from typing import TypeVar
 
-import torch
 from torch.nn.modules.conv import _ConvNd
 
 from medfed.federation.split import aliases, frozen_names, match
@@ -323,9 +321,6 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         finetune_share: The share of last rounds, in [0, 1), that keeps the assignments.
         rounds: Rounds of the run.
         names: The quantised parameters; :meth:`adapted` finds them in the network.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     parts_sent: ClassVar[tuple[str, ...]] = ()

@@ -30,11 +30,8 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, ClassVar, Self
 
-import torch
 from torch.nn.functional import logsigmoid
 
 from medfed.functional.quantize import quantize

@@ -30,11 +30,6 @@ free parameters of its quantised model; w does not change.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.method import *
 from medfed.personalize.quantized import Quantized
 from medfed.personalize.quantized_base import TUNE
@@ -47,9 +42,6 @@ class QuPeL(Quantized):
     Attributes:
         proximity: lambda_p >= 0, how strongly x_i and w are tied.
         global_lr: eta_3 >= 0, the step size of w.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     weighting: Weighting = "uniform"

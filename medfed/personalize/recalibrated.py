@@ -18,11 +18,7 @@ a and b are fitted on. A client without validation cases keeps a = 1, b = 0; so 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
 import numpy as np
-import torch
 
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg

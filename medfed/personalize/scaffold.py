@@ -28,8 +28,7 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Literal
 
 from medfed.functional.prox import Linear
 from medfed.method import *

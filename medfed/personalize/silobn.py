@@ -10,9 +10,6 @@ those that training gathers: they are evaluated and delivered even where
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
-import torch
 
 from medfed.functional import graph
 from medfed.functional.mixing import cosine_affinity, laplacian, spread_rows

@@ -28,11 +28,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.functional.mixing import cosine_slopes, mixed, shuffled
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
@@ -49,9 +44,6 @@ class SuPerFed(OnboardingRules, FedAvg):
         grid: How many mixtures are tried on validation data, at least 2.
         rounds: R, rounds of the run.
         seed: Seed of the local models.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     start: Annotated[float, within("[0, 1]")] = 0.4

@@ -23,11 +23,6 @@ leads no farther. Personal entries are trained as in FedPer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-
 from medfed.functional.prox import Linear
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg

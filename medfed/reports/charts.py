@@ -65,17 +65,11 @@ class Look(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A picture and its caption.
+    """A picture and its caption."""
 
-    Attributes:
-        figure: The picture, or None for an image.
-        caption: The words below it.
-        source: Of an image, its content as an address.
-    """
-
-    figure: Figure | None
-    caption: str
-    source: str = ""
+    figure: Figure | None  # the picture, or None for an image
+    caption: str  # the words below it
+    source: str = ""  # of an image, its content as an address
 
 
 INK, SOFT, LINE = Look("ink"), Look("soft"), Look("line")
@@ -97,23 +91,14 @@ def looks_in_order(names: Iterable[str]) -> dict[str, Look]:
 
 
 class Row(NamedTuple):
-    """A line of a forest.
-
-    Attributes:
-        name: Its label.
-        value: Its value.
-        low: The lower end of its interval.
-        high: The upper end.
-        look: Its colour and marker.
-        word: ``better`` or ``worse``, which an arrow shows; empty: no arrow.
-    """
+    """A line of a forest."""
 
     name: str
     value: float
-    low: float
-    high: float
-    look: Look = Look("c0")
-    word: str = ""
+    low: float  # the lower end of its interval
+    high: float  # the upper end
+    look: Look = Look("c0")  # its colour and marker
+    word: str = ""  # ``better`` or ``worse``, which an arrow shows; empty: no arrow
 
     def draw(self, axes: Axes, y: float, sign: str = "", radius: float = 4) -> None:
         """Draws the value and its interval, with arrows where it goes on beyond the axis."""
@@ -195,10 +180,6 @@ def reach(rows: Sequence[Row], always: Sequence[float] = ()) -> list[float]:
     With few splits one interval may be far wider than the others, and one method may be far worse
     than all others. The axis cuts both, so that the other rows stay legible.
 
-    Args:
-        rows: Its rows.
-        always: Further values that it must show.
-
     Example:
         >>> reach([Row("a", 0.9, -9.0, 9.0), Row("b", 0.8, 0.7, 0.9)])[:2]
         [0.8, 0.9]
@@ -226,11 +207,8 @@ def _name_rows(axes: Axes, names: Sequence[str]) -> None:
 def forest(rows: Sequence[Row], lines: Mapping[str, float], label: str) -> Figure:
     """Draws methods with their intervals, one below another, and lines across all of them.
 
-    Args:
-        rows: The methods.
-        lines: Values by name, such as that of a constant; a value far from all rows is at the edge,
-            with an arrow.
-        label: Of the axis.
+    `lines`: values by name, such as that of a constant; a value far from all rows is at the edge,
+    with an arrow.
     """
     heads = sorted((v, name) for name, v in lines.items() if math.isfinite(v))
     figure, (axes,) = panels(height=_STEP * len(rows) + 14 * len(heads) + 50)
@@ -266,15 +244,7 @@ def hospitals(
     looks: Mapping[str, Look],
     zero: bool = True,
 ) -> Figure:
-    """Draws a value of each hospital, with an interval, under some methods.
-
-    Args:
-        names: The hospitals.
-        series: By method the value of each hospital and the ends of its interval.
-        label: Of the axis.
-        looks: By method.
-        zero: Whether the values are differences, so that a line marks 0.
-    """
+    """Draws a value of each hospital, with an interval, under some methods."""
     height = (7 * len(series) + 8) * len(names) + 50
     figure, (axes,) = panels(height=height)
     rows = [Row("", *value) for values in series.values() for value in values]
@@ -322,14 +292,8 @@ def curves(
 ) -> Figure:
     """Draws a line for each method.
 
-    Args:
-        lines: Points by method, in the order of the first number.
-        x_label: Of the first number.
-        y_label: Of the second number.
-        looks: By method.
-        log: Whether the first axis is logarithmic; it leaves out points at 0.
-        evenly: Whether equal steps separate the values of the first number.
-        axes: A panel to draw in, without a legend; ``None``: a new picture.
+    `log`: whether the first axis is logarithmic; it leaves out points at 0. `axes`: a panel to draw
+    in, without a legend; ``None``: a new picture.
     """
     whole, axes = axes is None, axes or panels()[1][0]
     places = sorted({x for points in lines.values() for x, _ in points if not log or x > 0})
@@ -367,11 +331,7 @@ def scatter(
 ) -> Figure:
     """Draws methods by the bytes that they send, on a logarithmic axis, and their scores.
 
-    Args:
-        points: By method, bytes first; methods that send nothing are at the left end.
-        front: Methods in the order in which a line joins them.
-        y_label: Of the second number.
-        looks: By method.
+    `points`: by method, bytes first; methods that send nothing are at the left end.
     """
     figure, (axes,) = panels(height=300)
     known = {n: (x, y) for n, (x, y) in points.items() if math.isfinite(y)}
@@ -395,12 +355,7 @@ def scatter(
 
 
 def svg(figure: Figure, label: str) -> str:
-    """Returns a figure for a page: its colours are the page's, and hovering shows texts.
-
-    Args:
-        figure: The figure.
-        label: A description for readers who cannot see it.
-    """
+    """Returns a figure for a page: its colours are the page's, and hovering shows texts."""
     from matplotlib import rc_context
 
     text = io.StringIO()

@@ -79,18 +79,9 @@ def compare_runs(
 ) -> Report:
     """Compares runs, prints the tables and writes ``comparison.csv``, ``.md`` and pictures.
 
-    Args:
-        runs: Run folders, or folders that hold runs.
-        out: The folder for the files; ``None`` takes the folder that holds all runs.
-        metric: The metric of verdicts and pictures; ``None`` takes the one that selected rounds.
-        kind: The format of pictures; see :func:`medfed.common.figures.save_figures`.
-
-    Returns:
-        The report on the runs.
-
-    Raises:
-        MedfedError: If the runs cannot be read or compared, or ``out`` cannot be written, or holds
-            files of these names that no comparison wrote.
+    `out`: the folder for the files; ``None`` takes the folder that holds all runs. `metric`: the
+    metric of verdicts and pictures; ``None`` takes the one that selected rounds. `kind`: the format
+    of pictures; see :func:`medfed.common.figures.save_figures`.
     """
     folders = find_runs(runs)
     report = report_on(folders, metric, pictures=kind != "none")

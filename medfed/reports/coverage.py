@@ -25,11 +25,7 @@ COVERAGE = (
 
 
 def coverage_table(methods: Mapping[str, Summaries]) -> Table | None:
-    """Returns the coverage of each hospital, mean over runs; None if the runs chose no quantiles.
-
-    Args:
-        methods: The summaries of each method's runs.
-    """
+    """Returns the coverage of each hospital, mean over runs; None without chosen quantiles."""
     rows = [row for method, of in methods.items() for row in _rows(method, of)]
     if not rows:
         return None

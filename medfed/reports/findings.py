@@ -26,31 +26,21 @@ _FACTS = ("title", "situation", "data", "same", "metric", "clients", "small", "s
 
 @dataclass
 class Report:
-    """What a benchmark, or a report on finished runs, says.
+    """What a benchmark, or a report on finished runs, says."""
 
-    Attributes:
-        size: The size of the benchmark.
-        tasks: Each task with the verdicts of its methods.
-        answers: By task: which method to use, and whom it harms.
-        notes: Further sentences: the methods that are left out, the curves that cross.
-        dials: By suite the curves over its dial, and where they cross.
-        commands: The commands that repeat it.
-        libraries: Versions, by name.
-        title: The title of the page.
-        remark: A sentence that holds for all others.
-        runs: The runs of each method; empty for a benchmark.
-    """
-
-    size: str = ""
-    tasks: list[Judged] = field(default_factory=list)
+    size: str = ""  # the size of the benchmark
+    tasks: list[Judged] = field(default_factory=list)  # each task with the verdicts of its methods
+    # By task: which method to use, and whom it harms.
     answers: dict[str, list[str]] = field(default_factory=dict)
+    # Further sentences: the methods that are left out, the curves that cross.
     notes: list[str] = field(default_factory=list)
+    # By suite the curves over its dial, and where they cross.
     dials: dict[str, Any] = field(default_factory=dict)
-    commands: list[str] = field(default_factory=list)
-    libraries: Mapping[str, str] = field(default_factory=dict)
-    title: str = "Benchmark"
-    remark: str = ""
-    runs: Runs = field(default_factory=dict)
+    commands: list[str] = field(default_factory=list)  # the commands that repeat it
+    libraries: Mapping[str, str] = field(default_factory=dict)  # versions, by name
+    title: str = "Benchmark"  # the title of the page
+    remark: str = ""  # a sentence that holds for all others
+    runs: Runs = field(default_factory=dict)  # the runs of each method; empty for a benchmark
 
     @property
     def sentences(self) -> list[str]:
@@ -89,15 +79,7 @@ def _in_one_place(task: Task, verdicts: Mapping[str, Verdict]) -> dict[str, Any]
 
 
 def judged(tasks: Sequence[Task], target: float | None = None) -> Report:
-    """Judges tasks, one after the other.
-
-    Args:
-        tasks: What there is of them.
-        target: The smallest gain worth knowing, see :class:`medfed.reports.tasks.Task`.
-
-    Returns:
-        Findings without dials and commands.
-    """
+    """Judges tasks, one after the other."""
     report = Report()
     for task in tasks:
         if not task.scores.keys() - {*CEILINGS}:
@@ -128,18 +110,7 @@ _TUNED = (
 def report_on(folders: Sequence[Path], metric: str | None = None, pictures: bool = True) -> Report:
     """Judges finished runs.
 
-    Args:
-        folders: Run folders.
-        metric: The metric of the verdicts; None: the one that selected the rounds.
-        pictures: Whether to read what pictures show of runs, too.
-
-    Returns:
-        A report on one task.
-
-    Raises:
-        CheckpointError: If a run is unfinished, or runs are of other patients, data, metrics or
-            clients than others; one is named.
-        ConfigError: If the metric is unknown.
+    `metric`: the metric of the verdicts; None: the one that selected the rounds.
     """
     kept, repeated = runs.without_repeats([Run(folder) for folder in folders])
     runs.check_same_patients(kept)
@@ -188,14 +159,8 @@ def _lacking(methods: Runs) -> list[str]:
 
 
 class Finding(NamedTuple):
-    """What a module of ``medfed compare`` adds to a report; empty if it does not apply to the runs.
+    """What a module of ``medfed compare`` adds to a report; empty if it has nothing to say."""
 
-    Attributes:
-        sentences: For the terminal and the text.
-        tables: CSV texts by the names of their files.
-        pictures: By the names of their files, in order.
-    """
-
-    sentences: Sequence[str] = ()
-    tables: Mapping[str, str] = {}
-    pictures: Mapping[str, Picture] = {}
+    sentences: Sequence[str] = ()  # for the terminal and the text
+    tables: Mapping[str, str] = {}  # CSV texts by the names of their files
+    pictures: Mapping[str, Picture] = {}  # by the names of their files, in order

@@ -35,12 +35,7 @@ class LookFile(TypedDict):
 
 
 def read_descriptions(paths: Sequence[Path]) -> list[Description]:
-    """Reads the hospitals of several ``look.json``.
-
-    Raises:
-        CheckpointError: If a file cannot be read.
-        ConfigError: If two hospitals have one name.
-    """
+    """Reads the hospitals of several ``look.json``."""
     every = [one for path in paths for one in read_json(path, LookFile)["hospitals"]]
     names = [one["hospital"] for one in every]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
@@ -51,9 +46,7 @@ def read_descriptions(paths: Sequence[Path]) -> list[Description]:
 def write_look(descriptions: Sequence[Description], folder: Path) -> None:
     """Writes ``look.html`` and ``look.json``, and prints the tables.
 
-    Args:
-        descriptions: Of the hospitals.
-        folder: A new or empty folder.
+    `folder`: a new or empty folder.
     """
     by_title, least = tables(descriptions), {d["hospital"]: d["least"] for d in descriptions}
     seen = {"tables": by_title, "pictures": pictures(descriptions, by_title), "least": least}

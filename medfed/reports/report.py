@@ -48,19 +48,8 @@ def report_runs(
 ) -> Report:
     """Judges finished runs, prints the table and writes the page and its files.
 
-    Args:
-        runs: Run folders, or folders that hold runs.
-        out: Where to write; None takes ``report`` in the folder that holds all runs.
-        metric: The metric of the verdicts; None: the one that selected the rounds.
-        figures: Whether to write the pictures as vector files, too.
-        quiet: Whether to print nothing.
-
-    Returns:
-        The report.
-
-    Raises:
-        MedfedError: If the runs cannot be read or do not belong together, or ``out`` cannot be
-            written, or holds a page that no report wrote.
+    `out`: where to write; None takes ``report`` in the folder that holds all runs. `metric`: that
+    of the verdicts; None: the one that selected the rounds. `figures`: also as vector files.
     """
     folders = find_runs(runs)
     folder = common_folder(folders) / "report" if out is None else out.expanduser()
@@ -121,24 +110,14 @@ def _row(task: Task, name: str, v: Verdict) -> dict[str, object]:
 
 
 def table_csv(report: Report) -> str:
-    """Returns a line per suite, variant and method.
-
-    Args:
-        report: The report.
-    """
+    """Returns a line per suite, variant and method."""
     rows = [_row(task, name, v) for task, verdicts in report.tasks for name, v in verdicts.items()]
     lines = [[_cell(value) for value in row.values()] for row in rows]
     return csv_text([*rows[0]] if rows else (), lines)
 
 
 def write(folder: Path, report: Report, figures: bool = True) -> None:
-    """Writes all files of a report.
-
-    Args:
-        folder: Made where it is not there.
-        report: What was found.
-        figures: Whether to write pictures as vectors, too.
-    """
+    """Writes all files of a report."""
     write_text(folder / "table.csv", table_csv(report))
     clients = [
         [task.suite, task.variant, name, split, client, _cell(task.raw(float(value)))]
@@ -182,12 +161,7 @@ def _means(report: Report) -> tables.Table | None:
 
 
 def markdown(report: Report, finding: Finding | None = None) -> str:
-    """Returns the report: the decision card, verdicts in words, then the tables of each task.
-
-    Args:
-        report: The report.
-        finding: Further sentences, as Markdown, and the captions of pictures in the same folder.
-    """
+    """Returns the report: the decision card, verdicts in words, then the tables of each task."""
     tasks = [(task, tables.of_task(task, v), task.notes) for task, v in report.tasks]
     words = {"report": report, "card": card(report.tasks), "tasks": tasks, "markdown": in_markdown}
     words |= {"means": _means(report), "finding": finding or Finding()}
@@ -196,11 +170,7 @@ def markdown(report: Report, finding: Finding | None = None) -> str:
 
 
 def latex(report: Report) -> str:
-    r"""Returns a table for a paper, of booktabs: a line per method, best first, for each task.
-
-    Args:
-        report: The report.
-    """
+    """Returns a table for a paper, of booktabs: a line per method, best first, for each task."""
     judged = [(task, tables.methods_table(task, v).only(tables.PAPER)) for task, v in report.tasks]
     words = {"tables": judged, "text": in_latex, "cell": tables.latex_cell}
     return filled(TEMPLATES / "tables.tex", **words)
@@ -229,14 +199,7 @@ GENERATOR = '<meta name="generator" content="medfed">'
 
 
 def page(report: Report) -> str:
-    """Returns the page.
-
-    Args:
-        report: The report.
-
-    Returns:
-        HTML that fetches nothing.
-    """
+    """Returns the page."""
     suites: dict[str, list[dict[str, Any]]] = {}
     looks = looks_of(report)
     for task, verdicts in report.tasks:

@@ -51,15 +51,7 @@ _PARTS = {
 
 
 def folders_with(file: Path, root: Path) -> Iterator[Path]:
-    """Yields the folders below a folder, or itself, that hold a file, at most six levels down.
-
-    Args:
-        file: The file's name.
-        root: The folder.
-
-    Raises:
-        CheckpointError: If it holds so many folders that it is hardly a folder of runs.
-    """
+    """Yields the folders below a folder, or itself, that hold a file, at most six levels down."""
     for count, (place, inside, files) in enumerate(os.walk(root)):
         if count == _FOLDERS:
             raise CheckpointError(
@@ -72,14 +64,7 @@ def folders_with(file: Path, root: Path) -> Iterator[Path]:
 
 
 def find_runs(runs: str | Sequence[str]) -> list[Path]:
-    """Lists the run folders that are named, and all finished runs below other folders.
-
-    Args:
-        runs: A folder or several.
-
-    Raises:
-        CheckpointError: If a folder holds no finished run, or none is named.
-    """
+    """Lists the run folders that are named, and all finished runs below other folders."""
     if not runs:
         raise CheckpointError("runs= names no folder; name one that holds finished runs.")
     folders: list[Path] = []
@@ -135,14 +120,7 @@ def grouped(items: Iterable[T], same: Callable[[T, T], bool]) -> list[list[T]]:
 
 
 def check_same_patients(runs: Sequence[Run]) -> None:
-    """Checks that runs at one place have the same data, and patients in every client's splits.
-
-    Args:
-        runs: The runs.
-
-    Raises:
-        CheckpointError: If not, or if the clients themselves or the selection metric differ.
-    """
+    """Checks that runs at one place have the same data, and patients in every client's splits."""
     by_place: dict[Place, Run] = {}
     for run in runs:
         one = runs[0]
@@ -173,11 +151,7 @@ def check_same_patients(runs: Sequence[Run]) -> None:
 
 
 def chosen_metric(runs: Sequence[Run], metric: str | None) -> str:
-    """Returns the metric of the verdicts: the given one, or the one that selected the rounds.
-
-    Raises:
-        ConfigError: If a run lacks it.
-    """
+    """Returns the metric of the verdicts: the given one, or the one that selected the rounds."""
     wanted = metric or str(runs[0].summary["selection"][0])
     for run in runs:
         known = list(next(iter(run.summary["clients"].values())))
@@ -234,17 +208,7 @@ def without_repeats(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 
 
 def pool(runs: Sequence[Run]) -> tuple[dict[str, list[Run]], list[str]]:
-    """Gathers the runs of each method, in the order of the places that all methods have.
-
-    Args:
-        runs: Finished runs on the same patients.
-
-    Returns:
-        The runs by the method's name, and notes on those that are left out.
-
-    Raises:
-        CheckpointError: If there is no place at which every method was run.
-    """
+    """Gathers the runs of each method, in the order of the places that all methods have."""
     groups = grouped(runs, lambda one, other: not differences(one, other))
     names = method_names([group[0] for group in groups])
     places = [{place(run): run for run in group} for group in groups]
@@ -281,12 +245,6 @@ def with_references(methods: Runs) -> tuple[dict[str, Sequence[Run]], list[str]]
     """Calls the best local training, by validation, ``local``, and so FedAvg and pooling.
 
     Where a reference was run with several settings, the best of them is what others must beat.
-
-    Args:
-        methods: The runs by the method's name.
-
-    Returns:
-        The runs by such names, and which of several is meant.
     """
     names = {name: name for name in methods}
     notes = []
@@ -364,12 +322,7 @@ _SPENT = {
 
 
 def notes_on(methods: Runs, clients: Sequence[str]) -> list[str]:
-    """Returns all notes.
-
-    Args:
-        methods: The runs by method.
-        clients: Names of the clients.
-    """
+    """Returns all notes."""
     return [
         *budget_notes(methods, clients, ("steps",)),
         *label_notes(next(iter(methods.values()))[0], clients),

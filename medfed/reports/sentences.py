@@ -38,9 +38,7 @@ LABELS = {"local": "local training", "fedavg": "FedAvg"}
 def answer(task: Task, verdicts: Verdicts) -> list[str]:
     """Returns a few sentences: which method, and who would be harmed.
 
-    Args:
-        task: The task.
-        verdicts: By method; at least one that hospitals can use.
+    `verdicts`: by method; at least one that hospitals can use.
     """
     best = best_of(verdicts)
     where = "On the test patients of the only split: " if task.single else ""
@@ -133,13 +131,7 @@ def _room(task: Task, verdicts: Verdicts, reference: str) -> str:
 
 
 def room(task: Task, verdicts: Verdicts, reference: str) -> str:
-    """Says what it takes to show the largest gain seen, and a gain worth knowing.
-
-    Args:
-        task: The task.
-        verdicts: By method.
-        reference: Over which.
-    """
+    """Says what it takes to show the largest gain seen, and a gain worth knowing."""
     gaps = {
         n: v.against[reference].difference for n, v in verdicts.items() if reference in v.against
     }
@@ -173,11 +165,7 @@ def target_of(task: Task, verdicts: Verdicts, reference: str) -> float:
 def takes_to_show(task: Task, now: Difference, gain: float, comparisons: int) -> str:
     """Says how many splits, or else patients, show a gain in 8 of 10 cases.
 
-    Args:
-        task: The task.
-        now: The difference over its splits.
-        gain: The gain.
-        comparisons: The number of such differences.
+    `comparisons`: the number of such differences.
     """
     if now.detectable <= gain:
         return "no more than there is"
@@ -243,11 +231,7 @@ def no_better_than_a_constant(task: Task, verdicts: Verdicts) -> list[str]:
 
 
 def short_of(task: Task) -> list[str]:
-    """Names the methods that a task leaves out, in one line; its notes have the reasons.
-
-    Args:
-        task: The task.
-    """
+    """Names the methods that a task leaves out, in one line; its notes have the reasons."""
     rest = [task.unfinished] * bool(task.unfinished)
     if not task.left_out:
         return rest
@@ -257,11 +241,7 @@ def short_of(task: Task) -> list[str]:
 
 
 def budget_of(task: Task) -> list[str]:
-    """Says with which methods validation still rose when the rounds ended.
-
-    Args:
-        task: The task.
-    """
+    """Says with which methods validation still rose when the rounds ended."""
     rises = {name: s.rise for name, s in task.scores.items() if s.rise is not None}
     still = {name: rise for name, rise in rises.items() if rise.p < 0.05 and rise.mean > 0}
     if not rises:
@@ -273,12 +253,7 @@ def budget_of(task: Task) -> list[str]:
 
 
 def splits_of_target(task: Task, verdicts: Verdicts) -> list[str]:
-    """Says how many splits a question needs, by the spread of the paired differences so far.
-
-    Args:
-        task: The task, with the smallest true difference that is worth knowing.
-        verdicts: By method.
-    """
+    """Says how many splits a question needs, by the spread of the paired differences so far."""
     needed, target = {}, task.target
     if target is None:
         return []
@@ -297,9 +272,6 @@ def splits_of_target(task: Task, verdicts: Verdicts) -> list[str]:
 def between(crossed: Iterable[Sequence[float]]) -> str:
     """Writes between which points of a dial two curves cross.
 
-    Args:
-        crossed: Pairs of neighbouring points.
-
     Example:
         >>> between([(1, 2), (4, 8)])
         'between 1 and 2, between 4 and 8'
@@ -308,12 +280,7 @@ def between(crossed: Iterable[Sequence[float]]) -> str:
 
 
 def ends_of(task: Task, verdicts: Verdicts) -> str:
-    """Says what a constant reaches, and what training on all patients in one place reaches.
-
-    Args:
-        task: The task.
-        verdicts: By method.
-    """
+    """Says what a constant reaches, and what training on all patients in one place reaches."""
     floor, low = floor_of(task)
     constant = f"A constant prediction ({floor}) reaches {task.raw(low):.4f}." * bool(floor)
     return " ".join(filter(None, (constant, _pooled(task, verdicts))))
@@ -333,32 +300,19 @@ SCARCE = "bytes are scarce"
 
 
 class Shown(NamedTuple):
-    """A method that a task shows to be the one to use.
-
-    Attributes:
-        task: The task.
-        name: The method.
-        verdict: Of the method.
-        gains: By reference over which it is better.
-        average: Bytes that FedAvg sends; NaN where it has not run.
-    """
+    """A method that a task shows to be the one to use."""
 
     task: Task
     name: str
     verdict: Verdict
-    gains: Mapping[str, Gain]
-    average: float
+    gains: Mapping[str, Gain]  # by reference over which it is better
+    average: float  # bytes that FedAvg sends; NaN where it has not run
 
 
 def shown_by(task: Task, verdicts: Verdicts, scarce: bool = False) -> Shown | None:
     """Returns the method that a task shows to be the one to use; None where it shows none.
 
     Training alone is shown where FedAvg is worse.
-
-    Args:
-        task: The task.
-        verdicts: By method.
-        scarce: Whether to take, of the methods with the same verdicts, the one of fewest bytes.
     """
     name, words = best_of(verdicts), _words(verdicts[best_of(verdicts)])
     if name == "local":
@@ -408,9 +362,6 @@ def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:
     """Returns the decision card: lines for each situation, by how many tasks show the method.
 
     Generated and real data are situations of their own.
-
-    Args:
-        tasks: Each with the verdicts of its methods.
     """
     situations: dict[tuple[str, str], list[tuple[Task, Verdicts]]] = {}
     kinds: dict[str, list[tuple[Task, Verdicts]]] = {}

@@ -33,14 +33,8 @@ def heat_map(
 ) -> Figure:
     """Draws a metric per row and subset; dots below say which channels a subset has.
 
-    Args:
-        values: ``(rows, subsets)``, NaN where a client lacks a channel.
-        rows: Names of the rows, of one line or several.
-        subsets: The channels of each column.
-        channels: All of them.
-        title: The title.
-        falls: Whether smaller is better; better values are brighter.
-        mean: Whether a line stands above the last row.
+    `values` is ``(rows, subsets)``, NaN where a client lacks a channel. `falls`: whether smaller is
+    better; better values are brighter.
     """
     most = max(1 + row.count("\n") for row in rows)
     heights = (max(0.34, 0.17 * most + 0.06) * len(rows), 0.28 * len(channels))
@@ -123,11 +117,7 @@ def find(report: Report) -> Finding:
 
 
 def means_of(run: Run, metric: str) -> dict[int | str, float]:
-    """Returns means over clients, by the number of channels that they lack and by subset.
-
-    Raises:
-        CheckpointError: If the file is torn.
-    """
+    """Returns means over clients, by the number of channels that they lack and by subset."""
     path = run.subsets_csv("test")
     rows, values = read_rows(path, ("channels", "missing", metric)), dict[int | str, list[float]]()
     with reading(path):

@@ -55,18 +55,12 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Path:
-    """One method with a growing number.
-
-    Attributes:
-        name: The method.
-        metric: The metric's name.
-        points: A point per value and seed, by value.
-        planted: The number of groups by which the data were made, where it is known.
-    """
+    """One method with a growing number."""
 
     name: str
-    metric: str
-    points: tuple[Point, ...]
+    metric: str  # the metric's name
+    points: tuple[Point, ...]  # a point per value and seed, by value
+    # The number of groups by which the data were made, where it is known.
     planted: float | None = None
 
     @property
@@ -164,11 +158,7 @@ def _path(name: str, key: str, runs: Sequence[Run], metric: str) -> Path:
 
 
 def measured(run: Run) -> dict[str, Any]:
-    """Returns what is known of a run beside its metrics: memberships, kilobytes, coupling.
-
-    Raises:
-        CheckpointError: If its ledger or its last checkpoint is missing or torn.
-    """
+    """Returns what is known of a run beside its metrics: memberships, kilobytes, coupling."""
     sums: dict[str, Counter[int]] = {"up": Counter(), "down": Counter()}
     for entry in run.ledger.entries:
         if entry.phase != DELIVERY and entry.round >= 0:
@@ -216,13 +206,7 @@ def to_csv(key: str, paths: Sequence[Path]) -> str:
 def draw(
     key: str, paths: Sequence[Path], others: Mapping[str, Sequence[float]] | None = None
 ) -> Figure:
-    """Draws the test metric, and what changes with it, against the number, over seeds.
-
-    Args:
-        key: The number's key.
-        paths: A path per method.
-        others: Mean and worst client of methods without the number, for comparison.
-    """
+    """Draws the test metric, and what changes with it, against the number, over seeds."""
     metric = f"test {label_of(paths[0].metric)}"
     titles = {"mean": f"{metric}, mean over clients", "worst": f"{metric}, worst client"}
     titles |= {score: MEASURED[score] for score in shown(paths)}

@@ -26,23 +26,14 @@ _SHORT = {"local": "local", "fedavg": "FedAvg"}
 
 
 class Cell(NamedTuple):
-    """A cell of a table.
+    """A cell of a table."""
 
-    Attributes:
-        text: A number or words.
-        ends: The interval of the number.
-        word: The verdict on the number: ``better``, ``worse`` or ``undecided``.
-        value: The number by which a page sorts.
-        low: The lower end of the interval.
-        high: The upper end.
-    """
-
-    text: str = ""
-    ends: str = ""
-    word: str = ""
-    value: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
+    text: str = ""  # a number or words
+    ends: str = ""  # the interval of the number
+    word: str = ""  # the verdict on the number: ``better``, ``worse`` or ``undecided``
+    value: float = math.nan  # the number by which a page sorts
+    low: float = math.nan  # the lower end of the interval
+    high: float = math.nan  # the upper end
 
     @property
     def brief(self) -> str:
@@ -57,21 +48,13 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table."""
 
-    Attributes:
-        head: The titles of the columns.
-        rows: The cells of each line.
-        prose: Columns of words.
-        kind: A class of the table on a page.
-        note: The words below it on a page.
-    """
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    prose: Sequence[int] = ()
-    kind: str = ""
-    note: str = ""
+    head: Sequence[str]  # the titles of the columns
+    rows: Sequence[Sequence[Cell]]  # the cells of each line
+    prose: Sequence[int] = ()  # columns of words
+    kind: str = ""  # a class of the table on a page
+    note: str = ""  # the words below it on a page
 
     @classmethod
     def of(
@@ -89,9 +72,6 @@ class Table:
 
     def upright(self, name: str) -> Table:
         """Returns the table with its longer side downwards.
-
-        Args:
-            name: The title of the first column if lines become columns.
 
         Example:
             >>> Table.of(["a", "b", "c"], [["x", "1", "2"]]).upright("letter").markdown()
@@ -174,12 +154,7 @@ PAPER = tuple(title for title in BRIEF if title not in ("decile", "sent"))
 
 
 def methods_table(task: Task, verdicts: Verdicts) -> Table:
-    """Returns a line for each method, best first.
-
-    Args:
-        task: The task.
-        verdicts: By method.
-    """
+    """Returns a line for each method, best first."""
     head = ["method", "harmed", WITHOUT_SMALL if task.small else "mean", "worst", "decile"]
     references = [r for r in REFERENCES if any(r in v.against for v in verdicts.values())]
     for reference in references:
@@ -228,10 +203,6 @@ def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
 
     Without local training it has the scores of all methods. The longer of hospitals and lines runs
     downwards.
-
-    Args:
-        task: The task.
-        verdicts: By method.
     """
     if not task.clients:
         return None
@@ -272,10 +243,6 @@ def means_table(task: Task, methods: Runs) -> Table:
 
     Beside them stand the means without the hospitals that are too small to decide, and those of
     what each hospital's validation cases have chosen: probabilities recalibrated, thresholds.
-
-    Args:
-        task: What the runs are judged on.
-        methods: The runs.
     """
     plain = [metric for metric in metrics_of(methods, task.metric) if "/" not in metric]
     rows = []
@@ -298,12 +265,7 @@ _HOSPITALS = 24  # lines that a terminal and a text have room for
 
 
 def of_task(task: Task, verdicts: Verdicts) -> dict[str, Table]:
-    """Returns the tables of terminals and texts, by title.
-
-    Args:
-        task: The task.
-        verdicts: By method.
-    """
+    """Returns the tables of terminals and texts, by title."""
     apart = any(v.decile != v.worst for v in verdicts.values())  # else one column says it
     brief = [column for column in BRIEF if apart or column != "decile"]
     tables = {f"{task.label}: {task.metric}": methods_table(task, verdicts).only(brief)}
@@ -314,11 +276,7 @@ def of_task(task: Task, verdicts: Verdicts) -> dict[str, Table]:
 
 
 def settings_table(tasks: Iterable[tuple[Task, Mapping[str, Verdict]]]) -> Table:
-    """Returns the settings of each method, and the hashes of its cells.
-
-    Args:
-        tasks: Each with the verdicts of its methods.
-    """
+    """Returns the settings of each method, and the hashes of its cells."""
     rows = []
     for task, name, scores in ((t, n, v.scores) for t, judged in tasks for n, v in judged.items()):
         setting = " ".join(f"{k}={v:g}" for k, v in scores.setting.items()) or "defaults"

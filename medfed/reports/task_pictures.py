@@ -33,13 +33,7 @@ Looks = Mapping[str, charts.Look]
 def pictures_of(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, charts.Picture]:
     """Draws a task.
 
-    Args:
-        task: The task.
-        verdicts: By method.
-        looks: By method, see :func:`looks_of`.
-
-    Returns:
-        Pictures by name, without those that would be empty.
+    Returns pictures by name, without those that would be empty.
     """
     best = best_of(verdicts)
     pictures = {"forest": _forest(task, verdicts, looks), "bytes": _bytes(task, verdicts, looks)}
@@ -164,12 +158,7 @@ def _courses(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, charts.P
 
 
 def models_of(task: Task, verdicts: Verdicts) -> list[charts.Picture]:
-    """Returns a picture of the first split's predictions at three hospitals, if runs kept them.
-
-    Args:
-        task: The task.
-        verdicts: By method.
-    """
+    """Returns a picture of the first split's predictions at three hospitals, if runs kept them."""
     if (figure := contours_of(task, verdicts, 3)) is None:
         return []
     content = io.BytesIO()
@@ -180,13 +169,7 @@ def models_of(task: Task, verdicts: Verdicts) -> list[charts.Picture]:
 
 
 def contours_of(task: Task, verdicts: Verdicts, most: int) -> Figure | None:
-    """Draws true and predicted contours of a few methods; None without stored slices.
-
-    Args:
-        task: The task.
-        verdicts: By method.
-        most: How many hospitals.
-    """
+    """Draws true and predicted contours of a few methods; None without stored slices."""
     best, (pooled, _) = best_of(verdicts), in_one_place(verdicts)
     names = [n for n in ("local", "fedavg", best, pooled) if n in verdicts]
     if best in ("local", "fedavg"):
@@ -213,9 +196,6 @@ def looks_of(report: Report) -> dict[str, charts.Look]:
 
     No two methods have the same pair. The methods of a picture with curves, a front or a dial have
     different colours while there are enough of them.
-
-    Args:
-        report: The report.
     """
     groups = [list(REFERENCES), *(list(dial["curves"]) for dial in report.dials.values())]
     for task, verdicts in report.tasks:
@@ -233,15 +213,7 @@ def looks_of(report: Report) -> dict[str, charts.Look]:
 
 
 def dial_pictures(report: Report, looks: Looks) -> dict[str, charts.Picture]:
-    """Draws the dials.
-
-    Args:
-        report: The report.
-        looks: By method.
-
-    Returns:
-        By suite.
-    """
+    """Draws the dials."""
     pictures = {}
     for suite, dial in report.dials.items():
         metric = next(task.metric for task, _ in report.tasks if task.suite == suite)

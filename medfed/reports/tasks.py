@@ -35,19 +35,12 @@ _BLOCK = 4_000_000  # weights of cases that are in memory at once
 
 
 class Moment(NamedTuple):
-    """A round of a run that was evaluated.
+    """A round of a run that was evaluated."""
 
-    Attributes:
-        round: Its number, from 1.
-        score: Mean over clients of the validation metric, turned so that larger is better.
-        bytes: What had travelled by then.
-        passes: Gradient passes that a client had taken by then.
-    """
-
-    round: int
-    score: float
-    bytes: float
-    passes: float
+    round: int  # its number, from 1
+    score: float  # mean over clients of the validation metric, turned so that larger is better
+    bytes: float  # what had travelled by then
+    passes: float  # gradient passes that a client had taken by then
 
     @classmethod
     def of(cls, round: int, score: float | None, bytes: float, passes: float, taken: int) -> Moment:
@@ -57,40 +50,30 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """A method on a task.
+    """A method on a task."""
 
-    Attributes:
-        method: Its name.
-        values: (S, C) the metric of every split and client, turned so that larger is better; NaN
-            where a client's patients leave it undefined.
-        resampled: (S, W, C) the same on resampled patients; W is 0 without any.
-        sent: Bytes of a run, up and down, mean over splits.
-        passes: Gradient passes of the client that took most, as a share of the budget.
-        failed: Splits in which its model has failed, which count as the worst possible.
-        setting: What was changed of its defaults.
-        course: What validation gave after how many rounds, bytes and passes, mean over splits.
-        slices: The predicted slices of the first split, see :func:`slices_of`; empty: none.
-        keys: The hashes of its cells, by split.
-        rise: How much validation rose from the third to the last quarter of the rounds.
-        trials: On the task of the tuning, the changes of each trial and its score on
-            validation patients, turned so that larger is better; the defaults' first.
-        of_all: Mean over splits and all hospitals, also those that are too small to decide.
-        chosen: The same as `values`, of what validation has chosen (recalibrated, thresholds).
-    """
-
-    method: str
+    method: str  # its name
+    # (S, C) the metric of every split and client, turned so that larger is better; NaN where a
+    # client's patients leave it undefined.
     values: Floats
-    resampled: Floats
-    sent: tuple[float, float]
-    passes: float
-    failed: int = 0
-    setting: Mapping[str, float] = field(default_factory=dict)
+    resampled: Floats  # (S, W, C) the same on resampled patients; W is 0 without any
+    sent: tuple[float, float]  # bytes of a run, up and down, mean over splits
+    passes: float  # gradient passes of the client that took most, as a share of the budget
+    failed: int = 0  # splits in which its model has failed, which count as the worst possible
+    setting: Mapping[str, float] = field(default_factory=dict)  # what was changed of its defaults
+    # What validation gave after how many rounds, bytes and passes, mean over splits.
     course: tuple[Moment, ...] = ()
+    # The predicted slices of the first split, see :func:`slices_of`; empty: none.
     slices: Mapping[str, Any] = field(default_factory=dict)
-    keys: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()  # the hashes of its cells, by split
+    # How much validation rose from the third to the last quarter of the rounds.
     rise: Difference | None = None
+    # On the task of the tuning, the changes of each trial and its score on validation patients,
+    # turned so that larger is better; the defaults' first.
     trials: tuple[tuple[Mapping[str, float], float | None], ...] = ()
+    # Mean over splits and all hospitals, also those that are too small to decide.
     of_all: float = math.nan
+    # The same as `values`, of what validation has chosen (recalibrated, thresholds).
     chosen: Mapping[str, Floats] = field(default_factory=dict)
 
     def chosen_mean(self, words: str) -> float:
@@ -111,48 +94,33 @@ class Scores:
 
 @dataclass
 class Task:
-    """A variant of a suite, with the methods that can be compared on it.
-
-    Attributes:
-        suite: The suite.
-        variant: The variant.
-        metric: The metric.
-        falls: Whether smaller is better.
-        clients: The names of those that decide.
-        scores: By method.
-        floor: By constant predictor the (S, C) scores, turned so that larger is better.
-        overlap: Test patients per training patient, where splits are of the same patients.
-        left_out: By method why it is left out.
-        unfinished: What of it is not there yet.
-        patients: Test patients of all splits and clients together.
-        title: What it is, in a line.
-        situation: In what way the hospitals differ, by which a card groups tasks; empty: by none.
-        data: ``generated``, ``real`` or other words; empty where that is unknown.
-        same: Whether a client's name means the same hospital in all splits.
-        counts: By hospital its patients in each part, mean over splits, also of small ones.
-        fewest: By hospital on how few test patients of all splits its scores rest, and on which.
-        small: The hospitals that decide nothing and have no verdict, each with what it has.
-        target: The smallest gain worth knowing; None: 0.02, or 2 % of a metric without limits.
-    """
+    """A variant of a suite, with the methods that can be compared on it."""
 
     suite: str
     variant: str
     metric: str = ""
-    falls: bool = False
-    clients: tuple[str, ...] = ()
-    scores: dict[str, Scores] = field(default_factory=dict)
+    falls: bool = False  # whether smaller is better
+    clients: tuple[str, ...] = ()  # the names of those that decide
+    scores: dict[str, Scores] = field(default_factory=dict)  # by method
+    # By constant predictor the (S, C) scores, turned so that larger is better.
     floor: dict[str, Floats] = field(default_factory=dict)
+    # Test patients per training patient, where splits are of the same patients.
     overlap: float = 0.0
-    left_out: dict[str, str] = field(default_factory=dict)
-    unfinished: str = ""
-    patients: int = 0
-    title: str = ""
+    left_out: dict[str, str] = field(default_factory=dict)  # by method why it is left out
+    unfinished: str = ""  # what of it is not there yet
+    patients: int = 0  # test patients of all splits and clients together
+    title: str = ""  # what it is, in a line
+    # In what way the hospitals differ, by which a card groups tasks; empty: by none.
     situation: str = ""
-    data: str = ""
-    same: bool = True
+    data: str = ""  # ``generated``, ``real`` or other words; empty where that is unknown
+    same: bool = True  # whether a client's name means the same hospital in all splits
+    # By hospital its patients in each part, mean over splits, also of small ones.
     counts: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    # By hospital on how few test patients of all splits its scores rest, and on which.
     fewest: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    # The hospitals that decide nothing and have no verdict, each with what it has.
     small: Mapping[str, str] = field(default_factory=dict)
+    # The smallest gain worth knowing; None: 0.02, or 2 % of a metric without limits.
     target: float | None = None
 
     def begin(self, results: Sequence[Result]) -> None:
@@ -167,11 +135,8 @@ class Task:
     def add(self, name: str, splits: Sequence[Sequence[Result]], budget: float, **own: Any) -> None:
         """Adds the scores of a method.
 
-        Args:
-            name: Its name.
-            splits: The results on each split; those of several seeds are averaged.
-            budget: Gradient passes that a client may take; 0: unknown.
-            own: Further fields of its `Scores`.
+        `splits`: the results on each split; those of several seeds are averaged. `budget`: gradient
+        passes that a client may take; 0: unknown.
         """
         sign, worst = -1 if self.falls else 1, scores.worst_value(self.metric)
         every = [result for split in splits for result in split]
@@ -219,9 +184,6 @@ class Task:
         """Leaves hospitals with few test patients out of all that is judged.
 
         They stay where fewer than two hospitals would decide, as then all are small.
-
-        Args:
-            tested: See `fewest`, and :func:`medfed.common.scores.fewest`.
         """
         self.fewest = tested
         few_of = {c: f"{n} {what}" for c, (n, what) in tested.items() if n < scores.LEAST_CASES}
@@ -300,15 +262,8 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
     """Reads the scores of finished runs.
 
     Runs on the same patients and data count as one split, whatever their seeds: seeds say how lucky
-    initial weights were, and nothing about patients.
-
-    Args:
-        methods: The runs.
-        metric: What they are judged by; all runs have it.
-        pictures: Whether to read what pictures show of runs, too.
-
-    Raises:
-        CheckpointError: If a file of a run is missing or torn.
+    initial weights were, and nothing about patients. `metric`: what they are judged by; all runs
+    have it.
     """
     first = next(iter(methods.values()))
     splits = splits_of(first)
@@ -389,11 +344,7 @@ def course(
 ) -> Iterator[Moment]:
     """Yields the evaluated rounds of a run.
 
-    Args:
-        history: Validation metrics.
-        ledger: Every byte that travelled.
-        selection: The metric, and ``max`` or ``min``.
-        rounds: The number of all rounds; passes are a share of those in all of them.
+    `rounds`: the number of all rounds; passes are a share of those in all of them.
     """
     metric, mode = selection
     by_round: dict[int, list[float]] = {}
@@ -408,11 +359,7 @@ def course(
 
 
 def mean_course(courses: Sequence[Iterable[Moment]]) -> tuple[Moment, ...]:
-    """Returns the mean over splits or runs, at the rounds that all of them have.
-
-    Args:
-        courses: The moments of each.
-    """
+    """Returns the mean over splits or runs, at the rounds that all of them have."""
     by_round: dict[int, list[Moment]] = {}
     for moment in itertools.chain.from_iterable(courses):
         by_round.setdefault(moment.round, []).append(moment)
@@ -424,13 +371,8 @@ def mean_course(courses: Sequence[Iterable[Moment]]) -> tuple[Moment, ...]:
 def rise_of(courses: Sequence[Sequence[float]], overlap: float = 0.0) -> Difference | None:
     """Returns how much validation still rose at the end, so that one sees whether rounds were few.
 
-    Args:
-        courses: Of each split the scores of the evaluated rounds, larger is better.
-        overlap: Of the splits, see :func:`difference`.
-
-    Returns:
-        The mean of the last quarter less that of the quarter before; None with fewer than four
-        evaluated rounds.
+    The result is the mean of the last quarter less that of the quarter before; None with fewer than
+    four evaluated rounds.
 
     Example:
         >>> rise_of([[0.5, 0.6, 0.7, 0.8], [0.5, 0.6, 0.7, 0.9]]).mean.__round__(3)
@@ -447,18 +389,9 @@ def rise_of(courses: Sequence[Sequence[float]], overlap: float = 0.0) -> Differe
 def resampled_of(run: Run, metric: str, clients: Sequence[str]) -> Floats:
     """Returns the scores of a run on resampled patients, the same for all runs of a seed.
 
-    Args:
-        run: A finished run.
-        metric: The metric.
-        clients: Whose patients.
-
-    Returns:
-        (W, C), NaN where a client has no cases, or a single patient, whom every resample has,
-        or its draw leaves the metric undefined; W is 0 where the run has kept no cases, or its task
-        does not measure the metric on them.
-
-    Raises:
-        CheckpointError: If its cases are torn.
+    The result is (W, C), NaN where a client has no cases, or a single patient, whom every resample
+    has, or its draw leaves the metric undefined; W is 0 where the run has kept no cases, or its
+    task does not measure the metric on them.
     """
     path = run.cases_csv
     if not path.is_file():
@@ -525,13 +458,7 @@ def _column(texts: Sequence[str]) -> Any:
 
 
 def slices_of(run: Run, name: str, clients: Sequence[str]) -> dict[str, Any]:
-    """Returns the predicted slices that a run has kept, and how they are to be read.
-
-    Args:
-        run: A finished run.
-        name: The method's.
-        clients: Its clients.
-    """
+    """Returns the predicted slices that a run has kept, and how they are to be read."""
     cases = read_predictions(name, run.folder, clients)
     model = run.config.model
     if not cases or select(run.config, "model.threshold") is None:

@@ -32,13 +32,9 @@ def over_splits(
     """Returns a mean with its interval: over splits; of a single one over its patients.
 
     Fewer than `LEAST_SPLITS` have a p-value and no interval, which would be nearly all that is
-    possible.
-
-    Args:
-        values: (S,) one per split.
-        resampled: (W,) their mean on resampled patients; NaN or empty where it is unknown.
-        overlap: Test patients per training patient, see :func:`difference`.
-        comparisons: The number of comparisons, for the detectable difference.
+    possible. `values` is (S,) one per split. `resampled` is (W,) their mean on resampled patients;
+    NaN or empty where it is unknown. `comparisons`: the number of comparisons, for the detectable
+    difference.
 
     Example:
         >>> found = over_splits(np.array([0.5]), np.array([0.4, 0.5, 0.6]), 0.0)
@@ -66,10 +62,7 @@ def mean_resampled(values: Floats, resampled: Floats) -> Floats:
 
     Where a resample leaves a client undefined, it is drawn anew: the other clients have another
     mean. If the patients of one client cannot be resampled, the mean over clients is unknown.
-
-    Args:
-        values: (S, C) as they were measured.
-        resampled: (S, W, C).
+    `values` is (S, C) as they were measured. `resampled` is (S, W, C).
 
     Example:
         >>> mean_resampled(np.array([[0.5, 0.7]]), np.array([[[0.4, 0.8], [0.6, 0.8]]])).tolist()
@@ -88,76 +81,49 @@ def mean_resampled(values: Floats, resampled: Floats) -> Floats:
 
 
 class Gain(NamedTuple):
-    """How much better a method, or a client with it, is than with a reference.
+    """How much better a method, or a client with it, is than with a reference."""
 
-    Attributes:
-        difference: Mean over splits, its interval, and the smallest difference that the task
-            detects.
-        verdict: By Holm's p-value among the methods, or the clients: ``better``, ``worse`` or
-            ``undecided``.
-        p: That value.
-        patients: Interval of the same over resampled patients within the splits.
-    """
-
+    # Mean over splits, its interval, and the smallest difference that the task detects.
     difference: Difference
+    # By Holm's p-value among the methods, or the clients: ``better``, ``worse`` or ``undecided``.
     verdict: str
-    p: float = math.nan
+    p: float = math.nan  # that value
+    # Interval of the same over resampled patients within the splits.
     patients: tuple[float, float] = (math.nan, math.nan)
 
 
 @dataclass(frozen=True)
 class Harm:
-    """Which clients would have been better off alone.
+    """Which clients would have been better off alone."""
 
-    Attributes:
-        share: Of the clients.
-        low: The lower end of its interval, see `medfed.functional.statistics.harmed`; where the
-            hospitals of splits are not the same, of the mean of the splits' shares.
-        high: The upper end.
-        clients: Their names; empty where the hospitals of splits are not the same.
-        surely: Those of them that Holm's procedure among the hospitals finds worse off.
-        gains: By client how much better it is than alone; empty as `clients`.
-    """
-
-    share: float
+    share: float  # of the clients
+    # The lower end of its interval, see `medfed.functional.statistics.harmed`; where the hospitals
+    # of splits are not the same, of the mean of the splits' shares.
     low: float
-    high: float
+    high: float  # the upper end
+    # Their names; empty where the hospitals of splits are not the same.
     clients: tuple[str, ...] = ()
+    # Those of them that Holm's procedure among the hospitals finds worse off.
     surely: tuple[str, ...] = ()
+    # By client how much better it is than alone; empty as `clients`.
     gains: Mapping[str, Gain] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A method on a task.
+    """A method on a task."""
 
-    Attributes:
-        scores: What it rests on.
-        mean: Mean over splits of the means over clients, larger is better, and its interval.
-        worst: The worst client, mean over splits.
-        decile: The worst tenth of the clients, mean over splits.
-        against: By reference.
-        harm: Against local training; None for that itself.
-    """
-
-    scores: Scores
+    scores: Scores  # what it rests on
+    # Mean over splits of the means over clients, larger is better, and its interval.
     mean: Difference
-    worst: float
-    decile: float
-    against: Mapping[str, Gain]
-    harm: Harm | None
+    worst: float  # the worst client, mean over splits
+    decile: float  # the worst tenth of the clients, mean over splits
+    against: Mapping[str, Gain]  # by reference
+    harm: Harm | None  # against local training; None for that itself
 
 
 def judge(task: Task) -> dict[str, Verdict]:
-    """Judges all methods of a task.
-
-    Args:
-        task: The task. Where it has one split alone, intervals and p-values are those of patients
-            resampled, which say nothing about other training patients.
-
-    Returns:
-        By method, ceilings too, which are compared with nothing.
-    """
+    """Judges all methods of a task."""
     against = {r: _against_reference(task, r) for r in REFERENCES if r in task.scores}
     local = task.scores.get("local")
     return {
@@ -184,13 +150,7 @@ def _against_reference(task: Task, reference: str) -> dict[str, Gain]:
 
 
 def against(task: Task, reference: str, names: Sequence[str]) -> dict[str, Gain]:
-    """Compares methods with one, with Holm's correction among them.
-
-    Args:
-        task: The task.
-        reference: With which they are compared.
-        names: The methods.
-    """
+    """Compares methods with one, with Holm's correction among them."""
     given = task.scores[reference]
     pairs = {name: paired(task.scores[name], given) for name in names}
     resampled = {name: mean_resampled(*pair) for name, pair in pairs.items()}
@@ -207,13 +167,6 @@ def against(task: Task, reference: str, names: Sequence[str]) -> dict[str, Gain]
 def verdict(mean: float, p: float) -> str:
     """Says whether a difference is shown, by its corrected p-value alone.
 
-    Args:
-        mean: The difference.
-        p: Its p-value, corrected for all that were compared.
-
-    Returns:
-        ``better`` or ``worse`` if the p-value is below 5 %, else ``undecided``.
-
     Example:
         >>> verdict(0.1, 0.001), verdict(-0.1, 0.04), verdict(0.1, 0.06)
         ('better', 'worse', 'undecided')
@@ -224,13 +177,7 @@ def verdict(mean: float, p: float) -> str:
 
 
 def harm_of(scores: Scores, local: Scores, task: Task) -> Harm:
-    """Judges at each hospital whether a method is better than training alone.
-
-    Args:
-        scores: Of the method.
-        local: Of training alone.
-        task: The task.
-    """
+    """Judges at each hospital whether a method is better than training alone."""
     differences, resampled = paired(scores, local)
     if not task.same:  # each split has other hospitals
         worse = np.where(np.isnan(differences), np.nan, differences < 0)
@@ -303,9 +250,6 @@ def best_of(verdicts: Verdicts) -> str:
     The highest mean of those that are better than local training and FedAvg. Where there is none,
     FedAvg, if it is better than local training; else the highest of those that are. Where none is,
     local training, or FedAvg if there is no local training. Without either, the highest mean.
-
-    Args:
-        verdicts: By method.
     """
     methods = {n: v for n, v in verdicts.items() if n not in CEILINGS}
     alone, average = (better_than(methods, r) for r in REFERENCES)

@@ -110,9 +110,6 @@ class Canonical(Mixture):
     def personal_part(self, head: str | Sequence[str]) -> tuple[str, ...]:
         """Returns patterns of what stays with a client.
 
-        Args:
-            head: Those of the ordinary network.
-
         Example:
             >>> nets = [nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)) for _ in range(2)]
             >>> Canonical(nets, ["*"], "sum").personal_part("1.*")
