@@ -26,17 +26,16 @@ from torch import Tensor
 from medfed.common.console import shown
 from medfed.common.floors import Statistic
 from medfed.common.processes import WatchedPool, start_worker
-from medfed.datamodules import client_data
 from medfed.datamodules.augmentation import Augment, Augmentation, ChannelDropout
 from medfed.datamodules.claims import Claims, Merging
-from medfed.datamodules.client_data import Batch, Block, ClientData
+from medfed.datamodules.client_data import Batch, BatchSize, Block, ClientData
 from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.patches import label_counts
 from medfed.datamodules.plans import ClientPlan, by_id, check_keep_out, plan_clients, remarks
 from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.splits import SPLITS, Split, check_fold, check_fractions, warn_of_clients
+from medfed.datamodules.splits import SPLITS, Split, check_shares, warn_of_clients
 from medfed.standalone.checks import check_fields, check_positive
 from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.files import digest, sha256
@@ -128,8 +127,8 @@ class FederatedDataModule(ABC):
     # At most so many patients of a client train and validate, chosen at random, and the others are
     # left out, so that few patients can be tried; the test patients stay.
     most_patients: Annotated[int, check_positive] | None = None
-    batch_size: int = 32  # samples per training batch
-    eval_batch_size: int = 256  # samples per evaluation batch
+    batch_size: BatchSize = 32  # samples per training batch
+    eval_batch_size: BatchSize = 256  # samples per evaluation batch
     # See `cache.volumes.OnDiskDataModule`, as `flips` and `workers`.
     augment: Augmentation | Augment | None = field(default=None, init=False)
     flips: Sequence[int] = field(default=(), init=False)
@@ -149,9 +148,7 @@ class FederatedDataModule(ABC):
             raise ConfigError(
                 f"data.partition={self.partition} is no partition; choose one by partition=OPTION."
             )
-        check_fractions(self.val_fraction, self.test_fraction)
-        check_fold(self.fold)
-        client_data.check_batch_sizes(self.batch_size, self.eval_batch_size)
+        check_shares(self.val_fraction, self.test_fraction, self.fold)
         check_fields("data", self)
         # `ClientData` per client id, in the partition's order; filled by `setup`.
         self.clients: dict[str, ClientData] = {}

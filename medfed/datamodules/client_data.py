@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -19,10 +19,12 @@ from medfed.common.seeding import derive_seed, torch_rng
 from medfed.datamodules.augmentation import Augment, ChannelDropout, augmented
 from medfed.datamodules.cache.store import map_array
 from medfed.datamodules.splits import Split
-from medfed.standalone.errors import ConfigError, DataError
+from medfed.standalone.checks import check_fields, within
+from medfed.standalone.errors import DataError
 from medfed.standalone.preparation import one_thread
 
 Batch = dict[str, Tensor]
+BatchSize = Annotated[int, within("[1, 2147483647]")]
 
 
 class Rows(Protocol):
@@ -115,8 +117,8 @@ class ClientData:
     # `finding_counts`.
     label_counts: Tensor
     patients: dict[Split, list[str]]  # the patient ids of every split
-    batch_size: int  # samples per training batch
-    eval_batch_size: int = 16  # samples (slices, volumes or rows) per evaluation batch
+    batch_size: BatchSize  # samples per training batch
+    eval_batch_size: BatchSize = 16  # samples (slices, volumes or rows) per evaluation batch
     # Alters training samples: a recipe's transforms, or a random MONAI dict transform of one
     # sample; reseeded for every batch from the epoch's seed and the batch's number.
     augment: Augment | None = field(default=None, repr=False)
@@ -143,7 +145,7 @@ class ClientData:
                 f"Client {self.id} has no training data; give it patients or leave it out of the "
                 "partition."
             )
-        check_batch_sizes(self.batch_size, self.eval_batch_size)
+        check_fields("data", self)
 
     @property
     def num_samples(self) -> int:
@@ -280,19 +282,6 @@ def finding_counts(label: Tensor) -> Tensor:
     if label.dtype == torch.float64:
         return torch.tensor([float(len(label))])
     return torch.cat([(label == value).sum(0) for value in (0, 1)]).float()
-
-
-def check_batch_sizes(batch_size: int, eval_batch_size: int) -> None:
-    """Checks both sizes of batches.
-
-    Example:
-        >>> check_batch_sizes(32, 256)
-    """
-    if not (1 <= batch_size < 1 << 31 and 1 <= eval_batch_size < 1 << 31):
-        raise ConfigError(
-            f"data.batch_size={batch_size} and data.eval_batch_size={eval_batch_size} must be at "
-            "least 1, and below 2^31."
-        )
 
 
 @dataclass(eq=False)

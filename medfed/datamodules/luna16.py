@@ -71,8 +71,7 @@ class CtDataModule(CachedDataModule[AnyScans]):
         record = self.scans.record()
         hashes = {str(self.scans.path / record["candidates"]): str(record["sha256"])}
         for patient in patients:
-            entry, files = self.store.entry(patient), self._patients[patient].files.values()
-            hashes |= {str(f): entry.hashes.get(f.name, entry.checksum) for f in files}
+            hashes |= self.store.hashes(patient)
         return dict(sorted(hashes.items()))
 
 

@@ -25,15 +25,12 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from medfed.datamodules.partitions.base import Ids, Order, Partition, Shares, Wrapped
+from medfed.datamodules.partitions.base import Ids, Partition, Wrapped
 from medfed.datamodules.readers.base import Patient
 from medfed.standalone.errors import ConfigError, did_you_mean, few
 
 if TYPE_CHECKING:
     from medfed.datamodules.base import FederatedDataModule
-    from medfed.datamodules.scanner import Scanner
 
 
 @dataclass(frozen=True)
@@ -79,21 +76,9 @@ class OwnData(Wrapped):
             )
         return {self.site: [p.id for p in patients if len(centres) < 2 or p.centre == self.site]}
 
-    def availability(self, clients: Ids, channels: Ids, seed: int) -> dict[str, Tensor]:
-        """See `Partition.availability`; as among all sites."""
-        return self.assignment.availability(self.sites, channels, seed)
-
-    def class_shares(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Shares]:
-        """See `Partition.class_shares`; as among all sites."""
-        return self.assignment.class_shares(self.sites, num_classes, seed)
-
-    def scanners_of(self, clients: Ids, seed: int) -> dict[str, Scanner]:
-        """See `Partition.scanners_of`; as among all sites."""
-        return self.assignment.scanners_of(self.sites, seed)
-
-    def label_orders(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Order]:
-        """See `Partition.label_orders`; as among all sites."""
-        return self.assignment.label_orders(self.sites, num_classes, seed)
+    def among(self, clients: Ids) -> Ids:
+        """All sites, so that this one gets what it has among them."""
+        return self.sites
 
     def remark(self, patients: Sequence[Patient]) -> str:
         """Says which centres' patients are left out."""

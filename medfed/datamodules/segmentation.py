@@ -303,7 +303,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         cases = [case for patient in patients for case in reader.cases_of(patient)]
         files = [tuple(files_of_case(c.files.values())) for c in cases]
         pairs = zip(cases, files, strict=True)
-        items = [Item(c.id, of, args=(reader, c, prepared)) for c, of in pairs]
+        items = [Item(c.id, of, of, (reader, c, prepared)) for c, of in pairs]
         # The path distinguishes data sets with the same patient ids.
         settings = {"path": str(path), "reader": reader.record()}
         if prepared is not None:
@@ -329,7 +329,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         if self.store is None:
             files = files_of_case([file for case in cases for file in case.files.values()])
             return {str(path): sha256(path) for path in sorted(set(files))}
-        hashes_of_cases = [cached.cached_hashes(self.store, case) for case in cases]
+        hashes_of_cases = [self.store.hashes(case.id) for case in cases]
         return dict(sorted(item for hashes in hashes_of_cases for item in hashes.items()))
 
     def unprepared(self, case: str, plan: ClientPlan) -> tuple[Tensor, Tensor, Tensor]:

@@ -38,7 +38,7 @@ def split_patients(
         >>> {split: len(ids) for split, ids in few.items()}
         {'train': 1, 'val': 1, 'test': 2}
     """
-    check_fractions(val_fraction, test_fraction)
+    check_shares(val_fraction, test_fraction, fold)
     groups: dict[str, list[str]] = {}
     for patient in sorted(patients):
         groups.setdefault(str(strata[patient]) if strata else "", []).append(patient)
@@ -69,12 +69,14 @@ def split_patients(
     return {split: sorted(ids) for split, ids in parts.items()}
 
 
-def check_fold(fold: Sequence[int] | None) -> None:
-    """Checks the fold of test patients.
+def check_shares(
+    val_fraction: float, test_fraction: float, fold: Sequence[int] | None = None
+) -> None:
+    """Checks the shares of validation and test patients, and the fold of test patients.
 
     Example:
-        >>> check_fold([4, 5])
-        >>> check_fold([5, 5])
+        >>> check_shares(0.2, 0.2, [4, 5])
+        >>> check_shares(0.2, 0.2, [5, 5])
         Traceback (most recent call last):
         ...
         medfed.standalone.errors.ConfigError: data.fold=[5, 5] must be [k, K], the k-th of K \
@@ -85,16 +87,7 @@ parts: K at least 2, and k from 0 to K - 1.
             f"data.fold={list(fold)} must be [k, K], the k-th of K parts: K at least 2, and k from "
             "0 to K - 1."
         )
-
-
-def check_fractions(val_fraction: float, test_fraction: float) -> None:
-    """Checks the shares of validation and test patients.
-
-    Example:
-        >>> check_fractions(0.2, 0.2)
-    """
-    shares = val_fraction, test_fraction
-    if not all(share >= 0 for share in shares) or not sum(shares) < 1:
+    if not (val_fraction >= 0 and test_fraction >= 0 and val_fraction + test_fraction < 1):
         raise ConfigError(
             f"data.val_fraction={val_fraction} and data.test_fraction={test_fraction} must be "
             "non-negative and leave a share for training."

@@ -316,7 +316,7 @@ def test_manifest_is_json_with_sources_and_hashes(source, cache):
     stat = (source / "scan.0.txt").stat()
     assert entry["sources"] == [["scan.0.txt", stat.st_size, stat.st_mtime_ns]]
     known = subprocess.run(["sha256sum", source / "scan.0.txt"], capture_output=True, check=True)
-    assert entry["hashes"]["scan.0.txt"] == known.stdout.decode().split()[0]
+    assert entry["hashes"] == [known.stdout.decode().split()[0]]
     assert manifest["files"]["image.npy"] == store.path("image").stat().st_size
 
 

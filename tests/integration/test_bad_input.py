@@ -90,7 +90,7 @@ CASES = {
     "model.metrics={a:{_target_:monai.metrics.ROCAUCMetric}}": "model.metrics has ROCAUCMetric "
     "without a direction; add direction: max or min.",
     "scheduler=step scheduler.step_size=0": "scheduler cannot be used as it is: integer modulo",
-    "data.batch_size=0": "data.batch_size=0 and data.eval_batch_size=1024 must be at least 1, and",
+    "data.batch_size=0": "data.batch_size must be in [1, 2147483647], not 0.",
     "trainer.devices=0": "trainer.devices=0 cannot be used; give a number of at least 1, or on",
     "trainer.precision=16-mixed": "trainer.precision=16-mixed is for GPUs; choose bf16-mixed on",
     # Names that fit nothing

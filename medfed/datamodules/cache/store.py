@@ -69,7 +69,7 @@ def checksum(arrays: Arrays) -> str:
 
 
 # Raise it when the layout or the checks of a cache change: 2 had frames of DICOM out of order.
-FORMAT = 3
+FORMAT = 4
 
 MANIFEST = "manifest.json"
 ITEMS = "items"
@@ -83,7 +83,7 @@ class Item:
     # Its source files. The cache records their sizes and modification times: an item whose files
     # have changed is stale.
     files: tuple[Path, ...]
-    hashed: tuple[Path, ...] = ()  # those files that are small enough to hash, such as headers
+    hashed: tuple[Path, ...] = ()  # those of them to hash, such as headers
     args: tuple[Any, ...] = ()  # the arguments of `Recipe.read`; picklable, and small.
 
     def sources(self) -> list[list[Any]]:
@@ -139,7 +139,7 @@ class Entry:
     count: int  # length of their first axis
     checksum: str  # SHA-256 of its arrays
     sources: list[list[Any]]  # name, size and modification time of its source files
-    hashes: dict[str, str]  # SHA-256 of the small source files, by name
+    hashes: list[str]  # SHA-256 of the source files that are hashed
 
 
 @dataclass
@@ -183,6 +183,12 @@ class Store:
     def entry(self, item: str) -> Entry:
         """The entry of one item."""
         return self.entries[self._index[item]]
+
+    def hashes(self, item: str) -> dict[str, str]:
+        """The SHA-256 of each source file when it was read, by path; else that of the arrays."""
+        entry, source = self.entry(item), self.recipe.items[self._index[item]]
+        known = dict(zip(source.hashed, entry.hashes, strict=True))
+        return {str(file): known.get(file, entry.checksum) for file in source.files}
 
     def rows(self, item: str) -> range:
         """The rows of one item in the joined arrays."""
@@ -355,7 +361,7 @@ def _make_item(
     if (kept := _kept(seal, index, item, sources)) is not None:
         return kept
     try:
-        hashes = {path.name: sha256(path) for path in item.hashed}
+        hashes = [sha256(path) for path in item.hashed]
         arrays = read(*item.args)
     except MedfedError:
         raise

@@ -28,7 +28,6 @@ from medfed.datamodules.readers.base import Patient, Reader, VolumeReader, expan
 from medfed.standalone import dicom
 from medfed.standalone.checks import within
 from medfed.standalone.errors import ConfigError
-from medfed.standalone.files import sha256
 from medfed.standalone.grids import bounding_box
 from medfed.standalone.preparation import Preparation, one_thread
 from medfed.standalone.volumes import files_of_case
@@ -39,17 +38,12 @@ def read_volume(
 ) -> Arrays:
     """Reads one case from its files, for the cache.
 
-    Returns what `encode` does; ``grid`` (4, 4) if image and label have different voxels; and
-    ``sha256`` (F, 32) uint8 of the case's files, so that the record of a run need not read them
-    again.
+    Returns what `encode` does, and ``grid`` (4, 4) if image and label have different voxels.
     """
-    hashes = [bytes.fromhex(sha256(path)) for path in files_of_case(case.files.values())]
     with one_thread():
         sample = reader.prepared(case, preparation)
         arrays = encode(sample["image"].numpy(), sample["label"].numpy())
-    if "grid" in sample:
-        arrays["grid"] = sample["grid"].numpy()
-    return {**arrays, "sha256": np.array([list(h) for h in hashes], dtype=np.uint8)}
+    return arrays | ({"grid": sample["grid"].numpy()} if "grid" in sample else {})
 
 
 def cached_volume(store: Store, patient: str) -> dict[str, Tensor]:
@@ -60,13 +54,6 @@ def cached_volume(store: Store, patient: str) -> dict[str, Tensor]:
     if "grid" in arrays:
         volume["grid"] = torch.from_numpy(np.array(arrays["grid"]))
     return volume
-
-
-def cached_hashes(store: Store, patient: Patient) -> dict[str, str]:
-    """Returns the SHA-256 of a patient's files as they were when the cache was made, by path."""
-    digests = store.arrays(patient.id)["sha256"]
-    pairs = zip(files_of_case(patient.files.values()), digests, strict=True)
-    return {str(path): digest.tobytes().hex() for path, digest in pairs}
 
 
 def encode(image: NDArray[np.float32], label: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:

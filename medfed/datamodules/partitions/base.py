@@ -261,21 +261,25 @@ class Wrapped(Partition):
         """Leaves the assignment to `assignment`."""
         return self.assignment.assign(patients, seed)
 
+    def among(self, clients: Ids) -> Ids:
+        """Returns the clients among whom `assignment` decides; by default those that are there."""
+        return clients
+
     def availability(self, clients: Ids, channels: Ids, seed: int) -> dict[str, Tensor]:
         """Leaves the channels to `assignment`."""
-        return self.assignment.availability(clients, channels, seed)
+        return self.assignment.availability(self.among(clients), channels, seed)
 
     def class_shares(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Shares]:
         """Leaves the classes to `assignment`."""
-        return self.assignment.class_shares(clients, num_classes, seed)
+        return self.assignment.class_shares(self.among(clients), num_classes, seed)
 
     def scanners_of(self, clients: Ids, seed: int) -> dict[str, Scanner]:
         """Leaves the scanners to `assignment`."""
-        return self.assignment.scanners_of(clients, seed)
+        return self.assignment.scanners_of(self.among(clients), seed)
 
     def label_orders(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Order]:
         """Leaves the order of classes to `assignment`."""
-        return self.assignment.label_orders(clients, num_classes, seed)
+        return self.assignment.label_orders(self.among(clients), num_classes, seed)
 
     def remark(self, patients: Sequence[Patient]) -> str:
         """Leaves the sentence to `assignment`."""

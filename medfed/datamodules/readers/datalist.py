@@ -23,7 +23,14 @@ from medfed.standalone.csv_files import Sheet
 from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.files import is_visible, slashed
 from medfed.standalone.names import fold as fold_name
-from medfed.standalone.volumes import SUFFIXES, existing, read_geometry, stem_of, suffix_of
+from medfed.standalone.volumes import (
+    SUFFIXES,
+    existing,
+    is_volume,
+    read_geometry,
+    stem_of,
+    suffix_of,
+)
 
 Regions = dict[str, tuple[int, ...]]
 
@@ -135,7 +142,7 @@ class DatalistReader(CaseReader):
         if self._file.exists():
             self._index = read_json(self._file)
         elif isinstance(regions, Mapping) and (pair := looks.folders_of(path)):
-            self._file, self._index = path / pair[0], {"training": _pairs_in(path, *pair)}
+            self._file, self._index = path / pair[0], {"training": _pairs_in(path, pair)}
         else:
             raise DataError(f"{self._file} does not exist; {self.elsewhere}.")
         self._entries = self._listed(fold)
@@ -305,20 +312,15 @@ class DatalistReader(CaseReader):
         return ids
 
 
-def _pairs_in(folder: Path, images: str, labels: str) -> list[dict[str, str]]:
+def _pairs_in(folder: Path, names: tuple[str, str]) -> list[dict[str, str]]:
     """The entries of a list of volumes in two folders."""
-    there = {name: looks.volumes_in(folder / name) for name in (images, labels)}
-    of = {
-        name: {stem_of(file).removesuffix("_0000"): f"{name}/{file.name}" for file in files}
-        for name, files in there.items()
-    }
-    for one, other in ((images, labels), (labels, images)):
-        if lacking := sorted({*of[one]} - {*of[other]}):
-            raise DataError(
-                f"{folder / one} has {few(lacking, 4)} and {folder / other} has not; name a mask "
-                "as its image, or list the cases in a dataset.json."
-            )
-    return [{"image": of[images][name], "label": of[labels][name]} for name in sorted(of[images])]
+
+    def stem(file: Path) -> str:
+        return stem_of(file).removesuffix("_0000")
+
+    pairs = looks.paired(folder, names, is_volume, stem).values()
+    below = ([file.relative_to(folder).as_posix() for file in pair] for pair in pairs)
+    return [{"image": image, "label": label} for image, label in below]
 
 
 class NnunetReader(DatalistReader):

@@ -25,7 +25,7 @@ from medfed.standalone import pictures
 from medfed.standalone.checks import checked, within
 from medfed.standalone.csv_files import Sheet, listed_columns
 from medfed.standalone.errors import ConfigError, DataError, did_you_mean, few
-from medfed.standalone.files import is_visible, slashed
+from medfed.standalone.files import slashed
 from medfed.standalone.pictures import SUFFIXES, Color
 
 _INDEX = "images.csv"
@@ -41,12 +41,17 @@ class Pair(NamedTuple):
     place: str  # the place in the list, for error sentences
 
 
-def list_pairs(
-    path: Path, columns: Mapping[str, str], pattern: str | None, unplaced: str = "error"
+def _list_pairs(
+    path: Path,
+    columns: Mapping[str, str],
+    pattern: str | None,
+    unplaced: str,
+    others: Mapping[str, str],
 ) -> list[Pair]:
     """Lists pictures and masks, and checks that all files exist.
 
     `pattern`: without patients in the CSV: what finds the patient in a picture's name, or None.
+    `others`: the ending of another annotator's masks, by hospital.
     """
     index = path / _INDEX if path.is_dir() else path
     if index.is_file():
@@ -59,73 +64,51 @@ def list_pairs(
             f"{path} is no CSV file and has neither {_INDEX} nor the folders images and masks; "
             f"write an {_INDEX} with the columns image, mask, patient and centre."
         )
+    known = {p.centre for p in pairs if p.centre is not None}
+    if strange := next((centre for centre in others if centre not in known), None):
+        raise ConfigError(
+            f"data.reader.other_masks names {strange}, which is no centre"
+            f"{did_you_mean(strange, known)}; the centres are {few(sorted(known))}: name "
+            "another, or set data.reader.other_masks=null."
+        )
+    more = [others.get(p.centre or "", "") for p in pairs]
+    masks = [p.mask.with_stem(p.mask.stem + end) for p, end in zip(pairs, more, strict=True)]
+    pairs = [pair._replace(mask=mask) for pair, mask in zip(pairs, masks, strict=True)]
     _check(pairs)
     return pairs
-
-
-def by_other_reader(pairs: Sequence[Pair], others: Mapping[str, str]) -> list[Pair]:
-    """Uses another annotator's masks at some hospitals."""
-    known = {p.centre for p in pairs if p.centre is not None}
-    for centre in others:
-        if centre not in known:
-            raise ConfigError(
-                f"data.reader.other_masks names {centre}, which is no centre"
-                f"{did_you_mean(centre, known)}; the centres are {few(sorted(known))}: name "
-                "another, or set data.reader.other_masks=null."
-            )
-    replaced = []
-    for pair in pairs:
-        more = others.get(pair.centre or "", "")
-        replaced.append(pair._replace(mask=pair.mask.with_stem(pair.mask.stem + more)))
-        _check_there(replaced[-1].mask, pair.place)
-    return replaced
 
 
 def _from_csv(sheet: Sheet, columns: Mapping[str, str], pattern: str | None) -> list[Pair]:
     index = sheet.path
     cells = listed_columns(sheet, columns, ("image", "mask"))
-    cells |= {role: slashed(index.parent, cells[role]) for role in ("image", "mask")}
+    images, masks = (
+        [index.parent / name for name in slashed(index.parent, cells[role])]
+        for role in ("image", "mask")
+    )
     patients = cells.get("patient") or persons_of(cells["image"], pattern, index)
     centres: Sequence[str | None] = cells.get("centre") or [None] * len(patients)
-    rows = zip(cells["image"], cells["mask"], patients, centres, strict=True)
-    return [
-        Pair(
-            index.parent / image,
-            index.parent / mask,
-            who,
-            centre,
-            f"{index}, data row {sheet.number(n)}",
-        )
-        for n, (image, mask, who, centre) in enumerate(rows, start=1)
-    ]
+    places = [f"{index}, data row {sheet.number(n + 1)}" for n in range(len(patients))]
+    return [*map(Pair, images, masks, patients, centres, places)]
 
 
 def _from_folders(path: Path, folders: tuple[str, str], pattern: str | None) -> list[Pair]:
-    images, masks = (_by_stem(path / name) for name in folders)
-    for one, other, what, where in (
-        (images, masks, "mask", folders[1]),
-        (masks, images, "image", folders[0]),
-    ):
-        if lacking := sorted(set(one) - set(other)):
-            file = one[lacking[0]]
-            raise DataError(
-                f"{file} has no {what} {path / where / lacking[0]}.* (of "
-                f"{len(lacking)} without one); add it, or remove the file."
-            )
-    centres = named_centres(path, stems := sorted(images))
-    persons = persons_of([images[stem].name for stem in stems], pattern, path)
-    persons = [
-        Path(p).stem if p == images[s].name else p for p, s in zip(persons, stems, strict=True)
-    ]
-    if pattern is None and persons == stems:
+    def stem(file: Path) -> str:
+        return file.stem.removesuffix("_0000") if file.parent.name == "imagesTr" else file.stem
+
+    paired = looks.paired(path, folders, looks.is_picture, stem)
+    names = [image.name for image, _ in paired.values()]
+    centres = named_centres(path, paired)
+    of = zip(names, persons_of(names, pattern, path), strict=True)
+    persons = [Path(who).stem if who == name else who for name, who in of]
+    if pattern is None and persons == [*paired]:
         log.warning(
             "%s: every picture counts as a patient. Where one has several, set "
             'data.reader.patient_pattern, such as "^(p[0-9]+)_".',
             path,
         )
     return [
-        Pair(images[stem], masks[stem], person, centres.get(stem), str(images[stem]))
-        for stem, person in zip(stems, persons, strict=True)
+        Pair(image, mask, person, centres.get(name), str(image))
+        for (name, (image, mask)), person in zip(paired.items(), persons, strict=True)
     ]
 
 
@@ -134,8 +117,11 @@ def _check(pairs: Sequence[Pair]) -> None:
     seen: dict[Path, str] = {}
     first: dict[str, Pair] = {}
     for pair in pairs:
-        for file in (pair.image, pair.mask):
-            _check_there(file, pair.place)
+        if lost := [file for file in (pair.image, pair.mask) if not file.is_file()]:
+            raise DataError(
+                f"{pair.place}: {lost[0]} does not exist; add the file, mend the name, or leave "
+                "the row out."
+            )
         if (before := seen.setdefault(pair.image.resolve(), pair.place)) != pair.place:
             raise DataError(f"{pair.place}: {pair.image} is already in {before}; remove one.")
         if (other := first.setdefault(pair.patient, pair)).centre != pair.centre:
@@ -144,27 +130,6 @@ def _check(pairs: Sequence[Pair]) -> None:
                 f"at {other.centre}; a patient belongs to one hospital: give different people "
                 "different ids."
             )
-
-
-def _check_there(file: Path, place: str) -> None:
-    if not file.is_file():
-        raise DataError(
-            f"{place}: {file} does not exist; add the file, mend the name, or leave the row out."
-        )
-
-
-def _by_stem(folder: Path) -> dict[str, Path]:
-    """The pictures of a folder, by their names without the ending and nnU-Net's ``_0000``."""
-    by_stem: dict[str, Path] = {}
-    for file in sorted(folder.iterdir()):
-        if not is_visible(file.name) or file.suffix.lower() not in SUFFIXES:
-            continue
-        stem = file.stem.removesuffix("_0000") if folder.name == "imagesTr" else file.stem
-        if (twin := by_stem.setdefault(stem, file)) != file:
-            raise DataError(f"{folder} has {twin.name} and {file.name}; remove or rename one.")
-    if not by_stem:
-        raise DataError(f"{folder} has no pictures ({', '.join(SUFFIXES)}); add them.")
-    return by_stem
 
 
 log = logging.getLogger(__name__)
@@ -212,8 +177,7 @@ class ImageMasksReader(VolumeReader):
         self._known = {*known_labels, *(v for values in self._values.values() for v in values)}
         self.regions = tuple(self._values)
         columns = {"image": image, "mask": mask, "patient": patient, "centre": centre}
-        pairs = list_pairs(path, columns, patient_pattern, unplaced)
-        self._pairs = by_other_reader(pairs, self._others)
+        self._pairs = _list_pairs(path, columns, patient_pattern, unplaced, self._others)
         self.color = self._one_color(color)
         self.channels = channel_names(1 if self.color == "grey" else 3)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from medfed.datamodules.readers.account import is_visible
 from medfed.datamodules.readers.persons import KNOWN, search_name
 from medfed.datamodules.tables.columns import HOSPITAL, PATIENT
 from medfed.standalone import pictures, volumes
 from medfed.standalone.csv_files import Sheet, like_a_number
 from medfed.standalone.errors import DataError, few
-from medfed.standalone.files import slashed
+from medfed.standalone.files import is_visible, slashed
 from medfed.standalone.names import same
 
 Answers = Mapping[str, Any]
@@ -174,6 +173,37 @@ def volumes_in(folder: Path) -> list[Path]:
     return [file for file in visible(folder) if volumes.is_volume(file)]
 
 
+def paired(
+    folder: Path,
+    names: tuple[str, str],
+    wanted: Callable[[Path], bool],
+    stem: Callable[[Path], str],
+) -> dict[str, tuple[Path, Path]]:
+    """Returns the image and the mask of each name, from the files of two folders.
+
+    `stem`: the name of a file, which is that of its image or mask, too.
+    """
+    sides: list[dict[str, Path]] = [{}, {}]
+    for name, side in zip(names, sides, strict=True):
+        for file in filter(wanted, visible(folder / name)):
+            if (twin := side.setdefault(stem(file), file)) != file:
+                both = f"{twin.name} and {file.name}"
+                raise DataError(f"{folder / name} has {both}; remove or rename one.")
+    images, masks = sides
+    if not images and not masks:
+        raise DataError(f"{folder / names[0]} has no images; add them.")
+    for one, other, what, where in (
+        (images, masks, "mask", names[1]),
+        (masks, images, "image", names[0]),
+    ):
+        if lacking := sorted({*one} - {*other}):
+            raise DataError(
+                f"{one[lacking[0]]} has no {what} {folder / where / lacking[0]}.* (of "
+                f"{len(lacking)} without one); add it, or remove the file."
+            )
+    return {name: (images[name], masks[name]) for name in sorted(images)}
+
+
 def is_picture(path: Path) -> bool:
     """Says whether a path is a picture."""
     return path.suffix.lower() in pictures.SUFFIXES and path.is_file()
@@ -297,10 +327,8 @@ def colours(guess: Guess, files: Sequence[Path], compare: bool = False) -> None:
     color = "rgb" if any(color == "rgb" for _, _, color in heads) else "grey"
     guess.reads(color=color)
     guess.took.append(("first picture", heads[0], "sure: its header"))
-    some, pairs = (
-        files[:: 1 + len(files) // 100] if compare and color == "rgb" else [],
-        Counter[str](),
-    )
+    some = files[:: 1 + len(files) // 100] if compare and color == "rgb" else []
+    pairs = Counter[str]()
     for file in some:
         of = zip(("red", "green", "blue"), pictures.read_picture(file, "rgb")[0], strict=True)
         pairs.update(f"{a} = {b}" for (a, x), (b, y) in combinations(of, 2) if (x == y).all())

@@ -113,9 +113,14 @@ class Luna16Reader(Reader):
         self._scans = find_scans(path)
         self._csv = _find_csv(path, candidates)
         points = read_points(self._csv, "class")
-        self._check_classes(points)
-        self._skipped = self._absent(points, missing)
-        usable = np.array([s in self._scans for s in points.series], dtype=bool)[points.scan]
+        strange = (points.value != 0) & (points.value != 1)
+        if strange.any():
+            at = int(strange.argmax())
+            raise DataError(
+                f"{self._csv}, data row {points.row[at]}: class {points.value[at]:g} is unknown; "
+                "known: 0 (non-nodule) and 1 (nodule). Mend the row."
+            )
+        usable = self._usable(points, missing)
         kept = usable & subsample(points, usable, negatives_per_positive, seed)
         self._counts = {"listed": _count(points.value), "kept": _count(points.value[kept])}
         if not kept.any():
@@ -125,6 +130,7 @@ class Luna16Reader(Reader):
                 "data.reader.negatives_per_positive=null to keep all."
             )
         self._candidates = self._group(points, kept)
+        self._series = sorted(self._candidates)
 
     def indices(self) -> list[Path]:
         """See `Reader.indices`."""
@@ -143,19 +149,18 @@ class Luna16Reader(Reader):
         ``id`` is the series id, ``files`` the header and, if separate, the file of raw voxels;
         ``counts`` are non-nodules and nodules.
         """
-        centres = named_centres(self.path, self._candidates)
-        return [self._patient(series, centres.get(series)) for series in sorted(self._candidates)]
+        centres, patients = named_centres(self.path, self._series), []
+        for series in self._series:
+            files = {"header": self._scans[series]}
+            if (voxels := source_of(files["header"]).file) != files["header"]:
+                files["raw"] = voxels
+            of = centres.get(series)
+            patients.append(Patient(series, files, of, counts=self._counts_of(series)))
+        return patients
 
     def spacing(self, patient: Patient) -> tuple[float, ...]:
         """See `Reader.spacing`."""
         return read_geometry(patient.files["header"]).spacing
-
-    def _patient(self, series: str, centre: str | None) -> Patient:
-        header = self._scans[series]
-        files = {"header": header}
-        if (voxels := source_of(header).file) != header:
-            files["raw"] = voxels
-        return Patient(series, files, centre, counts=self._counts_of(series))
 
     def _counts_of(self, series: str) -> tuple[int, ...]:
         return tuple(np.bincount(self._candidates[series].label, minlength=2).tolist())
@@ -168,31 +173,26 @@ class Luna16Reader(Reader):
 
     def record(self) -> dict[str, Any]:
         """See `Reader.record`: how the candidates were chosen."""
-        return {
-            "candidates": self._csv.name,
-            "sha256": sha256(self._csv),
+        chosen = {
             "rule": "all candidates" if self.negatives_per_positive is None else RULE,
             "negatives_per_positive": self.negatives_per_positive,
             "seed": self.seed,
             **self._counts,
-            "absent_series": self._skipped,
         }
+        return self._source() | chosen
 
-    def _check_classes(self, points: Points) -> None:
-        strange = (points.value != 0) & (points.value != 1)
-        if strange.any():
-            at = int(strange.argmax())
-            raise DataError(
-                f"{self._csv}, data row {points.row[at]}: class {points.value[at]:g} is unknown; "
-                "known: 0 (non-nodule) and 1 (nodule). Mend the row."
-            )
+    def _source(self) -> dict[str, Any]:
+        """Which table it has read, and of how many series there is no scan."""
+        table = {"candidates": self._csv.name, "sha256": sha256(self._csv)}
+        return {**table, "absent_series": self._skipped}
 
-    def _absent(self, points: Points, missing: str) -> int:
-        """The number of series without a scan."""
+    def _usable(self, points: Points, missing: str) -> Mask:
+        """(n,) bool, the points whose scan is there."""
         absent = [n for n, series in enumerate(points.series) if series not in self._scans]
+        self._skipped, usable = len(absent), ~np.isin(points.scan, absent)
         if not absent:
-            return 0
-        rows = int(np.isin(points.scan, absent).sum())
+            return usable
+        rows = int((~usable).sum())
         if missing == "error":
             row = points.row[int((points.scan == absent[0]).argmax())]
             raise DataError(
@@ -209,7 +209,7 @@ class Luna16Reader(Reader):
             "%s: %d of %d series have no scan; their %d candidates are skipped.",
             self._csv, len(absent), len(points.series), rows,
         )  # fmt: skip
-        return len(absent)
+        return usable
 
     def _group(self, points: Points, kept: NDArray[np.bool_]) -> dict[str, Candidates]:
         """Candidates by series, in the order of the rows."""
@@ -257,15 +257,9 @@ class Luna16ScanReader(Luna16Reader):
         if (points.value <= 0).any():
             row = points.row[int((points.value <= 0).argmax())]
             raise DataError(f"{self._csv}, data row {row}: diameter_mm is not above 0; mend it.")
-        self._skipped = self._absent(points, missing)
-        usable = np.array([s in self._scans for s in points.series], dtype=bool)[points.scan]
-        self._candidates = self._group(points, usable)
+        self._candidates = self._group(points, self._usable(points, missing))
+        self._series = sorted(self._scans)
         self._diameters = dict(zip(points.row.tolist(), points.value.tolist(), strict=True))
-
-    def patients(self) -> list[Patient]:
-        """Lists all scans, sorted by series id; ``counts`` are nodules."""
-        centres = named_centres(self.path, self._scans)
-        return [self._patient(series, centres.get(series)) for series in sorted(self._scans)]
 
     def _counts_of(self, series: str) -> tuple[int, ...]:
         return (len(self.nodules_of(series)[0]),)
@@ -279,11 +273,7 @@ class Luna16ScanReader(Luna16Reader):
 
     def record(self) -> dict[str, Any]:
         """See `Reader.record`."""
-        return {
-            "candidates": self._csv.name,
-            "sha256": sha256(self._csv),
-            "absent_series": self._skipped,
-        }
+        return self._source()
 
 
 def read_with_nodules(

@@ -410,10 +410,8 @@ class Fact:
     """A fact on which clients agree: what they send and what the server makes of it."""
 
     settings: AgreementSettings  # the settings
-
-    def forms(self) -> tuple[Form, Form]:
-        """The forms of a client's message and of the answer to all; see `unpacked`."""
-        raise NotImplementedError
+    sent: Form  # the form of a client's message, see `unpacked`
+    answered: Form  # that of the answer to all
 
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """A client's half: returns its message, after the answers before."""
@@ -427,16 +425,10 @@ class Fact:
 class Indicators(Fact):
     """The columns that have an indicator of missing cells."""
 
-    def forms(self) -> tuple[Form, Form]:
-        """See the base class."""
-        names = self.settings.names
-        sent = {"missing": names} if self.settings.indicator == "auto" else {}
-        return sent, {"indicators": names}
-
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: names of columns that miss a cell."""
         gaps = np.flatnonzero(np.isnan(rows.rows).any(axis=0)).tolist()
-        return {name: [self.settings.names[at] for at in gaps] for name in self.forms()[0]}
+        return {name: [self.settings.names[at] for at in gaps] for name in self.sent}
 
     def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
         """See the base class: those that miss a cell anywhere."""
@@ -448,11 +440,6 @@ class Indicators(Fact):
 
 class Levels(Fact):
     """The categories of columns."""
-
-    def forms(self) -> tuple[Form, Form]:
-        """See the base class."""
-        form = {"categories": dict.fromkeys(self.settings.categorical)}
-        return form, form
 
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: names, without those of few patients."""
@@ -481,10 +468,6 @@ class Levels(Fact):
 class OutcomeScale(Fact):
     """The mean and deviation of a continuous outcome."""
 
-    def forms(self) -> tuple[Form, Form]:
-        """See the base class."""
-        return {"outcome": SUMS}, {"outcome": SCALE}
-
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: a count and two sums."""
         return {"outcome": [] if rows.outcomes is None else sums_of(rows.outcomes)}
@@ -509,10 +492,6 @@ class OutcomeScale(Fact):
 class Cuts(Fact):
     """The ends of the intervals of survival."""
 
-    def forms(self) -> tuple[Form, Form]:
-        """See the base class."""
-        return {"events": BINS}, {"cuts": self.settings.intervals}
-
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: counts of events in wide bins of time."""
         assert rows.outcomes is not None
@@ -529,11 +508,6 @@ class Cuts(Fact):
 
 class Ends(Fact):
     """The range of each column of numbers, for pooled scaling."""
-
-    def forms(self) -> tuple[Form, Form]:
-        """See the base class."""
-        answered = dict.fromkeys(self.settings.ends, len(self.settings.numeric))
-        return {"count": len(self.settings.numeric), **answered}, answered
 
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: counts of values, and limits and medians, or minima and maxima."""
@@ -580,11 +554,6 @@ class Ends(Fact):
 class Kept(Fact):
     """The columns that ComBat does not adjust."""
 
-    def forms(self) -> tuple[Form, Form]:
-        """See the base class."""
-        form = {"kept": self.settings.numeric}
-        return form, form
-
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: names of columns of at most two values."""
         known = [column[~np.isnan(column)] for column in rows.numbers.T]
@@ -599,13 +568,6 @@ class Kept(Fact):
 
 class Moments(Fact):
     """Mean and deviation of each column of numbers, within the agreed limits."""
-
-    def forms(self) -> tuple[Form, Form]:
-        """See the base class."""
-        width, products = len(self.settings.numeric), self.settings.products
-        slopes = {} if self.settings.covariates is None else {"slopes": products["x"]}
-        sent = dict.fromkeys(("count", "sum", "squares"), width) | products
-        return sent, dict.fromkeys(("mean", "sd"), width) | slopes
 
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: sums over the values, less the agreed medians.
@@ -660,21 +622,26 @@ class Moments(Fact):
 
 def _steps(settings: AgreementSettings) -> list[list[Fact]]:
     """The facts that each message of a client holds; none if nothing needs to be agreed."""
-    chosen = {
-        Levels: settings.categorical,
-        OutcomeScale: settings.continuous,
-        Cuts: settings.intervals,
-        Ends: settings.pooled,
-        Kept: settings.covariates is not None,
-    }
-    if settings.indicator != "auto" and not any(chosen.values()):
-        return []
-    standard = settings.pooled and settings.normalization == "standard"
-    first: list[Fact] = [
-        Indicators(settings),
-        *(f(settings) for f, is_on in chosen.items() if is_on),
+    names, numbers, auto = settings.names, settings.numeric, settings.indicator == "auto"
+    levels = {"categories": dict.fromkeys(settings.categorical)}
+    ends, combat = dict.fromkeys(settings.ends, len(numbers)), settings.covariates is not None
+    table: list[tuple[object, type[Fact], Form, Form]] = [  # whether, which, sent, answered
+        (settings.categorical, Levels, levels, levels),
+        (settings.continuous, OutcomeScale, {"outcome": SUMS}, {"outcome": SCALE}),
+        (settings.intervals, Cuts, {"events": BINS}, {"cuts": settings.intervals}),
+        (settings.pooled, Ends, {"count": len(numbers), **ends}, ends),
+        (combat, Kept, {"kept": numbers}, {"kept": numbers}),
     ]
-    return [first, [Moments(settings)]] if standard else [first]
+    first: list[Fact] = [kind(settings, *forms) for is_on, kind, *forms in table if is_on]
+    if not auto and not first:
+        return []
+    first.insert(0, Indicators(settings, {"missing": names} if auto else {}, {"indicators": names}))
+    if not settings.pooled or settings.normalization != "standard":
+        return [first]
+    sums = dict.fromkeys(("count", "sum", "squares"), len(numbers)) | settings.products
+    fitted = dict.fromkeys(("mean", "sd"), len(numbers))
+    slopes = {"slopes": settings.products["x"]} if combat else {}
+    return [first, [Moments(settings, sums, fitted | slopes)]]
 
 
 def client_side(rows: TrainRows) -> Half:
@@ -682,34 +649,32 @@ def client_side(rows: TrainRows) -> Half:
     settings, agreed = rows.settings, dict[str, Any]()
     for facts in _steps(settings):
         message = {k: v for fact in facts for k, v in fact.ask(rows, agreed).items()}
-        form = {k: v for fact in facts for k, v in fact.forms()[1].items()}
+        form = {k: v for fact in facts for k, v in fact.answered.items()}
         agreed |= unpacked((yield packed(message)), form)
     names = settings.names
     chosen = agreed.get("indicators", names if settings.indicator else ())
     shared = {n: tuple(agreed["categories"][n]) for n in rows.categories}
     inputs = Columns(tuple(names), shared, tuple(n for n in names if n in chosen))
-    facts_of_outcomes = agreed.get("outcome"), agreed.get("cuts", ())
-    if not settings.pooled:
-        return Agreement(inputs, None, *facts_of_outcomes)
-    ends = [np.array(agreed[end]) for end in settings.ends]
-    if settings.normalization != "standard":
-        exact = settings.normalization == "exact_minmax"
-        return Agreement(inputs, MinMax(ends[0], ends[1], exact), *facts_of_outcomes)
-    low, median, high = ends
-    whole = Standard(low, high, median, np.array(agreed["mean"]), np.array(agreed["sd"]))
-    if settings.covariates is None:
-        return Agreement(inputs, whole, *facts_of_outcomes)
-    slopes = np.array(agreed["slopes"]).reshape(len(median), len(settings.positions))
-    kept = np.isin(settings.numeric, agreed["kept"])
-    combat = Combat(whole, slopes, settings.positions, kept)
-    return Agreement(inputs, whole, *facts_of_outcomes, combat)
+    scaling: Scaling | None = None
+    combat = None
+    if settings.pooled and settings.normalization == "standard":
+        low, median, high = (np.array(agreed[end]) for end in settings.ends)
+        scaling = Standard(low, high, median, np.array(agreed["mean"]), np.array(agreed["sd"]))
+        if settings.covariates is not None:
+            slopes = np.array(agreed["slopes"]).reshape(len(median), len(settings.positions))
+            kept = np.isin(settings.numeric, agreed["kept"])
+            combat = Combat(scaling, slopes, settings.positions, kept)
+    elif settings.pooled:
+        least, most = (np.array(agreed[end]) for end in settings.ends)
+        scaling = MinMax(least, most, settings.normalization == "exact_minmax")
+    return Agreement(inputs, scaling, agreed.get("outcome"), agreed.get("cuts", ()), combat)
 
 
 def server_side(settings: AgreementSettings, claims: Claims | None = None) -> Merging:
     """The server's half: receives the messages of all clients, in order, and yields its answers."""
     claims, agreed, answer = claims or Claims(), dict[str, Any](), b""
     for facts in _steps(settings):
-        form = {k: v for fact in facts for k, v in fact.forms()[0].items()}
+        form = {k: v for fact in facts for k, v in fact.sent.items()}
         messages = [unpacked(content, form) for content in (yield answer)]
         merged = {k: v for f in facts for k, v in f.merge(messages, agreed, claims).items()}
         agreed |= merged
