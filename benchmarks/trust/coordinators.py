@@ -562,11 +562,11 @@ def _no_lock() -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
 
-    every = policy.Counted._every
+    read = policy._read
 
-    def slow(self: Any) -> Any:
-        found = every(self)
-        if current_thread() is not main_thread():
+    def slow(path: Path, kind: Any) -> Any:
+        found = read(path, kind)
+        if path.name == COUNTED and current_thread() is not main_thread():
             try:
                 barrier.wait(1.0)
             except BrokenBarrierError:
@@ -581,7 +581,7 @@ def _no_lock() -> Iterator[None]:
 
     with (
         mock.patch.object(policy, "alone", together),
-        mock.patch.object(policy.Counted, "_every", slow),
+        mock.patch.object(policy, "_read", slow),
         mock.patch.object(files, "write_json", one_by_one),
     ):
         yield

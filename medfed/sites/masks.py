@@ -30,12 +30,10 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from medfed.common import untrusted
 from medfed.federation.wire.fixed_point import FEWEST, FixedPoint
 from medfed.federation.wire.packet import Packet
-from medfed.sites.policy import alone
+from medfed.sites.policy import remembered
 from medfed.sites.wire import Head, PublicKeys
-from medfed.standalone import files
 from medfed.standalone.errors import CodecError
 
 Keys = Mapping[str, PublicKeys]
@@ -96,17 +94,13 @@ class Certificate:
 
     def _recognise(self, site: str, fingerprint: str) -> None:
         """Writes down a site's first certificate; raises CodecError if it has another one."""
-        with alone(self._known):
-            known = (
-                untrusted.read_json(self._known, dict[str, str]) if self._known.is_file() else {}
-            )
+        with remembered(self._known, dict[str, str]) as known:
             if known.setdefault(site, fingerprint) != fingerprint:
                 raise CodecError(
                     f"{site} has another certificate than before. Ask {site} by telephone whether "
                     f"SHA256:{fingerprint} is of its renewed key; if so, delete its line in "
                     f"{self._known}."
                 )
-            files.write_json(self._known, known)
 
 
 def needed(sites: int) -> int:

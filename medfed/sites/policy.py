@@ -24,11 +24,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -51,6 +51,8 @@ SPENT, COUNTED, PATIENTS = "privacy.json", "answered.json", "patients.json"
 NUMBERS = "numbers.json"
 FEW = 5
 """Patients; a mean over fewer reveals something about each."""
+Content = TypeVar("Content")
+_Counters = dict[str, dict[str, list[str]]]
 _Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
@@ -322,6 +324,23 @@ def alone(path: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def remembered(path: Path, kind: type[Content], keep: bool = True) -> Iterator[Content]:
+    """Reads a file that all jobs of a site share, and writes what the caller has made of it.
+
+    After an error, and if it is not to be kept, the file stays as it is.
+    """
+    with alone(path) if keep else nullcontext():
+        content = _read(path, kind)
+        yield content
+        if keep:
+            files.write_json(path, msgspec.to_builtins(content))
+
+
+def _read(path: Path, kind: type[Content]) -> Content:
+    return untrusted.read_json(path, kind) if path.is_file() else kind()
+
+
 class FullError(Exception):
     """A counter has reached its most."""
 
@@ -349,19 +368,16 @@ class Counted:
         Raises:
             FullError: If it has as many already.
         """
-        with alone(self.path):
-            every = self._every()
+        with remembered(self.path, _Counters) as every:
             items = every.setdefault(self.agreement, {}).setdefault(key, [])
-            if item in items:
-                return
-            if len(items) >= most:
-                raise FullError(key)
-            items.append(item)
-            files.write_json(self.path, every)
+            if item not in items:
+                if len(items) >= most:
+                    raise FullError(key)
+                items.append(item)
 
     def of(self, key: str) -> list[str]:
         """Returns what a counter has."""
-        return self._every().get(self.agreement, {}).get(key, [])
+        return _read(self.path, _Counters).get(self.agreement, {}).get(key, [])
 
     def add_test(self, model: bytes, most: int | None) -> None:
         """Counts a model by what was received of it, before its test metrics leave.
@@ -397,8 +413,7 @@ class Counted:
         path, floor = self.path.with_name(PATIENTS), max(floors.LEAST, least)
         if not patients:
             return
-        with alone(path) if keep else nullcontext():
-            every = untrusted.read_json(path, dict[str, list[list[str]]]) if path.is_file() else {}
+        with remembered(path, dict[str, list[list[str]]], keep) as every:
             sets, new = every.setdefault(data, []), sorted(patients)
             if new in sets:
                 return
@@ -410,8 +425,6 @@ class Counted:
                     f"set data.scaling=client. {path} lists the patients of each."
                 )
             sets.append(new)
-            if keep:
-                files.write_json(path, every)
 
     def add_numbers(self, data: str, what: str, count: int, most: int) -> None:
         """Remembers how many numbers about some data leave, of all agreements, before they do.
@@ -426,9 +439,7 @@ class Counted:
             VetoError: If they were too many.
         """
         path = self.path.with_name(NUMBERS)
-        with alone(path):
-            kind = dict[str, dict[str, int]]
-            every = untrusted.read_json(path, kind) if path.is_file() else {}
+        with remembered(path, dict[str, dict[str, int]]) as every:
             known = every.setdefault(data, {})
             known[f"{self.agreement}/{what}"] = count
             if (total := sum(known.values())) > most:
@@ -436,12 +447,6 @@ class Counted:
                     f"{total} numbers about these patients would have left in studies, and this "
                     f"site lets {most} leave, see policy.plans; {path} lists them."
                 )
-            files.write_json(path, every)
-
-    def _every(self) -> dict[str, dict[str, list[str]]]:
-        if not self.path.is_file():
-            return {}
-        return untrusted.read_json(self.path, dict[str, dict[str, list[str]]])
 
 
 def fewest_in_combinations(sets: Sequence[Sequence[str]]) -> float:
@@ -528,14 +533,12 @@ class Spending:
             VetoError: If too much is spent, as after repeated rounds.
         """
         kind, draws = (run, by.rate, by.noise_of_draw), math.ceil(gradients / by.uses)
-        with alone(self.path):
-            entries = self._entries()
+        with remembered(self.path, list[_Spent]) as entries:
             if same := [e for e in entries if (e.run, e.rate, e.noise) == kind]:
                 same[0].draws += draws
             else:
                 entries.append(_Spent(*kind, draws))
-            files.write_json(self.path, [asdict(one) for one in entries])
-            self.check(run, replace(by, draws=0))
+        self.check(run, replace(by, draws=0))
 
     def _entries(self) -> list[_Spent]:
-        return untrusted.read_json(self.path, list[_Spent]) if self.path.is_file() else []
+        return _read(self.path, list[_Spent])

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
 
 pytest.importorskip("nvflare", reason="needs NVIDIA FLARE: pip install '.[sites]'")
 pytest.importorskip("psutil", reason="needs NVIDIA FLARE: pip install '.[sites]'")
@@ -21,7 +23,7 @@ from tests.sites.hospitals import as_left, same
 
 pytestmark = [pytest.mark.sites, pytest.mark.timeout(600)]  # a busy machine imports slowly
 ROOT = Path(__file__).resolve().parents[2]
-SITES = ["hospital_0", "hospital_1", "hospital_2"]
+SITES = ["hospital_0", "hospital_1", "hospital_2", "hospital_3"]
 TWO = SITES[:2]
 ECHO = "tests.sites.echo"
 CLINICAL = ["experiment=clinical_pfednet", "partition.num_clients=3", "local.steps=2", "rounds=60"]
@@ -54,7 +56,7 @@ def deploying(federation, *arguments):
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
-    """One server and three sites for all tests, each a process."""
+    """One server and four sites for all tests, each a process."""
     with LocalFederation(tmp_path_factory.mktemp("kits"), SITES, (*PREFIXES, ECHO)) as found:
         for site in SITES:
             found.write_site(site)
@@ -83,7 +85,7 @@ def test_kits_let_no_code_in_and_no_log_out(federation):
 def test_bytes_come_back_as_they_went_and_who_is_slow_is_silent(federation, tmp_path):
     out, job = tmp_path / "out.json", tmp_path / "echo"
     write_job(job, TWO, (f"{ECHO}.Server", {"out": str(out)}), (f"{ECHO}.Site", {}))
-    assert told(federation, job)[0] == "FINISHED:COMPLETED"  # a third site is connected, too
+    assert told(federation, job)[0] == "FINISHED:COMPLETED"  # other sites are connected, too
     found = json.loads(out.read_text())
     assert found.pop("seconds") < 15
     assert found == {"sites": TWO, "equal": True, "slow": "silent", "absent": "silent"}
@@ -152,6 +154,59 @@ def test_a_hospital_joins_the_finished_run(federation, disturbed):
     assert (found["up"], found["down"]) == (expected.up, expected.down)
     (own,) = (federation.folder / new).glob("*-joined")
     assert (own / "bundle" / new).is_dir()
+
+
+MASKED = (
+    *("experiment=clinical_pfednet", "algorithm=fedavg", "partition.num_clients=4"),
+    *("local.steps=2", "rounds=3", "channel.secure=masks"),
+)
+
+
+def masked(federation, folder, *overrides):
+    """Runs four sites under masks; returns what the coordinator prints."""
+    asked = (f"sites=[{','.join(SITES)}]", "cut=true", f"kit={federation.admin}")
+    with deploying(federation, *MASKED, *overrides, *asked, f"folder={folder}") as process:
+        said = process.communicate(timeout=400)[0]
+    assert process.returncode == 0, said
+    return said
+
+
+def fingerprints(federation):
+    """The fingerprint of each site's certificate, from its kit."""
+    paths = {c: federation.kit(c) / "startup" / "client.crt" for c in SITES}
+    return {
+        c: x509.load_pem_x509_certificate(path.read_bytes()).fingerprint(SHA256()).hex()
+        for c, path in paths.items()
+    }
+
+
+def test_four_sites_under_masks_equal_the_simulation(federation, tmp_path):
+    """Each site signs its keys by the certificate of its kit, and writes down the others'.
+
+    A site that has seen another certificate of a peer before takes part in no sum with it.
+    """
+    with python(ROOT / "scripts/train.py", *MASKED, f"hydra.run.dir={tmp_path / 'sim'}") as one:
+        one.communicate(timeout=300)
+    masked(federation, tmp_path / "run")
+    assert not same(tmp_path / "run", tmp_path / "sim")
+    kinds = (tmp_path / "run" / "traffic.csv").read_text()
+    assert all(f",{kind}," in kinds for kind in ("keys", "shares", "unmask"))
+    for site in SITES:
+        pinned = json.loads((federation.folder / site / "certificates.json").read_text())
+        assert pinned == fingerprints(federation)
+
+    wary, peer = SITES[0], SITES[1]
+    path = federation.folder / wary / "certificates.json"
+    path.write_text(json.dumps({**fingerprints(federation), peer: "0" * 64}))
+    masked(federation, tmp_path / "wary", "seed=1")
+    absences = json.loads((tmp_path / "wary" / "absences.json").read_text())
+    assert absences["absent"] == {str(n): [wary] for n in range(3)}
+    log = (federation.folder / wary / "log.txt").read_text()
+    assert f"{peer} has another certificate than before" in log
+    left_out = (*MASKED, "seed=1", absences["simulation"], f"hydra.run.dir={tmp_path / 'sim_1'}")
+    with python(ROOT / "scripts/train.py", *left_out) as other:
+        other.communicate(timeout=300)
+    assert not same(tmp_path / "wary", tmp_path / "sim_1", ("metrics.csv", "ledger.csv"))
 
 
 def test_a_prefix_that_is_not_allowed_is_one_sentence(federation, tmp_path):
