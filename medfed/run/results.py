@@ -21,7 +21,8 @@ from torch import Tensor
 from medfed.common import scores
 from medfed.common.console import Table, evenly, said_once, say, shown, size, wide_console
 from medfed.common.figures import save_figures
-from medfed.config.description import Privacy
+from medfed.config.allowed import method_name
+from medfed.config.description import Privacy, RunDescription
 from medfed.federation.budget import Passes
 from medfed.federation.client import ClientData
 from medfed.federation.lightning.callbacks import PersonalEvaluation
@@ -72,7 +73,7 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
     best = experiment.evaluation.best_round()
     federation.count_delivery(module.next_round)
     spent = {c: known[c] for c in federation.ids}
-    summary = summarise(experiment.config.name, module, experiment.evaluation, best, spent)
+    summary = summarise(experiment.config, module, experiment.evaluation, best, spent)
     if rank() == 0:
         shown = None
         if memberships is not None:
@@ -147,7 +148,7 @@ def write_tables(experiment: Experiment, summary: dict[str, Any], best: int | No
 
 
 def summarise(
-    name: str,
+    config: RunDescription,
     module: FederatedModule,
     evaluation: PersonalEvaluation,
     best: int | None,
@@ -158,8 +159,8 @@ def summarise(
     ledger, ways = module.federation.ledger, ("up", "down")
     parts, sent = ledger.totals("direction", "part"), ledger.totals("client", "direction")
     return {
-        "name": name,
-        "algorithm": type(module.federation.algorithm).__name__.lower(),
+        "name": config.name,
+        "algorithm": method_name(config.algorithm.plain()),
         "selection": list(evaluation.selection),
         "selected_round": best,
         "rounds": module.next_round,
