@@ -19,7 +19,16 @@ from rich.text import Text
 from torch import Tensor
 
 from medfed.common import scores
-from medfed.common.console import Table, evenly, said_once, say, shown, size, wide_console
+from medfed.common.console import (
+    Table,
+    evenly,
+    in_sweep,
+    said_once,
+    say,
+    shown,
+    size,
+    wide_console,
+)
 from medfed.common.figures import save_figures
 from medfed.config.allowed import method_name
 from medfed.config.description import Privacy, RunDescription
@@ -253,18 +262,34 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
     """Prints the metrics per client and for the federation, and the bytes sent.
 
     The metric that selected the round comes first, with its interval. Below the clients come their
-    mean, the value for all cases together, and that of a constant prediction.
+    mean, the value for all cases together, and that of a constant prediction. A run of a sweep has
+    a line, and says what no run before it has said.
     """
     console = console or wide_console()
+    of_data, of_results = remarks(summary)
+    if in_sweep():
+        say(console, result_line(summary, folder))
+        with said_once():
+            say(console, *of_data, *of_results)
+        return
     console.print(metric_table(summary))
     covered = coverage_table({summary["algorithm"]: [summary]})
     if covered is not None:
         console.print(covered.printed("Sets and intervals"))
         say(console, COVERAGE)
-    of_data, of_results = remarks(summary)
-    with said_once():
-        say(console, *of_data)
-    say(console, *of_results, f"Results and pictures: {folder}")
+    say(console, *of_data, *of_results, f"Results and pictures: {folder}")
+
+
+def result_line(summary: Mapping[str, Any], folder: Path) -> str:
+    """Returns a run in a line: the metric that selected its round, over hospitals."""
+    metric, rounds = summary["selection"][0], summary["rounds"]
+    over = summary["federation"].get(metric, dict.fromkeys(_STATISTICS, math.nan))
+    ends = scores.interval(summary.get("intervals", {}).get("mean", {}).get(metric))
+    mean, worst = scores.number(over["mean"]), scores.number(over["worst"])
+    return (
+        f"{summary['algorithm']}: test {metric} {' '.join(filter(None, (mean, ends)))}, worst "
+        f"hospital {worst}; round {(summary['selected_round'] or 0) + 1} of {rounds}; in {folder}"
+    )
 
 
 def remarks(summary: Mapping[str, Any]) -> tuple[list[str], list[str]]:
