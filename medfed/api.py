@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from medfed.common.console import without_remarks
+from medfed.config.allowed import method_name
 from medfed.config.check import several
 from medfed.config.compose import build, load
 from medfed.config.description import describe, written
@@ -51,7 +52,7 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: Any) -> Run
     given = [*overrides, *(f"{k.replace('__', '.')}={_written(v)}" for k, v in keys.items())]
     source = written(load(given))
     if folder is None:
-        method = source["algorithm"]["_target_"].rpartition(".")[2].lower()
+        method = method_name(source["algorithm"])
         now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
         folder = source["resume"] or Path("outputs") / source["name"] / method / now
     folder = Path(folder).expanduser().resolve()

@@ -209,7 +209,7 @@ def _sweep(command: _Command, overrides: Sequence[str], engine: Engine) -> None:
     if command.trains:
         line = shlex.join(["medfed", "report", f"runs={sweep.folder}"])
         after = f"; compare them: {line}" if finished else ""
-        print("What runs say of their data is printed once, with the numbers of the first.")
+        print("Sentences that several runs say are printed once, with the numbers of the first.")
         print(f"{finished} of {len(sweep.jobs)} runs are finished{after}")
     if failed:
         sys.exit(1)

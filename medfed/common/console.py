@@ -368,6 +368,11 @@ def as_run(mark: str) -> Iterator[None]:
             handler.setStream(before[0])  # type: ignore[attr-defined]
 
 
+def in_sweep() -> bool:
+    """Whether a run of a sweep prints, which has a line where a run alone has a table."""
+    return isinstance(sys.stdout, RunStream)
+
+
 @contextmanager
 def said_once() -> Iterator[None]:
     """Leaves out what an earlier run of the same sweep has said, such as facts about the data."""

@@ -30,6 +30,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
 from hydra._internal.utils import _locate
 
 from medfed.config.paths import literal, paths_in, unquoted
@@ -96,6 +97,24 @@ def method_yamls(folders: Iterable[str | Path] = ()) -> dict[str, Path]:
     places = [CONFIG_DIR, *(yamls_of(Path(folder)) for folder in folders)]
     files = {p.stem: p for place in places for p in (place / "algorithm").glob("*.yaml")}
     return dict(sorted(files.items()))
+
+
+def method_name(algorithm: Mapping[str, Any]) -> str:
+    """Returns the name of a method: of ours that of its class, of a plugin's that of its yaml.
+
+    Of several yamls of one class it is the one whose values are most like the method's.
+
+    Example:
+        >>> method_name({"_target_": "medfed.personalize.fedavg.FedAvg"})
+        'fedavg'
+    """
+    target = str(algorithm["_target_"])
+    alike = dict[str, int]()
+    for name, file in method_yamls(_active).items() if is_plugin(target) else ():
+        keys = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        if keys.get("_target_") == target:
+            alike[name] = sum(algorithm.get(key) == value for key, value in keys.items())
+    return max(alike, key=alike.__getitem__, default=target.rpartition(".")[2].lower())
 
 
 def _list(values: Iterable[str]) -> str:

@@ -273,25 +273,18 @@ def method_names(runs: Sequence[Run]) -> list[str]:
     """Names each run by its algorithm, and by its settings where others share the algorithm."""
     families: dict[str, list[Run]] = {}
     for run in runs:
-        families.setdefault(_algorithm(run), []).append(run)
+        families.setdefault(str(run.summary["algorithm"]), []).append(run)
     differing = {
         n: sorted({k for r in family[1:] for k in differences(family[0], r)})
         for n, family in families.items()
     }
     names = []
     for run in runs:
-        name = _algorithm(run)
+        name = str(run.summary["algorithm"])
         keys = differing[name]
         settings = dict.fromkeys(_setting(run, key, keys) for key in keys if has(run.config, key))
         names.append(" ".join([name, *settings]))
     return names
-
-
-def _algorithm(run: Run) -> str:
-    """The name of a method; of a plugin's as it was typed, which need not be that of its class."""
-    typed = [word.partition("=")[2] for word in run.overrides if word.startswith("algorithm=")]
-    ours = str(run.config.algorithm["_target_"]).startswith("medfed.")
-    return typed[-1] if typed and not ours else str(run.summary["algorithm"])
 
 
 def _setting(run: Run, key: str, keys: Sequence[str]) -> str:

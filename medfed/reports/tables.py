@@ -261,7 +261,7 @@ def means_table(task: Task, methods: Runs) -> Table:
     return Table.of(("method", *(n.replace("_", " ") for n in plain)), rows, (0,)).upright("metric")
 
 
-_HOSPITALS = 24  # lines that a terminal and a text have room for
+_HOSPITALS = 12  # lines that a terminal and a text have room for; the page has all
 
 
 def of_task(task: Task, verdicts: Verdicts) -> dict[str, Table]:

@@ -19,9 +19,19 @@ from rich.text import Text
 from torch import Tensor
 
 from medfed.common import scores
-from medfed.common.console import Table, evenly, said_once, say, shown, size, wide_console
+from medfed.common.console import (
+    Table,
+    evenly,
+    in_sweep,
+    said_once,
+    say,
+    shown,
+    size,
+    wide_console,
+)
 from medfed.common.figures import save_figures
-from medfed.config.description import Privacy
+from medfed.config.allowed import method_name
+from medfed.config.description import Privacy, RunDescription
 from medfed.federation.budget import Passes
 from medfed.federation.client import ClientData
 from medfed.federation.lightning.callbacks import PersonalEvaluation
@@ -72,7 +82,7 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
     best = experiment.evaluation.best_round()
     federation.count_delivery(module.next_round)
     spent = {c: known[c] for c in federation.ids}
-    summary = summarise(experiment.config.name, module, experiment.evaluation, best, spent)
+    summary = summarise(experiment.config, module, experiment.evaluation, best, spent)
     if rank() == 0:
         shown = None
         if memberships is not None:
@@ -147,7 +157,7 @@ def write_tables(experiment: Experiment, summary: dict[str, Any], best: int | No
 
 
 def summarise(
-    name: str,
+    config: RunDescription,
     module: FederatedModule,
     evaluation: PersonalEvaluation,
     best: int | None,
@@ -158,8 +168,8 @@ def summarise(
     ledger, ways = module.federation.ledger, ("up", "down")
     parts, sent = ledger.totals("direction", "part"), ledger.totals("client", "direction")
     return {
-        "name": name,
-        "algorithm": type(module.federation.algorithm).__name__.lower(),
+        "name": config.name,
+        "algorithm": method_name(config.algorithm.plain()),
         "selection": list(evaluation.selection),
         "selected_round": best,
         "rounds": module.next_round,
@@ -252,18 +262,34 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
     """Prints the metrics per client and for the federation, and the bytes sent.
 
     The metric that selected the round comes first, with its interval. Below the clients come their
-    mean, the value for all cases together, and that of a constant prediction.
+    mean, the value for all cases together, and that of a constant prediction. A run of a sweep has
+    a line, and says what no run before it has said.
     """
     console = console or wide_console()
+    of_data, of_results = remarks(summary)
+    if in_sweep():
+        say(console, result_line(summary, folder))
+        with said_once():
+            say(console, *of_data, *of_results)
+        return
     console.print(metric_table(summary))
     covered = coverage_table({summary["algorithm"]: [summary]})
     if covered is not None:
         console.print(covered.printed("Sets and intervals"))
         say(console, COVERAGE)
-    of_data, of_results = remarks(summary)
-    with said_once():
-        say(console, *of_data)
-    say(console, *of_results, f"Results and pictures: {folder}")
+    say(console, *of_data, *of_results, f"Results and pictures: {folder}")
+
+
+def result_line(summary: Mapping[str, Any], folder: Path) -> str:
+    """Returns a run in a line: the metric that selected its round, over hospitals."""
+    metric, rounds = summary["selection"][0], summary["rounds"]
+    over = summary["federation"].get(metric, dict.fromkeys(_STATISTICS, math.nan))
+    ends = scores.interval(summary.get("intervals", {}).get("mean", {}).get(metric))
+    mean, worst = scores.number(over["mean"]), scores.number(over["worst"])
+    return (
+        f"{summary['algorithm']}: test {metric} {' '.join(filter(None, (mean, ends)))}, worst "
+        f"hospital {worst}; round {(summary['selected_round'] or 0) + 1} of {rounds}; in {folder}"
+    )
 
 
 def remarks(summary: Mapping[str, Any]) -> tuple[list[str], list[str]]:

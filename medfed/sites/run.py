@@ -329,7 +329,7 @@ def write(
     federation.count_delivery(module.next_round, tested)
     known = module.spent()
     spent = {c: known[c] for c in tested}
-    summary = results.summarise(config.name, module, evaluation, best, spent)
+    summary = results.summarise(config, module, evaluation, best, spent)
     few_patients = (c for c in tested if module.coordinator.requests.small.get(c))
     summary["small"] = dict.fromkeys(few_patients, scores.FEW_CASES)
     if missing := [c for c in federation.ids if c not in tested]:

@@ -256,7 +256,7 @@ class SiteFolder:
         config, folder = experiment.config, experiment.folder
         module, evaluation = experiment.module, experiment.evaluation
         used = {self.name: spent}
-        summary = results.summarise(str(config.name), module, evaluation, best, used)
+        summary = results.summarise(config, module, evaluation, best, used)
         summary["hospitals"] = self._hospitals  # only this client: a mean over clients is its value
         results.write_tables(experiment, summary, best)
         if (by := self._protection) is not None:

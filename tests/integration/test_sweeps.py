@@ -60,22 +60,33 @@ def test_a_failed_run_ends_no_other_and_the_end_names_it(one_by_one):
     why = said.removeprefix("error: ")
     assert named == f"error: Run 0 of the sweep (optimizer.lr=1e+29) failed: {why}"
     once, last = out.splitlines()[-2:]
-    assert once.startswith("What runs say of their data is printed once")
+    assert once.startswith("Sentences that several runs say are printed once")
     assert last == f"2 of 3 runs are finished; compare them: medfed report 'runs={folder}'"
     assert json.loads((folder / NAMES[1] / "summary.json").read_text())
 
 
-def test_what_every_run_finds_in_the_data_is_said_once(one_by_one):
-    _, _, out, _ = one_by_one
+def test_a_run_has_a_line_and_what_all_runs_say_is_said_once(one_by_one):
+    folder, _, out, _ = one_by_one
     lines = out.splitlines()
-    assert sum(line.startswith("Data: ") for line in lines) == 1
+    for once in ("Data: ", "[low, high]: ", "Gradient steps per client", "Sent up"):
+        assert sum(line.startswith(once) for line in lines) == 1, once
     assert sum("Before training" in line for line in lines) == 1
-    assert sum("test metrics of round" in line for line in lines) == 2
-    assert sum(line.startswith("[low, high]: ") for line in lines) == 1
-    assert sum(line.startswith("Gradient steps per client") for line in lines) == 2
-    assert [line for line in lines if line.startswith("Run ")] == [
+    begins = [
         f"Run {n} of the sweep: optimizer.lr={rate}" for n, rate in enumerate(("1e+29", 0.1, 0.05))
     ]
+    assert [line for line in lines if line.startswith("Run ")] == begins
+    results = [line for line in lines if line.startswith("fedavg: test ")]
+    assert len(results) == 2
+    for line, name in zip(results, NAMES[1:], strict=True):
+        summary = json.loads((folder / name / "summary.json").read_text())
+        metric, over = summary["selection"][0], summary["federation"][summary["selection"][0]]
+        low, high = summary["intervals"]["mean"][metric]
+        assert line == (
+            f"fedavg: test {metric} {over['mean']:.4f} [{low:.3f}, {high:.3f}], worst hospital "
+            f"{over['worst']:.4f}; round 1 of 1; in {folder / name}"
+        )
+    last = lines[lines.index(begins[2]) : -2]
+    assert len(last) <= 4, last  # its values, its result, and what is new with its numbers
 
 
 def test_the_command_that_the_end_names_takes_the_folder(one_by_one, capsys, tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from scipy.stats import t as student
 from sklearn.metrics import roc_auc_score
 
+from medfed.api import train
 from medfed.commands.main import main
 from medfed.common.untrusted import read_rows
 from medfed.config.allowed import CONFIG_DIR
@@ -82,21 +83,37 @@ def test_splits_are_paired_and_their_overlap_is_allowed_for(sweep, tmp_path):
     assert {f"{task.name}-forest.svg", f"{task.name}-forest.pdf"} <= pictures
 
 
-def test_a_plugins_method_has_the_name_that_was_typed(tmp_path):
-    """``algorithm=mine`` is no other name in the report because its class is called otherwise."""
+@pytest.mark.parametrize("way", ["typed", "experiment", "python"])
+def test_a_plugins_method_has_the_name_of_its_yaml(way, tmp_path, monkeypatch):
+    """However the run was asked for, and whatever the class and its other yamls are called."""
     code = (
         "from medfed.personalize.fedavg import FedAvg\n\n\nclass MovingAverage(FedAvg):\n    pass\n"
     )
-    (tmp_path / "plug" / "configs" / "algorithm").mkdir(parents=True)
-    (tmp_path / "plug" / "moving_of_names.py").write_text(code)
+    yamls = tmp_path / "plug" / "configs"
+    (yamls / "algorithm").mkdir(parents=True)
+    (yamls / "experiment").mkdir()
+    (tmp_path / "plug" / f"moving_of_{way}.py").write_text(code)
     keys = (CONFIG_DIR / "algorithm" / "fedavg.yaml").read_text()
-    keys = re.sub("_target_: .*", "_target_: moving_of_names.MovingAverage", keys)
-    (tmp_path / "plug" / "configs" / "algorithm" / "mine.yaml").write_text(keys)
-    words = [*SMALL, f"plugins={tmp_path / 'plug'}", "logger=none", "pictures.format=none"]
-    for name in ("mine", "fedavg"):
-        main(["train", *words, f"algorithm={name}", f"folder={tmp_path / 'runs' / name}"])
-    ((_, verdicts),) = report(tmp_path / "runs", tmp_path / "out").tasks
-    assert set(verdicts) == {"mine", "fedavg"}
+    keys = re.sub("_target_: .*", f"_target_: moving_of_{way}.MovingAverage", keys)
+    (yamls / "algorithm" / "mine.yaml").write_text(keys)
+    other = keys.replace("weighting: samples", "weighting: uniform")
+    (yamls / "algorithm" / "mine_uniform.yaml").write_text(other)
+    by_name = (
+        "# @package _global_\ndefaults:\n  - clinical_pfednet\n  - override /algorithm: mine\n"
+    )
+    (yamls / "experiment" / "by_name.yaml").write_text(by_name)
+    words = [*SMALL[1:], "rounds=1", f"plugins={tmp_path / 'plug'}", "pictures.format=none"]
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "mine_uniform"):
+        asked = [SMALL[0], f"algorithm={name}"]
+        if way == "python":
+            assert train(*asked, *words).folder.parent.name == name
+        elif way == "experiment" and name == "mine":
+            main(["train", "experiment=by_name", *words])
+        else:
+            main(["train", *asked, *words])
+    ((_, verdicts),) = report(tmp_path / "outputs", tmp_path / "out").tasks
+    assert set(verdicts) == {"mine", "mine_uniform"}
 
 
 def test_seeds_on_one_split_say_nothing_about_other_patients(sweep, tmp_path):
