@@ -74,8 +74,7 @@ class Report:
 
 def _in_one_place(task: Task, verdicts: Mapping[str, Verdict]) -> dict[str, Any]:
     name, score = in_one_place(verdicts)
-    low, high = sorted((task.raw(score.low), task.raw(score.high)))
-    return {"name": name, "value": task.raw(score.mean), "low": low, "high": high}
+    return dict(zip(("name", "value", "low", "high"), (name, *task.interval(score)), strict=True))
 
 
 def judged(tasks: Sequence[Task], target: float | None = None) -> Report:

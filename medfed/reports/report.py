@@ -85,12 +85,11 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 def _row(task: Task, name: str, v: Verdict) -> dict[str, object]:
     """The line of a method, by column; means are in the metric's direction."""
-    raw = task.raw
-    low, high = sorted((raw(v.mean.low), raw(v.mean.high)))
     row: dict[str, object] = {"suite": task.suite, "variant": task.variant, "method": name}
-    row |= {"metric": task.metric, "splits": len(v.scores.values), "mean": raw(v.mean.mean)}
-    row |= {"low": low, "high": high, "half_width": v.mean.half}
-    row |= {"worst_client": raw(v.worst), "worst_decile": raw(v.decile)}
+    row |= {"metric": task.metric, "splits": len(v.scores.values)}
+    row |= dict(zip(("mean", "low", "high"), task.interval(v.mean), strict=True))
+    row |= {"half_width": v.mean.half, "worst_client": task.raw(v.worst)}
+    row["worst_decile"] = task.raw(v.decile)
     unknown = Difference(*[math.nan] * 6)
     for r in REFERENCES:
         a = v.against.get(r, Gain(unknown, ""))
@@ -112,8 +111,7 @@ def _row(task: Task, name: str, v: Verdict) -> dict[str, object]:
 def table_csv(report: Report) -> str:
     """Returns a line per suite, variant and method."""
     rows = [_row(task, name, v) for task, verdicts in report.tasks for name, v in verdicts.items()]
-    lines = [[_cell(value) for value in row.values()] for row in rows]
-    return csv_text([*rows[0]] if rows else (), lines)
+    return csv_text([*rows[0]] if rows else (), ([*map(_cell, row.values())] for row in rows))
 
 
 def write(folder: Path, report: Report, figures: bool = True) -> None:

@@ -109,8 +109,7 @@ def signed(difference: Sequence[float]) -> str:
         '+0.1000 [+0.0500, +0.1500]'
     """
     mean, low, high = difference[:3]
-    ends = "" if math.isnan(low) else f" [{low:+.4f}, {high:+.4f}]"
-    return f"{mean:+.4f}{ends}"
+    return f"{mean:+.4f}" if math.isnan(low) else f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"
 
 
 def _so_are(more: Sequence[str]) -> str:
@@ -132,10 +131,9 @@ def _room(task: Task, verdicts: Verdicts, reference: str) -> str:
 
 def room(task: Task, verdicts: Verdicts, reference: str) -> str:
     """Says what it takes to show the largest gain seen, and a gain worth knowing."""
-    gaps = {
-        n: v.against[reference].difference for n, v in verdicts.items() if reference in v.against
-    }
-    gaps = {n: gap for n, gap in gaps.items() if math.isfinite(gap.detectable)}
+    against = {n: v.against[reference] for n, v in verdicts.items() if reference in v.against}
+    known = {n: a.difference for n, a in against.items()}
+    gaps = {n: gap for n, gap in known.items() if math.isfinite(gap.detectable)}
     if not gaps:
         return ""
     name = max(gaps, key=lambda n: gaps[n].mean)
@@ -190,9 +188,8 @@ def about(count: float) -> int:
 
 
 def _ends(task: Task, score: Difference) -> str:
-    low, high = sorted((task.raw(score.low), task.raw(score.high)))
-    ends = "" if math.isnan(low) else f" [{low:.4f}, {high:.4f}]"
-    return f"{task.raw(score.mean):.4f}{ends}"
+    mean, low, high = task.interval(score)
+    return f"{mean:.4f}" if math.isnan(low) else f"{mean:.4f} [{low:.4f}, {high:.4f}]"
 
 
 def _who(name: str, v: Verdict, task: Task) -> str:

@@ -170,8 +170,7 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
     rows = []
     for name in by_mean(verdicts):
         v = verdicts[name]
-        low, high = sorted((task.raw(v.mean.low), task.raw(v.mean.high)))
-        cells = [Cell(name), _share(v), _between(task.raw(v.mean.mean), low, high)]
+        cells = [Cell(name), _share(v), _between(*task.interval(v.mean))]
         cells += [number(task.raw(x)) for x in (v.worst, v.decile)]
         for reference in references:
             if (a := v.against.get(reference)) is None:
