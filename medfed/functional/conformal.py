@@ -27,12 +27,11 @@ from medfed.functional import points
 from medfed.functional.points import Chooser, Point, RegionChooser, Rows
 from medfed.functional.scores import Floats
 
+# Validation patients from which a hospital has its own quantile, if the level needs no more.
 ENOUGH = 100
-"""Validation patients from which a hospital has its own quantile, if the level needs no more."""
+# Validation patients from which a hospital takes part in the quantile of the others, likewise.
 LEAST = 20
-"""Validation patients from which a hospital takes part in the quantile of the others, likewise."""
-SMALL = 10
-"""Voxels added to the volumes of a ratio, so that an empty mask is no infinite misfit."""
+SMALL = 10  # voxels added to the volumes of a ratio, so that an empty mask is no infinite misfit
 Kind = Literal["classes", "outcome", "volumes"]
 _SIZES: dict[Kind, str] = {"classes": "set_size", "outcome": "width", "volumes": "factor"}
 

@@ -58,10 +58,10 @@ from medfed.common.compiling import compiled
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
+# Places for knots at first. Random data has a dozen knots at a time: they stay in cache.
 _START = 4096
-"""Places for knots at first. Random data has a dozen knots at a time: they stay in cache."""
+# Elements that are compared at a time: with what is found they stay in the nearest cache.
 _CHUNK = 1024
-"""Elements that are compared at a time: with what is found they stay in the nearest cache."""
 
 
 @compiled()

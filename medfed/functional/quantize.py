@@ -177,10 +177,8 @@ def soft_quantize(x: Tensor, centers: Tensor, sharpness: float) -> Tensor:
 class Levels(NamedTuple):
     """Checked centres in the dtype of the weights, in main memory."""
 
-    values: Array
-    """``(m,)`` centres in ascending order."""
-    cuts: Array
-    """``(m - 1,)``: the largest numbers that still belong to the lower of two centres."""
+    values: Array  # ``(m,)`` centres in ascending order
+    cuts: Array  # ``(m - 1,)``: the largest numbers that still belong to the lower of two centres
 
 
 def _check_levels(x: Tensor, centers: Tensor) -> Levels:

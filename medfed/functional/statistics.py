@@ -27,12 +27,9 @@ from numpy.typing import NDArray
 from medfed.common.seeding import derive_seed
 
 Floats = NDArray[np.float64]
-LEVEL = 0.95
-"""Of all intervals."""
-POWER = 0.8
-"""How often a test detects the smallest difference that is called detectable."""
-RESAMPLES = 1000
-"""How often the patients of a client are drawn anew."""
+LEVEL = 0.95  # of all intervals
+POWER = 0.8  # how often a test detects the smallest difference that is called detectable
+RESAMPLES = 1000  # how often the patients of a client are drawn anew
 _ROUNDING = 1e-9  # of a resample's metric that equals that of the patients
 
 

@@ -28,8 +28,7 @@ from medfed.reports.runs import Runs
 from medfed.standalone.files import digest
 
 Floats = NDArray[np.float64]
-Result = Mapping[str, Any]
-"""What a run on one split has given, as `medfed.run.cell` returns it."""
+Result = Mapping[str, Any]  # what a run on one split has given, as `medfed.run.cell` returns it
 _MADE = "medfed.datamodules.tables.mixture"  # generates what it has
 _BLOCK = 4_000_000  # weights of cases that are in memory at once
 

@@ -339,8 +339,8 @@ class Place(NamedTuple):
 NOWHERE = Place()
 
 
+# Kind, memory (by identity) and draw: who is sent a part under the same gets the same bytes.
 _Alike = tuple[Kind, int | None, int | None]
-"""Kind, memory (by identity) and draw: who is sent a part under the same gets the same bytes."""
 
 
 @dataclass(frozen=True)

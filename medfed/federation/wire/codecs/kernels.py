@@ -21,8 +21,8 @@ from medfed.common.compiling import compiled
 
 Array = np.ndarray[Any, Any]
 
+# The codes as small integers, which compiled code can branch on.
 RICE, GAMMA, DELTA, OMEGA = 0, 1, 2, 3
-"""The codes as small integers, which compiled code can branch on."""
 
 _ONE = np.uint64(1)
 _WIDEST = 62

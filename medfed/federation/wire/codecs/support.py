@@ -17,8 +17,7 @@ from medfed.standalone.checks import within
 from medfed.standalone.errors import CodecError
 
 KINDS = ("rice", "gamma", "delta", "omega")
-Share = Annotated[float, within("(0, 1]")]
-"""Of the elements."""
+Share = Annotated[float, within("(0, 1]")]  # of the elements
 _WORD = 64
 _CHUNK = 2**16
 
@@ -151,8 +150,7 @@ def round_randomly(values: Array, units: Array, bucket: int, rng: np.random.Gene
     return levels
 
 
-_GAPS = 0xFF
-"""In the place of the code of run lengths: there are no runs."""
+_GAPS = 0xFF  # in the place of the code of run lengths: there are no runs
 
 
 def pack_support(
