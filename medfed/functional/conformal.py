@@ -195,7 +195,10 @@ class Covering:
             return misfits
         if self.kind == "outcome":
             return np.array([abs(row["label"] - row["prediction"]) for row in rows], dtype=float)
-        pairs = np.array([(row["labelled"], _predicted(row)) for row in rows], dtype=float)
+        # The voxels of a region at its own threshold where it has one.
+        predicted = [row.get("predicted/point", row["predicted"]) for row in rows]
+        labelled = [row["labelled"] for row in rows]
+        pairs = np.array([labelled, predicted], dtype=float).T
         logs: Floats = np.log(pairs.reshape(-1, 2) + SMALL)
         return np.abs(logs[:, 0] - logs[:, 1])
 
@@ -217,11 +220,6 @@ def _chances(rows: Rows) -> Floats:
         if names:
             return np.array([[row[n] for n in names] for row in rows], dtype=float)
     return np.empty((0, 1))
-
-
-def _predicted(row: Mapping[str, Any]) -> float:
-    """The voxels of a region, at its own threshold where it has one."""
-    return float(row.get("predicted/point", row["predicted"]))
 
 
 def _mean(patients: Sequence[Any], values: Floats) -> float:

@@ -289,7 +289,8 @@ def solve_network_lasso(
     """
     p, points = check_norm(p), _checked_points(v)
     links = _checked_edges(edges, v.shape[0])
-    weights, masses = _checked_weights(weight, links.shape[0]), _checked_masses(mass, v.shape[0])
+    weights = _checked_weights(weight, links.shape[0])
+    masses = torch.ones(len(v)).double() if mass is None else mass.detach().double().cpu()
     used = weights > 0
     if not bool(used.any()) or points.shape[1] == 0:
         point = points.new_zeros(links.shape[0], v.shape[1])
@@ -443,11 +444,6 @@ def _checked_edges(edges: Tensor | Sequence[Sequence[int]], n: int) -> Tensor:
         if not (0 <= i < n and 0 <= j < n and i != j):
             raise ConfigError(f"Edge ({i}, {j}) does not join two of the nodes 0 to {n - 1}.")
     return ends
-
-
-def _checked_masses(mass: Tensor | None, n: int) -> Tensor:
-    """One float64 number per node, on the CPU."""
-    return torch.ones(n, dtype=torch.float64) if mass is None else mass.detach().double().cpu()
 
 
 def _checked_weights(weight: float | Tensor, m: int) -> Tensor:

@@ -156,16 +156,11 @@ def calibrated(probs: Floats, point: Mapping[str, float]) -> Floats:
     """
     if "slope" not in point:
         return probs
-    terms = point["slope"] * _logs(probs)
+    terms = point["slope"] * np.log(np.maximum(probs, np.finfo(float).tiny))
     terms[:, 1] += point["shift"]
     odds = np.exp(terms - terms.max(1, keepdims=True))
     shares: Floats = odds / odds.sum(1, keepdims=True)
     return shares
-
-
-def _logs(probs: Floats) -> Floats:
-    logs: Floats = np.log(np.maximum(probs, np.finfo(float).tiny))
-    return logs
 
 
 @dataclass(frozen=True)

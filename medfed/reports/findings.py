@@ -88,11 +88,8 @@ def judged(tasks: Sequence[Task], target: float | None = None) -> Report:
         verdicts = judge(task)
         report.tasks.append((task, verdicts))
         report.answers[task.name] = sentences.answer(task, verdicts)
-        report.notes += [
-            *sentences.no_better_than_a_constant(task, verdicts),
-            *sentences.short_of(task),
-        ]
-        report.notes += sentences.budget_of(task)
+        report.notes += sentences.no_better_than_a_constant(task, verdicts)
+        report.notes += [*sentences.short_of(task), *sentences.budget_of(task)]
         report.notes += sentences.splits_of_target(task, verdicts)
     return report
 

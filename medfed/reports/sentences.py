@@ -294,6 +294,7 @@ HEAD = (
     *("over FedAvg, both recalibrated", "harms", "cost of a run", "how sure"),
 )
 SCARCE = "bytes are scarce"
+_ALONE = "it compares no method with local training"
 
 
 class Shown(NamedTuple):
@@ -393,7 +394,9 @@ def _rows(
     if not by_method:
         harms = _harms_of([(t, v["fedavg"]) for t, v in judged if "fedavg" in v])
         texts = [situation, data, "none", "", "", "", f"FedAvg: {harms}" * bool(harms), ""]
-        why = room_of(*judged[0]) if len(judged) == 1 else _unseen(judged)
+        why = _unseen(judged)
+        if len(judged) == 1:
+            why = room(*judged[0], best_of(judged[0][1])) or _ALONE
         return [[Cell(text) for text in (*texts, why)]]
     order = sorted(by_method.items(), key=lambda item: (-len(item[1]), -_least(item[1])))
     return [
@@ -467,8 +470,3 @@ def _range(values: Sequence[Any], key: Callable[[Any], float], text: Callable[[A
         return "–"
     ends = (text(min(values, key=key)), text(max(values, key=key)))
     return " to ".join(dict.fromkeys(ends))
-
-
-def room_of(task: Task, verdicts: Verdicts) -> str:
-    """Says what a task that shows no method to use could have shown."""
-    return room(task, verdicts, best_of(verdicts)) or "it compares no method with local training"
