@@ -296,8 +296,8 @@ def without_remarks() -> Iterator[None]:
         yield
 
 
+# The environment variable that gives the runs of a sweep a folder of what they have said.
 SAID = "MEDFED_SAID"
-"""The environment variable that gives the runs of a sweep a folder of what they have said."""
 
 
 class RunStream:

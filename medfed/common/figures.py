@@ -62,7 +62,7 @@ def legend_below(figure: Figure, lines: Sequence[Artist], size: float = 10.0, **
     figure.legend(handles=lines, ncols=columns, fontsize=size, labelspacing=0.3, **style)
 
 
-def colours(count: int, few: Sequence[str], end: float = 1.0) -> list[str]:
+def colours(count: int, few: Sequence[str]) -> list[str]:
     """Returns a colour for each of several things: distinct colours, or a scale for many things.
 
     Example:
@@ -74,4 +74,4 @@ def colours(count: int, few: Sequence[str], end: float = 1.0) -> list[str]:
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    return [to_hex(colormaps["viridis"](end * k / (count - 1))) for k in range(count)]
+    return [to_hex(colormaps["viridis"](k / (count - 1))) for k in range(count)]

@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-LEAST = 20
-"""Patients behind any statistic."""
-TIMES = 5
-"""Patients for each number or row of a statistic."""
-CATEGORY = 5
-"""Patients of a client behind the name of a category; the others have none in common."""
+LEAST = 20  # patients behind any statistic
+TIMES = 5  # patients for each number or row of a statistic
+CATEGORY = 5  # patients of a client behind the name of a category; the others have none in common.
 
 
 @dataclass(frozen=True)

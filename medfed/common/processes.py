@@ -26,8 +26,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
+# The environment variable that gives a further rank the process that it must not outlive.
 PARENT = "MEDFED_PARENT"
-"""The environment variable that gives a further rank the process that it must not outlive."""
 _BOTH = (signal.SIGINT, signal.SIGTERM)
 
 

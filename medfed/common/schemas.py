@@ -22,18 +22,17 @@ from medfed.standalone.errors import CheckpointError, did_you_mean, first_line
 from medfed.standalone.files import refuse_special
 
 T = TypeVar("T")
-LIMIT = 1 << 26
-"""Bytes of the largest file that is read."""
+LIMIT = 1 << 26  # bytes of the largest file that is read
 _BITS = 64  # of a whole number, as other programs read no more
 _SENTENCES = (
     (re.compile(r"Object missing required field `(.*)`", re.DOTALL), "{} is missing"),
     (re.compile(r"Object contains unknown field `(.*)`", re.DOTALL), "{} is unknown"),
 )
 
+# A number of bytes, samples or steps; a tensor's size.
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
-"""A number of bytes, samples or steps; a tensor's size."""
+# A finite number.
 Number = Annotated[float, msgspec.Meta(ge=-1.7976931348623157e308, le=1.7976931348623157e308)]
-"""A finite number."""
 
 
 def parse_json(

@@ -209,15 +209,15 @@ def federation_statistics(values: Sequence[float], falls: bool = False) -> dict[
     }
 
 
+# What a line calls the metrics that follow from choices on validation cases, and their ending.
 CHOSEN = {"recalibrated": "/calibrated", "thresholds": "/point"}
-"""What a line calls the metrics that follow from choices on validation cases, and their ending."""
+# The mean of the hospitals with at least `LEAST_CASES` test patients, and so on.
 WITHOUT_SMALL = "mean without small"
-"""The mean of the hospitals with at least `LEAST_CASES` test patients, and so on."""
+# The least test patients of a hospital for a verdict that names it or that it decides, and the
+# least of its rarer class, or with an event.
 LEAST_CASES = 10
-"""The least test patients of a hospital for a verdict that names it or that it decides, and the
-least of its rarer class, or with an event."""
+# What a site says of its few test patients, whose number stays there.
 FEW_CASES = f"fewer than {LEAST_CASES} test patients, or of a class or with an event"
-"""What a site says of its few test patients, whose number stays there."""
 
 
 def fewest(cases: Iterable[Mapping[str, Any]]) -> tuple[int, str]:

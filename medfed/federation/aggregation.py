@@ -32,8 +32,7 @@ from medfed.standalone.errors import ConfigError
 
 Items = Sequence[Mapping[str, Tensor]]
 Start = Mapping[str, Tensor] | None
-FAR = 5.0
-"""Times the median norm of a part; a longer one is noted."""
+FAR = 5.0  # times the median norm of a part; a longer one is noted.
 
 
 class Outlier(NamedTuple):

@@ -91,9 +91,9 @@ def _kernels(module: nn.Module) -> Tensor | None:
     return kernels if kernels is not None and kernels.ndim in _FORMATS else None
 
 
+# Makes an optimizer of parameters, or groups of them; one that needs two arguments also gets the
+# network.
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
-"""Makes an optimizer of parameters, or groups of them; one that needs two arguments also gets the
-network."""
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
@@ -107,8 +107,7 @@ class Passes(NamedTuple):
     forward: int = 0  # forward only
 
 
-MANY = within("[1, 1000000000]")
-"""Steps, epochs or batches; with more, no round would end."""
+MANY = within("[1, 1000000000]")  # steps, epochs or batches; with more, no round would end.
 
 
 @dataclass(frozen=True)
@@ -225,8 +224,7 @@ def learning_rates(
     return rates
 
 
-SETTLED = 1000
-"""Steps after which momentum no longer grows."""
+SETTLED = 1000  # steps after which momentum no longer grows
 
 
 def effective_step_length(

@@ -28,8 +28,9 @@ Family = Literal[
     "similar clients",
     "quantised model",
 ]
+# How patients influence a method's messages, other than by the numbers of patients.
 Touches = Literal["gradients", "losses", "outputs", "several", "statistics", "pooled"]
-"""How patients influence a method's messages, other than by the numbers of patients."""
+# Why noise in gradients alone cannot protect the patients of a method.
 UNPROTECTED: Mapping[Touches | None, str] = {
     None: "does not declare that patients influence it by gradients only (card.privacy_exposure)",
     "losses": "compares losses of patients, which get no noise",
@@ -39,16 +40,13 @@ UNPROTECTED: Mapping[Touches | None, str] = {
     "statistics": "keeps statistics of normalisation, which get no noise",
     "pooled": "trains on the patients of all clients in one place",
 }
-"""Why noise in gradients alone cannot protect the patients of a method."""
+# Multiples by vector. A text is a product of numbers and names, or a sum of such: ``2 N + K``. N is
+# the number of clients; other names are hyper-parameters of the method.
 Sizes = Mapping[str, float | str]
-"""Multiples by vector. A text is a product of numbers and names, or a sum of such: ``2 N + K``.
 
-N is the number of clients; other names are hyper-parameters of the method."""
-
-REFERENCES = ("local", "fedavg")
-"""What methods are compared with."""
+REFERENCES = ("local", "fedavg")  # what methods are compared with
+# All patients in one place: one model, and a copy of it that each hospital trains on.
 CEILINGS = ("pooled", "pooled_finetuned")
-"""All patients in one place: one model, and a copy of it that each hospital trains on."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +117,8 @@ class Card:
     tune: Mapping[str, Range] = field(default_factory=dict)
 
 
+# The card of a method whose patients influence it by gradients only, see `Card.privacy_exposure`.
 gradients_only = partial(Card, privacy_exposure="gradients")
-"""The card of a method whose patients influence it by gradients only."""
 
 
 def elements(sizes: Sizes, vectors: Mapping[str, int], names: Mapping[str, float]) -> float:

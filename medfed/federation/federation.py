@@ -260,8 +260,7 @@ class Federation:
         }
 
 
-LARGE = 256_000_000
-"""Bytes of a phase's replies above which each is decoded when it is read."""
+LARGE = 256_000_000  # bytes of a phase's replies above which each is decoded when it is read
 
 
 class Round:

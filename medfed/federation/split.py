@@ -183,8 +183,8 @@ def _shorten(names: Sequence[str], count: int = 6) -> str:
     return ", ".join(names[:count]) + more
 
 
+# The key of a group of parameters whose step size is this multiple of the round's.
 OWN_RATE = "own_rate"
-"""The key of a group of parameters whose step size is this multiple of the round's."""
 
 
 def keep_groups(

@@ -27,12 +27,11 @@ from medfed.functional import points
 from medfed.functional.points import Chooser, Point, RegionChooser, Rows
 from medfed.functional.scores import Floats
 
+# Validation patients from which a hospital has its own quantile, if the level needs no more.
 ENOUGH = 100
-"""Validation patients from which a hospital has its own quantile, if the level needs no more."""
+# Validation patients from which a hospital takes part in the quantile of the others, likewise.
 LEAST = 20
-"""Validation patients from which a hospital takes part in the quantile of the others, likewise."""
-SMALL = 10
-"""Voxels added to the volumes of a ratio, so that an empty mask is no infinite misfit."""
+SMALL = 10  # voxels added to the volumes of a ratio, so that an empty mask is no infinite misfit
 Kind = Literal["classes", "outcome", "volumes"]
 _SIZES: dict[Kind, str] = {"classes": "set_size", "outcome": "width", "volumes": "factor"}
 
@@ -196,7 +195,10 @@ class Covering:
             return misfits
         if self.kind == "outcome":
             return np.array([abs(row["label"] - row["prediction"]) for row in rows], dtype=float)
-        pairs = np.array([(row["labelled"], _predicted(row)) for row in rows], dtype=float)
+        # The voxels of a region at its own threshold where it has one.
+        predicted = [row.get("predicted/point", row["predicted"]) for row in rows]
+        labelled = [row["labelled"] for row in rows]
+        pairs = np.array([labelled, predicted], dtype=float).T
         logs: Floats = np.log(pairs.reshape(-1, 2) + SMALL)
         return np.abs(logs[:, 0] - logs[:, 1])
 
@@ -218,11 +220,6 @@ def _chances(rows: Rows) -> Floats:
         if names:
             return np.array([[row[n] for n in names] for row in rows], dtype=float)
     return np.empty((0, 1))
-
-
-def _predicted(row: Mapping[str, Any]) -> float:
-    """The voxels of a region, at its own threshold where it has one."""
-    return float(row.get("predicted/point", row["predicted"]))
 
 
 def _mean(patients: Sequence[Any], values: Floats) -> float:

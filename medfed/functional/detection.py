@@ -16,9 +16,9 @@ import numpy as np
 from medfed.functional.scores import ALARMS, Columns, Floats, Ints, sensitivities
 
 LESION_CPM = ("lesion_cpm", *(f"lesion_cpm/{alarm:g}" for alarm in ALARMS), "lesions_found")
+# A row of a table of cases: the box that finds a lesion, a false alarm, a further hit on a lesion
+# that a box of a higher score has found, which is neither; or a scan.
 HIT, ALARM, AGAIN, SCAN = 1, 0, -1, -2
-"""A row of a table of cases: the box that finds a lesion, a false alarm, a further hit on a lesion
-that a box of a higher score has found, which is neither; or a scan."""
 
 
 def match_lesions(centres: Floats, scores: Floats, lesions: Floats, radii: Floats) -> Ints:

@@ -58,10 +58,10 @@ from medfed.common.compiling import compiled
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
+# Places for knots at first. Random data has a dozen knots at a time: they stay in cache.
 _START = 4096
-"""Places for knots at first. Random data has a dozen knots at a time: they stay in cache."""
+# Elements that are compared at a time: with what is found they stay in the nearest cache.
 _CHUNK = 1024
-"""Elements that are compared at a time: with what is found they stay in the nearest cache."""
 
 
 @compiled()
@@ -414,32 +414,6 @@ def clip_levels(a: Array, tau: Array, levels: Array) -> None:
 
 
 @compiled()
-def find_cuts(values: Array) -> tuple[Array, bool]:
-    """The largest numbers of their dtype that still belong to the lower of two centres.
-
-    Args:
-        values: ``(m,)`` float32 or float64 centres.
-
-    Returns:
-        ``(m - 1,)`` array of the same dtype, and whether the centres are finite and in ascending
-        order; the cuts mean nothing where they are not.
-    """
-    cuts = np.empty_like(values[1:])
-    lowest = values.dtype.type(-np.inf)
-    usable = np.isfinite(values[0])
-    for j in range(cuts.shape[0]):
-        low, high = np.float64(values[j]), np.float64(values[j + 1])
-        usable = usable and np.isfinite(high) and low <= high
-        middle = low / 2 + high / 2
-        cuts[j] = middle
-        # Rounded down, so that what lies beyond the middle is never taken for what lies before it;
-        # and a centre belongs to itself even where no number lies between two of them.
-        if np.float64(cuts[j]) > middle or (low < high and cuts[j] >= values[j + 1]):
-            cuts[j] = np.nextafter(cuts[j], lowest)
-    return cuts, usable
-
-
-@compiled()
 def _locate(x: Array, cuts: Array, index: Array) -> None:
     """Writes the index of the nearest centre of each element of a chunk; 0 for NaN."""
     for c in range(x.shape[0]):
@@ -470,7 +444,7 @@ def round_all(x: Array, cuts: Array, values: Array, out: Array) -> None:
 
     Args:
         x: ``(n,)`` float32 or float64.
-        cuts: ``(m - 1,)`` from :func:`find_cuts`, in the same dtype.
+        cuts: ``(m - 1,)`` of :class:`medfed.functional.quantize.Levels`, in the same dtype.
         values: ``(m,)`` centres, in the same dtype.
         out: ``(n,)`` of the same dtype, overwritten; not x itself.
     """
@@ -484,7 +458,7 @@ def locate_all(x: Array, cuts: Array, out: Array) -> bool:
 
     Args:
         x: ``(n,)`` float32 or float64.
-        cuts: ``(m - 1,)`` from :func:`find_cuts`, in the same dtype.
+        cuts: ``(m - 1,)`` of :class:`medfed.functional.quantize.Levels`, in the same dtype.
         out: ``(n,)`` int64, overwritten.
     """
     index = np.empty(_CHUNK, np.int32)
@@ -504,7 +478,7 @@ def shrink_all(y: Array, cuts: Array, values: Array, tau: float, x: Array, neare
 
     Args:
         y: ``(n,)`` float32 or float64.
-        cuts: ``(m - 1,)`` from :func:`find_cuts`, in the same dtype.
+        cuts: ``(m - 1,)`` of :class:`medfed.functional.quantize.Levels`, in the same dtype.
         values: ``(m,)`` centres, in the same dtype.
         tau: 0 or more, a scalar of the same dtype.
         x: ``(n,)`` of the same dtype, overwritten; may be y itself.
@@ -526,7 +500,7 @@ def tally(x: Array, gradient: Array, cuts: Array, values: Array) -> tuple[Array,
     Args:
         x: ``(n,)`` float32 or float64.
         gradient: ``(n,)`` of the same dtype, or empty where there is none.
-        cuts: ``(m - 1,)`` from :func:`find_cuts`, in the same dtype.
+        cuts: ``(m - 1,)`` of :class:`medfed.functional.quantize.Levels`, in the same dtype.
         values: ``(m,)`` centres, in the same dtype.
 
     Returns:
@@ -552,45 +526,6 @@ def tally(x: Array, gradient: Array, cuts: Array, values: Array) -> tuple[Array,
 
 
 @compiled()
-def settle(mu: Array, values: Array, counts: Array, tau: float) -> tuple[Array, Array, bool]:
-    """Where each centre comes to rest if it passes no element but those at ``values``.
-
-    The slope ``c - mu + tau (#below c - #above c)`` grows with c. Its sign on both sides of the
-    old centre tells on which side the root is, and the counts there how far away it is at most.
-    All elements together pull by tau n, so that the root is no further from mu either.
-
-    Args:
-        mu: ``(m,)`` float64.
-        values: ``(m,)`` centres that the counts belong to.
-        counts: ``(m, 3)`` from :func:`tally`.
-        tau: 0 or more; infinity is allowed.
-
-    Returns:
-        ``(m,)`` float64 places; ``(m, 2)`` float64 bounds of the roots, equal to the old centre
-        where that is the root; and whether an element may have been passed.
-    """
-    rests, bounds = np.empty(mu.shape[0]), np.empty((mu.shape[0], 2))
-    passing = False
-    for j in range(mu.shape[0]):
-        below, at, above = counts[j]
-        up, down, total = above - below - at, above - below + at, above + below + at
-        # Not 0 * inf where the elements are balanced.
-        rightmost = mu[j] + (tau * up if up != 0 else 0.0)
-        leftmost = mu[j] + (tau * down if down != 0 else 0.0)
-        reach = tau * total if total != 0 else 0.0
-        old = np.float64(values[j])
-        rests[j] = rightmost if rightmost > old else min(leftmost, old)
-        bounds[j] = old
-        if rests[j] > old:
-            bounds[j, 0], bounds[j, 1] = max(old, mu[j] - reach), rests[j]
-            passing |= above > 0
-        elif rests[j] < old:
-            bounds[j, 0], bounds[j, 1] = rests[j], min(old, mu[j] + reach)
-            passing |= below > 0
-    return rests, bounds, passing
-
-
-@compiled()
 def collect(
     x: Array, cuts: Array, values: Array, bounds: Array, between: Array, numbers: Array
 ) -> int:
@@ -598,9 +533,9 @@ def collect(
 
     Args:
         x: ``(n,)`` float32 or float64.
-        cuts: ``(m - 1,)`` from :func:`find_cuts`, in the same dtype.
+        cuts: ``(m - 1,)`` of :class:`medfed.functional.quantize.Levels`, in the same dtype.
         values: ``(m,)`` centres, in the same dtype.
-        bounds: ``(m, 2)`` from :func:`settle`.
+        bounds: ``(m, 2)`` of the roots, see :mod:`medfed.functional.quantize`.
         between: ``(n + 1,)`` of the dtype of x, receives the elements of all centres.
         numbers: ``(m, 3)`` int64 zeros, receives for each centre the numbers of its elements
             elsewhere, from the centre to the bounds, and between them.
@@ -634,7 +569,7 @@ def walk(state: Arrays, tau: float, bounds: Array, between: Array, numbers: Arra
         state: ``(m,)`` float64 mu, ``(m,)`` centres, and ``(m, 3)`` their counts from
             :func:`tally`.
         tau: 0 or more; infinity is allowed.
-        bounds: ``(m, 2)`` from :func:`settle`.
+        bounds: ``(m, 2)`` of the roots, see :mod:`medfed.functional.quantize`.
         between: Elements from :func:`collect` in ascending order, so that those of the first centre
             come first.
         numbers: ``(m, 3)`` from :func:`collect`.

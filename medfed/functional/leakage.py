@@ -163,13 +163,12 @@ def hits(scores: Floats, members: Bools, rate: float = 0.01) -> tuple[float, int
     return float((scores[members] > others[allowed]).mean()), allowed
 
 
-def exact_interval(share: float, count: float, level: float = LEVEL) -> tuple[float, float]:
+def exact_interval(share: float, count: float) -> tuple[float, float]:
     """Returns Clopper and Pearson's interval of a share of `count` independent cases.
 
     Args:
         share: The observed share; of a mean of several trials per case the interval is too wide.
         count: Above 0.
-        level: Of the interval.
 
     Example:
         >>> [round(end, 3) for end in exact_interval(0.0, 30)]
@@ -177,7 +176,7 @@ def exact_interval(share: float, count: float, level: float = LEVEL) -> tuple[fl
     """
     from scipy.stats import beta
 
-    right, tail = share * count, (1 - level) / 2
+    right, tail = share * count, (1 - LEVEL) / 2
     low = 0.0 if share <= 0 else float(beta.ppf(tail, right, count - right + 1))
     high = 1.0 if share >= 1 else float(beta.ppf(1 - tail, right + 1, count - right))
     return low, high

@@ -37,27 +37,21 @@ from medfed.functional.graph import connected_components, graph_laplacian, incid
 from medfed.functional.prox import check_norm, dual_norm
 from medfed.standalone.errors import ConfigError
 
-CHECK_EVERY = 5
-"""Iterations between two looks at the residuals, which cost about half an iteration."""
+CHECK_EVERY = 5  # iterations between two looks at the residuals, which cost about half an iteration
 
 _CACHE_BYTES = 64 * 1024
+# Nodes beyond which iterations, and consensus, use no inverse: it grows with their cube.
 _MANY, _DENSE = 32, 1000
-"""Nodes beyond which iterations, and consensus, use no inverse: it grows with their cube."""
 
 
 class ResidualNorms(NamedTuple):
     """The five norms in Boyd's stopping rule (Boyd et al. 2011, section 3.3)."""
 
-    primal: float
-    """Norm of ZQ - W."""
-    dual: float
-    """Norm of mass (V - Z) - Omega Q^T, which is rho (W - W_before) Q^T."""
-    gaps: float
-    """Norm of ZQ."""
-    splitting: float
-    """Norm of W."""
-    pull: float
-    """Norm of Omega Q^T."""
+    primal: float  # norm of ZQ - W
+    dual: float  # norm of mass (V - Z) - Omega Q^T, which is rho (W - W_before) Q^T
+    gaps: float  # norm of ZQ
+    splitting: float  # norm of W
+    pull: float  # norm of Omega Q^T
 
 
 @dataclass(eq=False)
@@ -224,10 +218,9 @@ def _balance(steps: AdmmSteps, primal: float, dual: float) -> None:
 class LassoState(NamedTuple):
     """Where a later solve continues; two plain tensors, to be kept in a checkpoint."""
 
+    # ``(M, d)``: W + U, the splitting plus the scaled dual; the proximal map gives both back.
     point: Tensor
-    """``(M, d)``: W + U, the splitting plus the scaled dual; the proximal map gives both back."""
-    rho: Tensor
-    """Scalar float64 penalty that U is scaled by."""
+    rho: Tensor  # scalar float64 penalty that U is scaled by
 
 
 @dataclass(frozen=True)
@@ -296,7 +289,8 @@ def solve_network_lasso(
     """
     p, points = check_norm(p), _checked_points(v)
     links = _checked_edges(edges, v.shape[0])
-    weights, masses = _checked_weights(weight, links.shape[0]), _checked_masses(mass, v.shape[0])
+    weights = _checked_weights(weight, links.shape[0])
+    masses = torch.ones(len(v)).double() if mass is None else mass.detach().double().cpu()
     used = weights > 0
     if not bool(used.any()) or points.shape[1] == 0:
         point = points.new_zeros(links.shape[0], v.shape[1])
@@ -450,11 +444,6 @@ def _checked_edges(edges: Tensor | Sequence[Sequence[int]], n: int) -> Tensor:
         if not (0 <= i < n and 0 <= j < n and i != j):
             raise ConfigError(f"Edge ({i}, {j}) does not join two of the nodes 0 to {n - 1}.")
     return ends
-
-
-def _checked_masses(mass: Tensor | None, n: int) -> Tensor:
-    """One float64 number per node, on the CPU."""
-    return torch.ones(n, dtype=torch.float64) if mass is None else mass.detach().double().cpu()
 
 
 def _checked_weights(weight: float | Tensor, m: int) -> Tensor:

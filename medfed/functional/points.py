@@ -31,21 +31,19 @@ from medfed.functional.scores import (
     proper_scores,
 )
 
+# Validation cases of each class from which a hospital chooses a threshold; it calibrates from twice
+# as many of all.
 FEWEST = 5
-"""Validation cases of each class from which a hospital chooses a threshold; it calibrates from
-twice as many of all."""
+# The variance of hospitals' shifts and logarithms of slopes where hospitals do not say it.
 PRIOR = 0.3
-"""The variance of hospitals' shifts and logarithms of slopes where hospitals do not say it."""
+# How many hospitals of that variance count beside those that there are, lest few hospitals by
+# chance alike give up their levels: a simulation has 2 as good as or better than 0, 1 and 4.
 HOSPITALS = 2
-"""How many hospitals of that variance count beside those that there are, lest few hospitals by
-chance alike give up their levels: a simulation has 2 as good as or better than 0, 1 and 4."""
-ERRORS = 1.0
-"""Standard errors by which a threshold of a region must be better than the usual one."""
+ERRORS = 1.0  # standard errors by which a threshold of a region must be better than the usual one
 _STEPS = 500  # of EM
 _NEVER = 1 + 2e-6  # halfway to it, a threshold is above 1 in single precision, too
 Point = dict[str, float]
-Rows = Sequence[dict[str, Any]]
-"""A meter's table of cases."""
+Rows = Sequence[dict[str, Any]]  # a meter's table of cases
 
 
 def choose_threshold(
@@ -158,16 +156,11 @@ def calibrated(probs: Floats, point: Mapping[str, float]) -> Floats:
     """
     if "slope" not in point:
         return probs
-    terms = point["slope"] * _logs(probs)
+    terms = point["slope"] * np.log(np.maximum(probs, np.finfo(float).tiny))
     terms[:, 1] += point["shift"]
     odds = np.exp(terms - terms.max(1, keepdims=True))
     shares: Floats = odds / odds.sum(1, keepdims=True)
     return shares
-
-
-def _logs(probs: Floats) -> Floats:
-    logs: Floats = np.log(np.maximum(probs, np.finfo(float).tiny))
-    return logs
 
 
 @dataclass(frozen=True)
@@ -240,8 +233,8 @@ class Chooser:
         return probs.reshape(-1, self.classes), np.array([r["label"] for r in rows], dtype=np.int64)
 
 
+# The thresholds among which validation chooses those of regions.
 LEVELS = tuple(k / 20 for k in range(1, 20))
-"""The thresholds among which validation chooses those of regions."""
 AT_POINT = ("true_positive/point", "predicted/point")
 
 

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+# The orders of the Rényi divergence at which privacy is tracked.
 ORDERS: Floats = np.array([*range(2, 65), 80, 96, 128, 192, 256, 512], dtype=np.float64)
-"""The orders of the Rényi divergence at which privacy is tracked."""
 
 
 @lru_cache(maxsize=1)

@@ -32,8 +32,7 @@ from torch import Tensor
 from medfed.standalone.checks import check_positive
 from medfed.standalone.errors import ConfigError
 
-NORMS = (1.0, 2.0, math.inf)
-"""The values of p that have a proximal map here."""
+NORMS = (1.0, 2.0, math.inf)  # the values of p that have a proximal map here
 
 
 def check_norm(p: float) -> float:

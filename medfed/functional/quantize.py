@@ -177,10 +177,8 @@ def soft_quantize(x: Tensor, centers: Tensor, sharpness: float) -> Tensor:
 class Levels(NamedTuple):
     """Checked centres in the dtype of the weights, in main memory."""
 
-    values: Array
-    """``(m,)`` centres in ascending order."""
-    cuts: Array
-    """``(m - 1,)``: the largest numbers that still belong to the lower of two centres."""
+    values: Array  # ``(m,)`` centres in ascending order
+    cuts: Array  # ``(m - 1,)``: the largest numbers that still belong to the lower of two centres
 
 
 def _check_levels(x: Tensor, centers: Tensor) -> Levels:
@@ -201,16 +199,18 @@ def _check_levels(x: Tensor, centers: Tensor) -> Levels:
         >>> _check_levels(torch.zeros(2, dtype=torch.float64), torch.tensor([0.0, 1.0, 3.0])).cuts
         array([0.5, 2. ])
     """
-    # Imported on first use: compiled code has no business in `import medfed`.
-    from medfed.functional.kernels import find_cuts
-
     if x.dtype not in (torch.float32, torch.float64):
         raise ConfigError(f"The weights must be float32 or float64, not {x.dtype}; convert them.")
     values: Array = centers.detach().to("cpu", x.dtype).contiguous().numpy()
-    cuts, usable = find_cuts(values)
-    if not usable:
+    low, high = values[:-1].astype(np.float64), values[1:].astype(np.float64)
+    if not np.isfinite(values).all() or (low > high).any():
         raise ConfigError(f"centers must be finite and in ascending order, not {values.tolist()}.")
-    return Levels(values, cuts)
+    middle = low / 2 + high / 2
+    cuts = middle.astype(values.dtype)
+    # Rounded down, so that what lies beyond the middle is never taken for what lies before it; and
+    # a centre belongs to itself even where no number lies between two of them.
+    beyond = (cuts > middle) | ((low < high) & (cuts >= values[1:]))
+    return Levels(values, np.where(beyond, np.nextafter(cuts, values.dtype.type(-np.inf)), cuts))
 
 
 def _flat(x: Tensor) -> Array:
@@ -316,19 +316,34 @@ def _tally(x: Tensor, gradient: Tensor | None, levels: Levels) -> tuple[Array, A
 
 
 def _settle(mu: Array, x: Tensor, levels: Levels, counts: Array, tau: float) -> Array:
-    """The proximal map from ``mu``, in float64."""
-    from medfed.functional.kernels import collect, settle, walk
+    """The proximal map from ``mu``, in float64.
+
+    The slope ``c - mu + tau (#below c - #above c)`` grows with c. Its sign on both sides of the
+    old centre tells on which side the root is, and the counts there how far away it is at most.
+    All elements together pull by tau n, so that the root is no further from mu either.
+    """
+    from medfed.functional.kernels import collect, walk
 
     if not np.isfinite(mu).all():
         raise ValueError(f"The centres step to {mu.tolist()}; their gradient is not finite.")
-    rests: Array
-    rests, bounds, passing = settle(mu, levels.values, counts, tau)
-    if not passing:
+    old, (below, at, above) = levels.values.astype(np.float64), counts.T
+    # Where each centre comes to rest if it passes no element but those at its old place.
+    right, left, reach = (
+        np.multiply(tau, pull, out=np.zeros(len(mu)), where=pull != 0)  # not 0 * infinity
+        for pull in (above - below - at, above - below + at, above + below + at)
+    )
+    right, left = mu + right, mu + left
+    up, down = right > old, left < old
+    rests: Array = np.where(up, right, np.where(left <= old, left, old))
+    if not (up & (above > 0) | down & (below > 0)).any():
         return rests
+    first = np.where(up, np.maximum(old, mu - reach), np.where(down, rests, old))
+    last = np.where(up, rests, np.where(down, np.minimum(old, mu + reach), old))
+    bounds = np.stack([first, last], axis=1)
     flat = _flat(x)
     # Room for all: memory that is never written to is never taken.
     between, numbers = np.empty(len(flat) + 1, flat.dtype), np.zeros((len(mu), 3), np.int64)
     between = between[: collect(flat, levels.cuts, levels.values, bounds, between, numbers)]
     between.sort()
-    rests = walk((mu, levels.values, counts), tau, bounds, between, numbers)
-    return rests
+    roots: Array = walk((mu, levels.values, counts), tau, bounds, between, numbers)
+    return roots

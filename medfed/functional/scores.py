@@ -26,8 +26,7 @@ CLASS_SCORES = (
     *("brier", "log_loss"),
 )
 OUTCOME_SCORES = ("rmse", "mae", "r2")
-PROBABILITY = "probability/{}"
-"""The column of a class in a table of cases."""
+PROBABILITY = "probability/{}"  # the column of a class in a table of cases
 
 
 def case_class_scores(cases: Columns, weights: Floats) -> dict[str, Floats]:
@@ -271,8 +270,8 @@ def _pieces(values: Floats, starts: Ints) -> Floats:
     return np.add.reduceat(values, starts, axis=1) if len(starts) else values
 
 
+# False positives per scan at which LUNA16 reads the sensitivity.
 ALARMS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""False positives per scan at which LUNA16 reads the sensitivity."""
 CPM = ("cpm", *(f"cpm/{alarm:g}" for alarm in ALARMS))
 
 

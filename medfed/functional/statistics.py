@@ -27,12 +27,9 @@ from numpy.typing import NDArray
 from medfed.common.seeding import derive_seed
 
 Floats = NDArray[np.float64]
-LEVEL = 0.95
-"""Of all intervals."""
-POWER = 0.8
-"""How often a test detects the smallest difference that is called detectable."""
-RESAMPLES = 1000
-"""How often the patients of a client are drawn anew."""
+LEVEL = 0.95  # of all intervals
+POWER = 0.8  # how often a test detects the smallest difference that is called detectable
+RESAMPLES = 1000  # how often the patients of a client are drawn anew
 _ROUNDING = 1e-9  # of a resample's metric that equals that of the patients
 
 
@@ -213,12 +210,7 @@ def noncentrality(free: int, alpha: float, power: float) -> float:
 
 
 def splits_needed(
-    target: float,
-    now: Difference,
-    count: int,
-    overlap: float = 0.0,
-    comparisons: int = 1,
-    most: int = 1000,
+    target: float, now: Difference, count: int, overlap: float = 0.0, comparisons: int = 1
 ) -> int:
     """Returns how many splits make a difference detectable.
 
@@ -231,10 +223,9 @@ def splits_needed(
         count: How many splits there are.
         overlap: See :func:`difference`.
         comparisons: See :func:`difference`.
-        most: More are no answer.
 
     Returns:
-        The number of splits; 0 where more than `most` are needed.
+        The number of splits; 0 where more than 1000 are needed.
 
     Example:
         >>> found = difference([0.1, -0.1, 0.2, 0.1])
@@ -247,7 +238,7 @@ def splits_needed(
         error = spread * math.sqrt(1 / splits + overlap)
         return error * noncentrality(splits - 1, (1 - LEVEL) / comparisons, POWER) <= target
 
-    return 2 + bisect_left(range(2, most + 1), True, key=enough) if enough(most) else 0
+    return 2 + bisect_left(range(2, 1001), True, key=enough) if enough(1000) else 0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

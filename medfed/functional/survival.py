@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 
 from medfed.functional.scores import Floats, area, sums
 
-LEAST_EVENTS = 5
-"""Events of a hospital below which its concordance is undefined."""
-SURVIVAL = "survival/{}"
-"""The column of the survival until a time in a table of cases."""
+LEAST_EVENTS = 5  # events of a hospital below which its concordance is undefined
+SURVIVAL = "survival/{}"  # the column of the survival until a time in a table of cases
 _EDGES = np.array([0.0, *(10 ** (np.arange(19) / 3 - 1))])
 BINS = len(_EDGES) - 1
 _ROWS = 1000  # events that are compared with all others at once

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from medfed.common.streams import seeded
 from medfed.standalone.errors import ConfigError, first_line
 
+# From predictions and labels to a mean (a scalar), or to a value or several per sample.
 CustomLoss = Callable[[Tensor, Tensor], Tensor]
-"""From predictions and labels to a mean (a scalar), or to a value or several per sample."""
 
 
 class Tried(NamedTuple):

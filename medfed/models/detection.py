@@ -20,10 +20,9 @@ from medfed.standalone.boxes import CODER, BoxInference
 from medfed.standalone.checks import check_count, checked, within
 from medfed.standalone.errors import ConfigError
 
-NEAREST = 4
-"""Cells around the centre of a lesion whose anchors may be its own."""
+NEAREST = 4  # cells around the centre of a lesion whose anchors may be its own
+# Negative anchors in the loss for each positive one, and the fewest of a patch.
 HARD, FEWEST = 3, 16
-"""Negative anchors in the loss for each positive one, and the fewest of a patch."""
 _COLUMNS = ("case", "found", "score", "lesions", "x", "y", "z")
 
 

@@ -22,11 +22,11 @@ from medfed.models.custom_losses import Tried, name_of
 from medfed.standalone.checks import check_known
 from medfed.standalone.errors import ConfigError, first_line
 
+# ``image`` and ``label``, and where they apply ``channels``, ``case`` and ``spacing``.
 Batch = Mapping[str, Tensor]
-"""``image`` and ``label``, and where they apply ``channels``, ``case`` and ``spacing``."""
 
+# What a meter tells of its cases, by column: (N,) numbers or names.
 Columns = Mapping[str, NDArray[Any]]
-"""What a meter tells of its cases, by column: (N,) numbers or names."""
 
 
 class Meter(Protocol):
@@ -221,8 +221,8 @@ class CustomMetric:
         return (math.nan if bool(parts.isnan().all()) else value), parts  # MONAI's mean is then 0
 
 
+# From logits and a batch to the predictions ``(B, ...)`` and labels that metrics are given.
 MetricInputs = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
-"""From logits and a batch to the predictions ``(B, ...)`` and labels that metrics are given."""
 
 
 class CustomMetrics:

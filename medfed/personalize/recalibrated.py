@@ -102,8 +102,7 @@ def best_scale(outputs: Tensor, label: Tensor, variance: float) -> tuple[float, 
     return float(best[0]), torch.tensor(best[1:])
 
 
-SMALLEST = 1e-3
-"""Scale, so that classes keep their order."""
+SMALLEST = 1e-3  # scale, so that classes keep their order
 
 
 def last_layer(split: ParameterSplit) -> tuple[str, str]:

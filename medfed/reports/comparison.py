@@ -24,8 +24,7 @@ FINDINGS = (task_pictures, sweeps, subsets)
 _TITLE = "Comparison"
 _SPENT = ("steps", "gradient_passes", "forward_passes")
 _HEAD = ("metric", "place", "method", "seeds", "value", "sd_over_seeds", "low", "high")
-Values = Mapping[str, Sequence[float]]
-"""By method, one value for each of its runs."""
+Values = Mapping[str, Sequence[float]]  # by method, one value for each of its runs
 
 
 def values_of(report: Report) -> Iterator[tuple[str, str, Values]]:

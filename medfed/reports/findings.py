@@ -74,8 +74,7 @@ class Report:
 
 def _in_one_place(task: Task, verdicts: Mapping[str, Verdict]) -> dict[str, Any]:
     name, score = in_one_place(verdicts)
-    low, high = sorted((task.raw(score.low), task.raw(score.high)))
-    return {"name": name, "value": task.raw(score.mean), "low": low, "high": high}
+    return dict(zip(("name", "value", "low", "high"), (name, *task.interval(score)), strict=True))
 
 
 def judged(tasks: Sequence[Task], target: float | None = None) -> Report:
@@ -89,11 +88,8 @@ def judged(tasks: Sequence[Task], target: float | None = None) -> Report:
         verdicts = judge(task)
         report.tasks.append((task, verdicts))
         report.answers[task.name] = sentences.answer(task, verdicts)
-        report.notes += [
-            *sentences.no_better_than_a_constant(task, verdicts),
-            *sentences.short_of(task),
-        ]
-        report.notes += sentences.budget_of(task)
+        report.notes += sentences.no_better_than_a_constant(task, verdicts)
+        report.notes += [*sentences.short_of(task), *sentences.budget_of(task)]
         report.notes += sentences.splits_of_target(task, verdicts)
     return report
 

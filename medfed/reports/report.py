@@ -85,12 +85,11 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 def _row(task: Task, name: str, v: Verdict) -> dict[str, object]:
     """The line of a method, by column; means are in the metric's direction."""
-    raw = task.raw
-    low, high = sorted((raw(v.mean.low), raw(v.mean.high)))
     row: dict[str, object] = {"suite": task.suite, "variant": task.variant, "method": name}
-    row |= {"metric": task.metric, "splits": len(v.scores.values), "mean": raw(v.mean.mean)}
-    row |= {"low": low, "high": high, "half_width": v.mean.half}
-    row |= {"worst_client": raw(v.worst), "worst_decile": raw(v.decile)}
+    row |= {"metric": task.metric, "splits": len(v.scores.values)}
+    row |= dict(zip(("mean", "low", "high"), task.interval(v.mean), strict=True))
+    row |= {"half_width": v.mean.half, "worst_client": task.raw(v.worst)}
+    row["worst_decile"] = task.raw(v.decile)
     unknown = Difference(*[math.nan] * 6)
     for r in REFERENCES:
         a = v.against.get(r, Gain(unknown, ""))
@@ -112,8 +111,7 @@ def _row(task: Task, name: str, v: Verdict) -> dict[str, object]:
 def table_csv(report: Report) -> str:
     """Returns a line per suite, variant and method."""
     rows = [_row(task, name, v) for task, verdicts in report.tasks for name, v in verdicts.items()]
-    lines = [[_cell(value) for value in row.values()] for row in rows]
-    return csv_text([*rows[0]] if rows else (), lines)
+    return csv_text([*rows[0]] if rows else (), ([*map(_cell, row.values())] for row in rows))
 
 
 def write(folder: Path, report: Report, figures: bool = True) -> None:
@@ -155,18 +153,19 @@ def _cell(value: object) -> object:
     return value
 
 
-def _means(report: Report) -> tables.Table | None:
-    """The means of all metrics, where the report is on runs."""
-    return tables.means_table(report.tasks[0][0], report.runs) if report.runs else None
+def _over_tasks(report: Report) -> dict[str, tables.Table | None]:
+    """The decision card and, where the report is on runs, means of all metrics and coverage."""
+    means = tables.means_table(report.tasks[0][0], report.runs) if report.runs else None
+    covered = coverage_table({n: [r.summary for r in of] for n, of in report.runs.items()})
+    covered = covered and replace(covered, note=COVERAGE)
+    return {"card": card(report.tasks), "means": means, "coverage": covered}
 
 
 def markdown(report: Report, finding: Finding | None = None) -> str:
     """Returns the report: the decision card, verdicts in words, then the tables of each task."""
     tasks = [(task, tables.of_task(task, v), task.notes) for task, v in report.tasks]
-    words = {"report": report, "card": card(report.tasks), "tasks": tasks, "markdown": in_markdown}
-    words |= {"means": _means(report), "finding": finding or Finding()}
-    words["coverage"] = coverage_of(report)
-    return filled(TEMPLATES / "report.md", **words).rstrip() + "\n"
+    words = {"report": report, "tasks": tasks, "markdown": in_markdown, **_over_tasks(report)}
+    return filled(TEMPLATES / "report.md", finding=finding or Finding(), **words).rstrip() + "\n"
 
 
 def latex(report: Report) -> str:
@@ -183,16 +182,13 @@ def print_tables(report: Report, console: Console | None = None) -> None:
         for title, table in tables.of_task(task, verdicts).items():
             console.print(table.printed(title))
         say(console, *task.left_out.values())
-    if means := _means(report):
-        console.print(means.printed("Means of the test metrics, over hospitals and seeds"))
-    if (covered := coverage_of(report)) is not None:
-        console.print(covered.printed("Sets and intervals"))
+    over_tasks = _over_tasks(report)
+    for kind, title in (("means", _MEANS), ("coverage", "Sets and intervals")):
+        if (found := over_tasks[kind]) is not None:
+            console.print(found.printed(title))
 
 
-def coverage_of(report: Report) -> tables.Table | None:
-    """Returns the coverage of a report's runs, if they chose quantiles."""
-    covered = coverage_table({n: [r.summary for r in of] for n, of in report.runs.items()})
-    return None if covered is None else replace(covered, note=COVERAGE)
+_MEANS = "Means of the test metrics, over hospitals and seeds"
 
 
 GENERATOR = '<meta name="generator" content="medfed">'
@@ -204,11 +200,9 @@ def page(report: Report) -> str:
     looks = looks_of(report)
     for task, verdicts in report.tasks:
         suites.setdefault(task.suite, []).append(_view(task, verdicts, looks))
-    words: dict[str, Any] = {"suites": suites, "card": card(report.tasks)}
-    words |= {"dials": dial_pictures(report, looks), "means": _means(report)}
-    words["coverage"] = coverage_of(report)
-    settings = tables.settings_table(report.tasks)
-    return rendered("report.html", report=report, settings=settings, **words)
+    words: dict[str, Any] = {"suites": suites, "dials": dial_pictures(report, looks)}
+    words["settings"] = tables.settings_table(report.tasks)
+    return rendered("report.html", report=report, **words, **_over_tasks(report))
 
 
 def rendered(template: str, **content: Any) -> str:

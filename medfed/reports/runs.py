@@ -31,12 +31,11 @@ from medfed.records.folder import NOT_THE_EXPERIMENT, Run, RunFolder
 from medfed.standalone.errors import CheckpointError, ConfigError, did_you_mean, few
 
 T = TypeVar("T")
+# The runs of each method, at the same places in the same order, by its name.
 Runs = Mapping[str, Sequence[Run]]
-"""The runs of each method, at the same places in the same order, by its name."""
 # Differences that make no other method: where, when and under which name it ran.
 _NO_METHOD = (*NOT_THE_EXPERIMENT, "name", "threads", "evaluation", "checkpoint", "data.fold")
-Place = tuple[int, int | None, str]
-"""Seed, seed of the data, and fold."""
+Place = tuple[int, int | None, str]  # seed, seed of the data, and fold
 
 
 _LEVELS = 6  # below a folder, within which runs are looked for

@@ -109,8 +109,7 @@ def signed(difference: Sequence[float]) -> str:
         '+0.1000 [+0.0500, +0.1500]'
     """
     mean, low, high = difference[:3]
-    ends = "" if math.isnan(low) else f" [{low:+.4f}, {high:+.4f}]"
-    return f"{mean:+.4f}{ends}"
+    return f"{mean:+.4f}" if math.isnan(low) else f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"
 
 
 def _so_are(more: Sequence[str]) -> str:
@@ -132,10 +131,9 @@ def _room(task: Task, verdicts: Verdicts, reference: str) -> str:
 
 def room(task: Task, verdicts: Verdicts, reference: str) -> str:
     """Says what it takes to show the largest gain seen, and a gain worth knowing."""
-    gaps = {
-        n: v.against[reference].difference for n, v in verdicts.items() if reference in v.against
-    }
-    gaps = {n: gap for n, gap in gaps.items() if math.isfinite(gap.detectable)}
+    against = {n: v.against[reference] for n, v in verdicts.items() if reference in v.against}
+    known = {n: a.difference for n, a in against.items()}
+    gaps = {n: gap for n, gap in known.items() if math.isfinite(gap.detectable)}
     if not gaps:
         return ""
     name = max(gaps, key=lambda n: gaps[n].mean)
@@ -190,9 +188,8 @@ def about(count: float) -> int:
 
 
 def _ends(task: Task, score: Difference) -> str:
-    low, high = sorted((task.raw(score.low), task.raw(score.high)))
-    ends = "" if math.isnan(low) else f" [{low:.4f}, {high:.4f}]"
-    return f"{task.raw(score.mean):.4f}{ends}"
+    mean, low, high = task.interval(score)
+    return f"{mean:.4f}" if math.isnan(low) else f"{mean:.4f} [{low:.4f}, {high:.4f}]"
 
 
 def _who(name: str, v: Verdict, task: Task) -> str:
@@ -297,6 +294,7 @@ HEAD = (
     *("over FedAvg, both recalibrated", "harms", "cost of a run", "how sure"),
 )
 SCARCE = "bytes are scarce"
+_ALONE = "it compares no method with local training"
 
 
 class Shown(NamedTuple):
@@ -396,7 +394,9 @@ def _rows(
     if not by_method:
         harms = _harms_of([(t, v["fedavg"]) for t, v in judged if "fedavg" in v])
         texts = [situation, data, "none", "", "", "", f"FedAvg: {harms}" * bool(harms), ""]
-        why = room_of(*judged[0]) if len(judged) == 1 else _unseen(judged)
+        why = _unseen(judged)
+        if len(judged) == 1:
+            why = room(*judged[0], best_of(judged[0][1])) or _ALONE
         return [[Cell(text) for text in (*texts, why)]]
     order = sorted(by_method.items(), key=lambda item: (-len(item[1]), -_least(item[1])))
     return [
@@ -470,8 +470,3 @@ def _range(values: Sequence[Any], key: Callable[[Any], float], text: Callable[[A
         return "–"
     ends = (text(min(values, key=key)), text(max(values, key=key)))
     return " to ".join(dict.fromkeys(ends))
-
-
-def room_of(task: Task, verdicts: Verdicts) -> str:
-    """Says what a task that shows no method to use could have shown."""
-    return room(task, verdicts, best_of(verdicts)) or "it compares no method with local training"

@@ -155,24 +155,21 @@ PAPER = tuple(title for title in BRIEF if title not in ("decile", "sent"))
 
 def methods_table(task: Task, verdicts: Verdicts) -> Table:
     """Returns a line for each method, best first."""
-    head = ["method", "harmed", WITHOUT_SMALL if task.small else "mean", "worst", "decile"]
+    every = [v.scores for v in verdicts.values()]
+    chosen = [w for w in CHOSEN if not all(math.isnan(s.chosen_mean(w)) for s in every)]
     references = [r for r in REFERENCES if any(r in v.against for v in verdicts.values())]
+    means = [WITHOUT_SMALL, *chosen, "mean"] if task.small else ["mean", *chosen]
+    head = ["method", "harmed", *means, "worst", "decile"]
     for reference in references:
         head += [f"− {_SHORT[reference]}", "p (Holm)", "detects"]
     head += ["sent", "passes"]
-    if task.small:
-        head.insert(3, "mean")
-    means = {
-        words: {n: v.scores.chosen_mean(words) for n, v in verdicts.items()} for words in CHOSEN
-    }
-    chosen = [words for words, of in means.items() if not all(map(math.isnan, of.values()))]
-    head[3:3] = chosen
     rows = []
     for name in by_mean(verdicts):
         v = verdicts[name]
-        low, high = sorted((task.raw(v.mean.low), task.raw(v.mean.high)))
-        cells = [Cell(name), _share(v), _between(task.raw(v.mean.mean), low, high)]
-        cells += [number(task.raw(x)) for x in (v.worst, v.decile)]
+        others = [v.scores.chosen_mean(words) for words in chosen]
+        others += [*[v.scores.of_all] * bool(task.small), v.worst, v.decile]
+        cells = [Cell(name), _share(v), _between(*task.interval(v.mean))]
+        cells += [number(task.raw(value)) for value in others]
         for reference in references:
             if (a := v.against.get(reference)) is None:
                 cells += [Cell()] * 3
@@ -182,9 +179,6 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
             cells += [number(a.p, 3), number(d.detectable)]
         sent = sum(v.scores.sent)
         cells += [Cell(size(round(sent)), value=sent), number(v.scores.passes, 2)]
-        if task.small:
-            cells.insert(3, number(task.raw(v.scores.of_all)))
-        cells[3:3] = [number(task.raw(means[words][name])) for words in chosen]
         rows.append(cells)
     return Table(
         head,

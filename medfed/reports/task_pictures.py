@@ -50,10 +50,8 @@ def _word(verdict: Verdict) -> str:
 def _forest(task: Task, verdicts: Verdicts, looks: Looks) -> charts.Picture:
     rows = []
     for name in by_mean(verdicts):
-        mean = verdicts[name].mean
-        low, high = sorted((task.raw(mean.low), task.raw(mean.high)))
-        look = looks.get(name, charts.SOFT)
-        rows.append(charts.Row(name, task.raw(mean.mean), low, high, look, _word(verdicts[name])))
+        ends, look = task.interval(verdicts[name].mean), looks.get(name, charts.SOFT)
+        rows.append(charts.Row(name, *ends, look, _word(verdicts[name])))
     levels = {
         "a constant": (floor_of(task)[1], "the best constant prediction"),
         "in one place": (in_one_place(verdicts)[1].mean, "training on all patients in one place"),
@@ -62,15 +60,12 @@ def _forest(task: Task, verdicts: Verdicts, looks: Looks) -> charts.Picture:
     lines = {name: task.raw(value) for name, (value, _) in levels.items()}
     figure = charts.forest(rows, lines, label_of(task.metric))
     over = "resampled patients" if task.single else "splits"
-    above, arrows = (
-        " and of ".join(what for _, what in levels.values()),
-        {
-            "better": " ▲: better than local training or FedAvg, and worse than neither.",
-            "worse": " ▼: worse than local training or FedAvg.",
-        },
-    )
+    above, words = " and of ".join(what for _, what in levels.values()), {row.word for row in rows}
     text = f"Mean over hospitals with its 95 % interval over {over}."
-    text += "".join(of for word, of in arrows.items() if any(word == row.word for row in rows))
+    text += " ▲: better than local training or FedAvg, and worse than neither." * (
+        "better" in words
+    )
+    text += " ▼: worse than local training or FedAvg." * ("worse" in words)
     text += f" On top: the level of {above}." * bool(above)
     return charts.Picture(figure, text + charts.arrows(figure))
 
@@ -239,9 +234,9 @@ def find(report: Report) -> Finding:
 
     series = {name: [over_runs(runs, c) for c in clients] for name, runs in report.runs.items()}
     figure = charts.hospitals(clients, series, label, looks, zero=False)
-    caption = "Test metric of each hospital with each method"
-    caption += (
-        ", with its range over seeds." if len(max(report.runs.values(), key=len)) > 1 else "."
+    several = any(len(runs) > 1 for runs in report.runs.values())
+    caption = (
+        f"Test metric of each hospital with each method{', with its range over seeds' * several}."
     )
     caption += charts.arrows(figure)
     pictures = {"clients": charts.Picture(figure, caption), **pictures_of(task, verdicts, looks)}

@@ -28,8 +28,7 @@ from medfed.reports.runs import Runs
 from medfed.standalone.files import digest
 
 Floats = NDArray[np.float64]
-Result = Mapping[str, Any]
-"""What a run on one split has given, as `medfed.run.cell` returns it."""
+Result = Mapping[str, Any]  # what a run on one split has given, as `medfed.run.cell` returns it
 _MADE = "medfed.datamodules.tables.mixture"  # generates what it has
 _BLOCK = 4_000_000  # weights of cases that are in memory at once
 
@@ -249,6 +248,11 @@ class Task:
         """Returns a score as the metric has it."""
         return -value if self.falls else value
 
+    def interval(self, score: Difference) -> tuple[float, float, float]:
+        """Returns a mean score and the ends of its interval as the metric has them."""
+        low, high = sorted((self.raw(score.low), self.raw(score.high)))
+        return self.raw(score.mean), low, high
+
 
 def values_of(results: Sequence[Result], metric: str, clients: Sequence[str]) -> Floats:
     """Returns (S, C) test scores, larger is better; the worst possible where a model has failed."""
@@ -425,18 +429,18 @@ def _measure_of(run: Run) -> Callable[[Mapping[str, Any], Floats], dict[str, Flo
     which says itself how.
     """
     model = run.config.model
+    plain: dict[str, Callable[[Mapping[str, Any], Floats], dict[str, Floats]]] = {
+        "classification": case_class_scores,
+        "regression": lambda cases, w: outcome_scores(cases["prediction"], cases["label"], w),
+        "findings": lambda cases, w: finding_scores(cases, model.findings, w),
+        "survival": lambda cases, w: survival_scores(
+            cases, w, [*map(float, model.cuts)], model.horizon, model.least_events
+        ),
+        "detection": lesion_scores,
+    }
     module = str(model["_target_"]).rpartition(".")[0]
-    if module == "medfed.models.classification":
-        return case_class_scores
-    if module == "medfed.models.regression":
-        return lambda cases, w: outcome_scores(cases["prediction"], cases["label"], w)
-    if module == "medfed.models.findings":
-        return lambda cases, w: finding_scores(cases, model.findings, w)
-    if module == "medfed.models.survival":
-        cuts = [*map(float, model.cuts)]
-        return lambda cases, w: survival_scores(cases, w, cuts, model.horizon, model.least_events)
-    if module == "medfed.models.detection":
-        return lesion_scores
+    if (measure := plain.get(module.removeprefix("medfed.models."))) is not None:
+        return measure
     if module == "medfed.models.segmentation":
         from medfed.models.segmentation_meter import overlap_scores
 
@@ -445,9 +449,8 @@ def _measure_of(run: Run) -> Callable[[Mapping[str, Any], Floats], dict[str, Flo
     from medfed.config.compose import build
 
     with own_stream(0):  # its weights are of no interest
-        measure: Callable[[Mapping[str, Any], Floats], dict[str, Floats]]
-        measure = build(model).scores
-    return measure
+        task = build(model)
+    return lambda cases, w: task.scores(cases, w)  # type: ignore[no-any-return]
 
 
 def _column(texts: Sequence[str]) -> Any:

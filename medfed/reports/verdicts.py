@@ -22,8 +22,8 @@ from medfed.reports.tasks import Scores, Task
 
 Floats = NDArray[np.float64]
 UNDECIDED = "undecided"
+# The least splits for an interval over splits: that of two is 13 times as wide as that of ten.
 LEAST_SPLITS = 4
-"""The least splits for an interval over splits: that of two is 13 times as wide as that of ten."""
 
 
 def over_splits(

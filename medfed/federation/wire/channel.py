@@ -339,8 +339,8 @@ class MessageContext(NamedTuple):
 NOWHERE = MessageContext()
 
 
+# Kind, memory (by identity) and draw: who is sent a part under the same gets the same bytes.
 _Alike = tuple[Kind, int | None, int | None]
-"""Kind, memory (by identity) and draw: who is sent a part under the same gets the same bytes."""
 
 
 @dataclass(frozen=True)
@@ -420,28 +420,8 @@ class Channel:
                 raise ValueError(
                     f"kinds={{{part!r}: {declared!r}}} needs a part sent and one of {KINDS}."
                 )
-        for part, tensors in message.parts.items():
-            kind = message.kinds.get(part, "state")
-            link = self._link(direction, message.phase, part)
-            if (known := self._broadcast(part, tensors, kind, link, direction)) is not None:
-                parts[part] = known.encoded
-                continue
-            for name, tensor in tensors.items():
-                if not tensor.is_floating_point():
-                    raise CodecError(
-                        f"{part}/{name} is {tensor.dtype}; only real floating-point tensors "
-                        "travel: convert it"
-                    )
-            layout = layout_of(tensors)
-            if self._summed(part, direction):
-                data = self._whole(part, tensors, place)
-                parts[part] = EncodedPart(kind, data, layout)
-                continue
-            key = memory_key(link, part, kind, layout)
-            sent = self._sent(part, tensors, kind, link, direction, place, after.get(key), layout)
-            parts[part] = sent.encoded
-            if sent.after is not None:
-                after[key] = sent.after
+        for part in message.parts:
+            parts[part] = self._coded(part, message, direction, place, after)
         for name, value in message.scalars.items():
             if not math.isfinite(value):
                 raise NonFiniteError(f"the scalar {name} is {value}")
@@ -469,10 +449,7 @@ class Channel:
             if self._summed(part, direction):
                 continue
             link = self._link(direction, packet.phase, part)
-            key = memory_key(link, part, encoded.kind, encoded.layout)
-            parts[part], kept = self._received(part, encoded, link, direction, after.get(key))
-            if kept is not None:
-                after[key] = kept
+            parts[part] = self._received(part, encoded, link, direction, after)
         kinds = {part: e.kind for part, e in packet.parts.items()}
         return Message(packet.phase, parts, packet.scalars, kinds), after
 
@@ -503,85 +480,83 @@ class Channel:
         link = self.links[direction]
         return link if link.compresses(phase, part) else self._others[direction]
 
-    def _broadcast(
-        self, part: str, tensors: Tensors, kind: Kind, link: Link, direction: Direction
-    ) -> _Sent | None:
-        """Returns the bytes sent to other clients, if this client's bytes are the same."""
-        if direction == "up" or not link.direct or link.mode(kind) != "plain":
-            return None
-        return self._known(part, tensors).get((kind, None, None))
-
-    def _known(self, part: str, tensors: Tensors) -> dict[_Alike, _Sent]:
-        """The bytes of the same tensors that were sent to others."""
-        last = self._encoded.get(part)
-        return last[1] if last is not None and last[0] is tensors else {}
-
-    def _sent(
+    def _coded(
         self,
         part: str,
-        tensors: Tensors,
-        kind: Kind,
-        link: Link,
+        message: Message,
         direction: Direction,
         place: MessageContext,
-        before: Tensor | None,
-        layout: Layout,
-    ) -> _Sent:
-        known = self._known(part, tensors) if direction == "down" else {}
-        alike: _Alike = (kind, None if before is None else id(before), None)
-        if link.direct and alike in known:
-            return known[alike]
-        flat = flatten(tensors).detach()
-        # One pass finds NaN and infinity. As finite numbers may add up to infinity, the tensors are
-        # checked one by one before any is refused.
-        total = float(flat.sum())
-        if not math.isfinite(total) and (name := first_non_finite(tensors)):
-            raise NonFiniteError(f"{part}/{name} holds NaN or infinity")
-        draw, rng = None, None
-        if not link.direct:
-            # Downwards the content stands for the client: who is sent the same gets the same
-            # bytes on every rank, and different vectors get independent random numbers.
-            who = place.client if direction == "up" else total.hex()
-            draw = derive_seed(self.seed, place.round, who, place.phase, direction, part, "codec")
-            alike = (*alike[:2], draw)
-            if alike in known:
-                return known[alike]
-            rng = np.random.default_rng(draw)
-        try:
-            encoded, after = encode_part(
-                tensors, kind, link, self.buffers, before, rng, flat, layout, place.round
-            )
-        except (ConfigError, NonFiniteError):
-            raise
-        except ValueError as error:  # finite, but beyond what fp32 or a sum can hold
-            raise NonFiniteError(
-                f"{part} cannot be coded by {link.codec}: {str(error).rstrip('.')}"
-            ) from error
-        sent = _Sent(before, encoded, after)
-        if direction == "down":
-            known[alike] = sent
-            self._encoded[part] = tensors, known
-        return sent
+        after: Memory,
+    ) -> EncodedPart:
+        """Encodes a part, or finds the same bytes for others; changes the memory ``after`` it."""
+        tensors, kind = message.parts[part], message.kind(part)
+        link = self._link(direction, message.phase, part)
+        last = self._encoded.get(part) if direction == "down" else None
+        known = last[1] if last is not None and last[0] is tensors else {}
+        # Most broadcasts are neither remembered nor drawn: nobody looks at their tensors again.
+        same: _Alike = (kind, None, None)
+        if link.direct and link.mode(kind) == "plain" and same in known:
+            return known[same].encoded
+        for name, tensor in tensors.items():
+            if not tensor.is_floating_point():
+                raise CodecError(
+                    f"{part}/{name} is {tensor.dtype}; only real floating-point tensors "
+                    "travel: convert it"
+                )
+        layout = layout_of(tensors)
+        if self._summed(part, direction):
+            return EncodedPart(kind, self._whole(part, tensors, place), layout)
+        before = after.get(key := memory_key(link, part, kind, layout))
+        same = (kind, None if before is None else id(before), None)
+        if not link.direct or same not in known:
+            flat, rng = flatten(tensors).detach(), None
+            # One pass finds NaN and infinity. As finite numbers may add up to infinity, the tensors
+            # are checked one by one before any is refused.
+            total = float(flat.sum())
+            if not math.isfinite(total) and (lost := first_non_finite(tensors)):
+                raise NonFiniteError(f"{part}/{lost} holds NaN or infinity")
+            if not link.direct:
+                # Downwards the content stands for the client: who is sent the same gets the same
+                # bytes on every rank, and different vectors get independent random numbers.
+                who = place.client if direction == "up" else total.hex()
+                at = place.round, who, place.phase, direction, part
+                draw = derive_seed(self.seed, *at, "codec")
+                same, rng = (*same[:2], draw), np.random.default_rng(draw)
+            if same not in known:
+                options = self.buffers, before, rng, flat, layout, place.round
+                try:
+                    known[same] = _Sent(before, *encode_part(tensors, kind, link, *options))
+                except (ConfigError, NonFiniteError):
+                    raise
+                except ValueError as error:  # finite, but beyond what fp32 or a sum can hold
+                    raise NonFiniteError(
+                        f"{part} cannot be coded by {link.codec}: {str(error).rstrip('.')}"
+                    ) from error
+                if direction == "down":
+                    self._encoded[part] = tensors, known
+        if (kept := known[same].after) is not None:
+            after[key] = kept
+        return known[same].encoded
 
     def _received(
-        self,
-        part: str,
-        encoded: EncodedPart,
-        link: Link,
-        direction: Direction,
-        before: Tensor | None,
-    ) -> tuple[Tensors, Tensor | None]:
-        memo = self._decoded.get(part)
+        self, part: str, encoded: EncodedPart, link: Link, direction: Direction, after: Memory
+    ) -> Tensors:
+        """Decodes a part, or finds what others have received; changes the memory ``after`` it."""
+        key, memo = memory_key(link, part, encoded.kind, encoded.layout), self._decoded.get(part)
         if memo is not None and memo[0] is encoded:
-            return memo[1], encoded.received.memory if encoded.received else None
-        try:
-            tensors, after = decode_part(encoded, link, self.buffers, before, self.device)
-        except CodecError as error:
-            why = str(error).rstrip(".")
-            raise CodecError(f"{part} cannot be decoded by {link.codec}: {why}") from error
-        if direction == "down":
-            self._decoded[part] = (encoded, tensors)
-        return tensors, after
+            tensors, kept = memo[1], encoded.received.memory if encoded.received else None
+        else:
+            try:
+                options = self.buffers, after.get(key), self.device
+                tensors, kept = decode_part(encoded, link, *options)
+            except CodecError as error:
+                why = str(error).rstrip(".")
+                raise CodecError(f"{part} cannot be decoded by {link.codec}: {why}") from error
+            if direction == "down":
+                self._decoded[part] = (encoded, tensors)
+        if kept is not None:
+            after[key] = kept
+        return tensors
 
 
 def memory_key(link: Link, part: str, kind: Kind, layout: Layout) -> str:

@@ -30,8 +30,7 @@ from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.standalone.errors import CodecError, ConfigError
 
 Whole = np.ndarray[Any, np.dtype[np.uint32]]
-FEWEST = 3
-"""Clients of a sum: of two, each knows the other's vector."""
+FEWEST = 3  # clients of a sum: of two, each knows the other's vector
 _HEADER = struct.Struct("<4sQ")
 _MAGIC = b"mfq1"
 _LARGEST = 1e6  # range: steps of 5e-4 are coarse already

@@ -19,8 +19,8 @@ from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.message import Kind
 from medfed.standalone.errors import CodecError, first_line
 
+# The types of tensors that travel: codecs, which compute in fractions, would not keep others.
 Float = Literal["float32", "float64", "float16", "bfloat16"]
-"""The types of tensors that travel: codecs, which compute in fractions, would not keep others."""
 _Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=32)]
 
 

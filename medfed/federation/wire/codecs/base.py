@@ -22,8 +22,8 @@ _HEADER = struct.Struct("<2sBBQ")
 _MAGIC = b"mf"
 VERSION = 1
 HEADER_BYTES = _HEADER.size
+# Elements that a few bytes may claim where the receiver does not say what it expects.
 MAX_UNCHECKED = 2**23
-"""Elements that a few bytes may claim where the receiver does not say what it expects."""
 
 
 class Payload:
@@ -233,8 +233,7 @@ class Codec(ABC):
         return int(length)
 
 
-_REGISTER: dict[int, type[Codec]] = {}
-"""Every codec by its numbers on the wire."""
+_REGISTER: dict[int, type[Codec]] = {}  # every codec by its numbers on the wire
 
 
 def _full_name(codec: type[Codec]) -> str:

@@ -1,4 +1,4 @@
-"""The compiled loops of the codecs: integer codes, selection of elements, random rounding.
+"""The compiled loops of the codecs: integer codes, and positions that a seed draws.
 
 Prefix-free codes of non-negative integers: bits fill 64-bit little-endian words from the lowest up.
 A unary q is q zeros and a one. A number x >= 0 is coded by ``kind``:
@@ -21,13 +21,11 @@ from medfed.common.compiling import compiled
 
 Array = np.ndarray[Any, Any]
 
+# The codes as small integers, which compiled code can branch on.
 RICE, GAMMA, DELTA, OMEGA = 0, 1, 2, 3
-"""The codes as small integers, which compiled code can branch on."""
 
 _ONE = np.uint64(1)
 _WIDEST = 62
-_HIGH, _LOW = 16, 15
-"""The 31 bits of a float32 magnitude, whose order is that of the numbers, in two halves."""
 
 
 @compiled()
@@ -208,53 +206,6 @@ def read(words: Array, end: int, out: Array, kind: int, b: int, limit: int) -> i
 
 
 @compiled()
-def _from_the_top(counts: Array, k: int) -> tuple[int, int]:
-    """The bin that holds the k-th largest, and how many of it belong to the k (all, if fewer)."""
-    for place in range(counts.shape[0] - 1, 0, -1):
-        if counts[place] >= k:
-            return place, k
-        k -= counts[place]
-    return 0, min(k, counts[0])
-
-
-@compiled()
-def select_largest(bits: Array, k: int) -> Array:
-    """The positions of the k largest magnitudes of float32 numbers, whose bits are given as uint32.
-
-    The k-th magnitude is found in two histograms, of the high bits and, among the elements that
-    share them, of the low bits.
-    """
-    magnitude, low_bits = np.uint32(0x7FFFFFFF), np.uint32((1 << _LOW) - 1)
-    shift = np.uint32(_LOW)
-    high = np.zeros(1 << _HIGH, np.int64)
-    for i in range(bits.shape[0]):
-        high[(bits[i] & magnitude) >> shift] += 1
-    # Zeros share their bin with the smallest of all numbers but are none of the k.
-    place, wanted = _from_the_top(high, k)
-    low = np.zeros(1 << _LOW, np.int64)
-    for i in range(bits.shape[0]):
-        x = bits[i] & magnitude
-        if x >> shift == place:
-            low[x & low_bits] += 1
-    if place == 0:
-        low[0] = 0
-    rest, ties = _from_the_top(low, wanted)
-    level = np.uint32((place << _LOW) + rest)
-    out = np.empty(min(k, bits.shape[0]), np.int64)
-    count = 0
-    for i in range(bits.shape[0]):
-        x = bits[i] & magnitude
-        if x > level:
-            out[count] = i
-            count += 1
-        elif x == level and ties > 0:
-            out[count] = i
-            count += 1
-            ties -= 1
-    return out[:count]
-
-
-@compiled()
 def draw_positions(d: int, k: int, state: Any) -> Array:
     """K of d positions as ``(d,)`` booleans, by Floyd's method from a SplitMix64 stream."""
     taken = np.zeros(d, np.bool_)
@@ -266,21 +217,3 @@ def draw_positions(d: int, k: int, state: Any) -> Array:
         at = np.int64(np.float64(z >> np.uint64(11)) * 2.0**-53 * (last + 1))
         taken[last if taken[at] else at] = True
     return taken
-
-
-@compiled()
-def round_part(
-    values: Array, units: Array, bucket: int, start: int, uniforms: Array, levels: Array
-) -> None:
-    """Writes the levels of the elements from ``start`` on, one for each uniform number."""
-    place = start // bucket
-    edge = (place + 1) * bucket
-    for j in range(uniforms.shape[0]):
-        i = start + j
-        if i == edge:
-            place += 1
-            edge += bucket
-        unit = units[place]
-        x = abs(np.float64(values[i])) / unit if unit > 0 else 0.0
-        low = np.int64(x)
-        levels[i] = low + (1 if uniforms[j] < x - low else 0)

@@ -17,8 +17,7 @@ from medfed.standalone.checks import within
 from medfed.standalone.errors import CodecError
 
 KINDS = ("rice", "gamma", "delta", "omega")
-Share = Annotated[float, within("(0, 1]")]
-"""Of the elements."""
+Share = Annotated[float, within("(0, 1]")]  # of the elements
 _WORD = 64
 _CHUNK = 2**16
 
@@ -141,20 +140,17 @@ def round_randomly(values: Array, units: Array, bucket: int, rng: np.random.Gene
         >>> round_randomly(np.float32([2.0, -4.0, 3.0]), np.array([1.0, 2.0]), 2, rng)[:2]
         array([2, 4])
     """
-    # Imported on first use: compiled code has no business in `import medfed`.
-    from medfed.federation.wire.codecs.kernels import round_part
-
     levels = np.empty(values.size, np.int64)
-    uniforms = np.empty(min(_CHUNK, values.size))
     for start in range(0, values.size, _CHUNK):
-        stop = min(start + _CHUNK, values.size)
-        rng.random(out=uniforms[: stop - start])
-        round_part(values, units, bucket, start, uniforms[: stop - start], levels)
+        part = values[start : start + _CHUNK].astype(np.float64)
+        unit = units[np.arange(start, start + part.size) // bucket]
+        exact = np.divide(np.abs(part), unit, out=np.zeros(part.size), where=unit > 0)
+        low = exact.astype(np.int64)
+        levels[start : start + _CHUNK] = low + (rng.random(part.size) < exact - low)
     return levels
 
 
-_GAPS = 0xFF
-"""In the place of the code of run lengths: there are no runs."""
+_GAPS = 0xFF  # in the place of the code of run lengths: there are no runs
 
 
 def pack_support(
@@ -292,10 +288,12 @@ def largest(values: Array, k: int) -> Array:
         >>> largest(np.float32([0, 5, 0]), 3)
         array([1])
     """
+    k = min(k, values.size)
     if k <= 0:
         return np.empty(0, np.int64)
-    # Imported on first use: compiled code has no business in `import medfed`.
-    from medfed.federation.wire.codecs.kernels import select_largest
-
-    result: Array = select_largest(np.ascontiguousarray(values, np.float32).view(np.uint32), k)
-    return result
+    # The order of the magnitudes is that of their bits without the sign.
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32) & np.uint32(0x7FFFFFFF)
+    least = max(np.partition(bits, values.size - k)[values.size - k], 1)
+    taken = bits > least
+    taken[np.flatnonzero(bits == least)[: k - np.count_nonzero(taken)]] = True
+    return np.flatnonzero(taken)
