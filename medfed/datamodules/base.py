@@ -388,8 +388,9 @@ class FederatedDataModule(ABC):
     def splits(self) -> dict[str, Any]:
         """The record for the run folder, as JSON."""
         if self._hashes is None:
-            used = {i for p in self.plans.values() for ids in p.patients.values() for i in ids}
-            self._hashes = self.file_hashes(sorted(used))
+            self._hashes = self.file_hashes(
+                sorted({i for p in self.plans.values() for i in p.every})
+            )
         names, every = self.plan_names, self._patients.items()
         labels = [(i, str(p.label), *map(str, p.counts or ())) for i, p in every]
         return {

@@ -95,8 +95,8 @@ class ImageDataModule(OnDiskDataModule):
             return
         known = {}
         for name, plan in self.plans.items():
-            unknown = self._labels_of([i for ids in plan.patients.values() for i in ids]).isnan()
-            known[name] = tuple(compress(self.class_names, ~unknown.all(0)))
+            unknown = self._labels_of(plan.every).isnan().all(0)
+            known[name] = tuple(compress(self.class_names, ~unknown))
         self.annotate(known)
 
     def _labels_of(self, patients: Sequence[str]) -> Tensor:

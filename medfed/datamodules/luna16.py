@@ -171,10 +171,10 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
         """See the base class: patches, in HU."""
         assert self.store is not None
         images, labels = self.store.array("image"), self.store.array("label")
-        used = (i for plan in self.plans.values() for ids in plan.patients.values() for i in ids)
         return "patches", (
             Sample(series, f"candidate {n - rows.start} of {series}", key, int(labels[n]))
-            for series in used
+            for plan in self.plans.values()
+            for series in plan.every
             for rows in [self.store.rows(series)]
             for n in rows
             if (key := content(images[n])) is not None

@@ -137,7 +137,7 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
     def contents(self) -> tuple[str, list[Sample]]:
         """See the base class: scans with their nodules."""
         assert self.store is not None
-        used = (i for plan in self.plans.values() for ids in plan.patients.values() for i in ids)
+        used = (i for plan in self.plans.values() for i in plan.every)
         return "scans", [Sample(i, i, self.store.entry(i).checksum) for i in used]
 
     def found_places(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -250,21 +250,21 @@ class PatchRows:
     @property
     def shape(self) -> tuple[int, ...]:
         """(N, C, h, w[, d])."""
+        many = 1 if self.labels else self.slices or 1
+        sides = self.size[: 3 if self.slices is None else 2]
+        return (len(self.at), self._channels * many, *sides)
+
+    @property
+    def _channels(self) -> int:
         first = self.volumes[0]
-        if self.labels:
-            return (len(self.at), len(first.label), *self.size[: 3 if self.slices is None else 2])
-        if self.slices is None:
-            return (len(self.at), len(first.image), *self.size)
-        return (len(self.at), len(first.image) * self.slices, *self.size[:2])
+        return len(first.label if self.labels else first.image)
 
     def take(self, index: Tensor) -> Tensor:
         """See `Rows.take`."""
         at = self.at[index.numpy()]
-        first = self.volumes[0]
         depth = self.size[2] if self.slices is None or self.labels else self.slices
-        channels = len(first.label if self.labels else first.image)
         kind = np.uint8 if self.labels else np.float32
-        out = np.zeros((len(at), channels, *self.size[:2], depth), dtype=kind)
+        out = np.zeros((len(at), self._channels, *self.size[:2], depth), dtype=kind)
         below = (depth - self.size[2]) // 2
         for patch, (number, x, y, z) in zip(out, at.tolist(), strict=True):
             self.volumes[number].cut(patch, (x, y, z - below), self.labels)

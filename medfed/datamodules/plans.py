@@ -41,6 +41,11 @@ class ClientPlan:
     # The labels that its hospital annotates; None if every hospital annotates all.
     annotated: tuple[str, ...] | None = None
 
+    @property
+    def every(self) -> list[str]:
+        """The patient ids of all splits."""
+        return [i for split in SPLITS for i in self.patients[split]]
+
     def record(self, channel_names: Sequence[str]) -> dict[str, Any]:
         """Returns the facts for the record other than the patients, for JSON."""
         present = zip(channel_names, self.channels.tolist(), strict=True)
@@ -192,7 +197,7 @@ def labels_of_clients(
             named = check_names("label", given[client], labels)
             of[client] = tuple(name for name in labels if name in named)
             continue
-        every = [case for ids in plan.patients.values() for i in ids for case in cases[i]]
+        every = [case for i in plan.every for case in cases[i]]
         by_labels = {case.annotated or tuple(labels): case.id for case in every}
         if len(by_labels) > 1:
             (one, case), (other, another), *_ = by_labels.items()

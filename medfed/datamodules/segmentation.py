@@ -314,14 +314,11 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
     def resampled_shapes(self, cases: Sequence[str]) -> list[tuple[int, ...]]:
         """Voxels of each case after resampling, before cropping."""
         shapes = [tuple(self.scans.shape(self.cases[case])) for case in cases]
-        if (wanted := self.spacing) is None:
-            return shapes
-        resampled = []
-        for case, shape in zip(cases, shapes, strict=True):
-            axes = zip(shape, self.scans.spacing(self.cases[case]), wanted, strict=False)
+        for at, case in enumerate(cases if self.spacing is not None else ()):
+            axes = zip(shapes[at], self.scans.spacing(self.cases[case]), self.spacing, strict=False)
             sides = tuple(max(1, round(n * old / new)) for n, old, new in axes)
-            resampled.append(sides + shape[len(sides) :])
-        return resampled
+            shapes[at] = sides + shapes[at][len(sides) :]
+        return shapes
 
     def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
         """See the base class; a cache has the hashes of its source files."""
@@ -416,7 +413,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
             return None
         sizes = dict[str, Any]()
         for client, plan in self.plans.items():
-            cases = self.cases_among([p for ids in plan.patients.values() for p in ids])
+            cases = self.cases_among(plan.every)
             sizes[client] = np.median([self.scans.spacing(self.cases[c]) for c, _ in cases], axis=0)
         along = np.array([*sizes.values()])[:, : self.spatial_dims]
         if not np.isfinite(along).all() or (along.max(axis=0) <= _ALIKE * along.min(axis=0)).all():
@@ -521,7 +518,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
     def contents(self) -> tuple[str, list[Sample]]:
         """See the base class: the files of the images, byte by byte."""
         hashes = self.splits()["files"]
-        used = (i for plan in self.plans.values() for ids in plan.patients.values() for i in ids)
+        used = (i for plan in self.plans.values() for i in plan.every)
         every = ((i, role, path) for i in used for role, path in self._patients[i].files.items())
         images = [of for of in every if not of[1].split()[-1].startswith(("label", "mask"))]
         files = [(i, role, at, hashes[str(f)]) for i, role, at in images for f in files_of(at)]

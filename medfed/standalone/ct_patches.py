@@ -265,6 +265,11 @@ class Points:
     value: NDArray[np.float64]  # (n,) the last column: a class or a diameter in mm
     row: NDArray[np.int64]  # (n,) int64 row in the file; the first data row is 1
 
+    def some(self, rows: NDArray[np.int64], source: str) -> Candidates:
+        """Returns some of the points, of one scan; `source` is the CSV."""
+        label = self.value[rows].astype(np.int64)
+        return Candidates(self.world[rows], label, self.row[rows], source)
+
 
 @dataclass(frozen=True)
 class Candidates:

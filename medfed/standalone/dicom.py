@@ -31,6 +31,7 @@ _BEGINS = re.compile(
 )
 _INVERTED = "MONOCHROME1"
 _TAGS = ("SeriesInstanceUID", "ModalityLUTSequence", "PhotometricInterpretation")
+_OF_SERIES = ("SeriesInstanceUID", "SeriesDescription")
 _SCALE = ("RescaleSlope", "RescaleIntercept")
 _PLACE = {"ImagePositionPatient": 3, "ImageOrientationPatient": 6, "PixelSpacing": 2}
 _FRAMES = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
@@ -77,7 +78,7 @@ def _kinds(folder: Path) -> dict[Path, str | None]:
     if not folder.is_dir():
         raise missing(folder)
     times = _times(path for path in sorted(folder.iterdir()) if _is_dicom(path))
-    kinds = {path: _other_kind(path, size, changed) for path, size, changed in times}
+    kinds = {time[0]: _summary(*time)[0] for time in times}
     if None not in kinds.values():
         only = f" but {few(sorted({str(kind) for kind in kinds.values()}))}" if kinds else ""
         raise DataError(
@@ -92,13 +93,17 @@ def _times(paths: Iterable[Path]) -> tuple[tuple[Path, int, int], ...]:
 
 
 @lru_cache(maxsize=1 << 16)
-def _other_kind(path: Path, size: int, changed: int) -> str | None:
-    """The kind of an object that is no image, such as RT Structure Set; kept for an equal file."""
-    kind = getattr(_tags(path, "SOPClassUID"), "SOPClassUID", None)
-    name = getattr(kind, "name", "")
-    if "Image Storage" in name or name in ("", kind):
-        return None  # an image, a damaged one, or of a vendor's own class
-    return str(name.removesuffix(" Storage"))
+def _summary(path: Path, size: int, changed: int) -> tuple[str | None, tuple[str, str]]:
+    """The kind of an object that is no image, such as RT Structure Set; its series' UID and title.
+
+    They are kept for an equal file. The kind is None for an image, a damaged one, or an object of a
+    vendor's own class.
+    """
+    tags = _tags(path, "SOPClassUID", *_OF_SERIES)
+    name = getattr(kind := tags.get("SOPClassUID"), "name", "")
+    is_image = "Image Storage" in name or name in ("", kind)
+    uid, title = (fold(str(tags.get(element) or "")) for element in _OF_SERIES)
+    return None if is_image else str(name.removesuffix(" Storage")), (uid, title)
 
 
 def _tags(path: Path, *names: str) -> Any:
@@ -188,7 +193,7 @@ def _check_pixels(path: Path) -> None:
 
 def _checked(folder: Path, wanted: Sequence[str] = ()) -> tuple[list[_Slice], NDArray[np.float64]]:
     """The slices in spatial order, and the step from one to the next."""
-    of = {time: _series(*time) for time in _times(files(folder))}
+    of = {time: _summary(*time)[1] for time in _times(files(folder))}
     count, titles = Counter(of.values()), Counter(title for _, title in {*of.values()})
     names = {one: one[titles[one[1]] == 1 and one[1] != ""] for one in count}
     folded = {*map(fold, map(str.casefold, wanted))}
@@ -204,14 +209,6 @@ def _checked(folder: Path, wanted: Sequence[str] = ()) -> tuple[list[_Slice], ND
             f"'data.reader.series=\"{names[next(iter(count))]}\"'."
         )
     return _compared(folder, tuple(time for time, one in of.items() if one == chosen[0]))
-
-
-@lru_cache(maxsize=1 << 16)
-def _series(path: Path, size: int, changed: int) -> tuple[str, str]:
-    """UID and description of an image's series; kept for an equal file."""
-    tags = _tags(path, "SeriesInstanceUID", "SeriesDescription")
-    uid, title = (fold(str(tags.get(n) or "")) for n in ("SeriesInstanceUID", "SeriesDescription"))
-    return uid, title
 
 
 @lru_cache(maxsize=64)

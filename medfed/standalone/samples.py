@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from . import ct_patches, pictures
@@ -30,7 +29,6 @@ Each = Callable[[Sequence[Any], Callable[[Any], None], str, Callable[[], None]],
 _log = logging.getLogger(__name__)
 _MOST_WARNED = 10  # rows that are named
 _CELLS = ("missing", "limits")  # how cells are read
-_GREY = ("1", "L", "LA", "I", "I;16", "F")
 
 
 def inputs_of(
@@ -208,10 +206,7 @@ class ScanCandidates:
                 f"{self.source}, data row {points.row[rows[0]]}: series {series} has no scan below "
                 f"{self.folder}; copy it there, or remove its rows."
             )
-        labels = np.zeros(len(rows), np.int64)
-        chosen = ct_patches.Candidates(
-            points.world[rows], labels, points.row[rows], str(self.source)
-        )
+        chosen = points.some(rows, str(self.source))
         file = self.scans[series]
         patches = _patches(file, chosen, self.tolerance, self.predictor)
         self.chances[rows] = self.predictor.classify(patches, file).double().numpy()
@@ -266,14 +261,13 @@ def read_pixels(file: Path, predictor: Predictor) -> Tensor:
     facts = predictor.facts["input"]
     size = list(facts["size"])
     if file.suffix.lower() == ".npy":
-        pixels = _array(file, (len(predictor.present), *size))
-    else:
-        if len(size) == 3:
-            raise DataError(f"{file} is flat, but the model takes volumes of {size}; give .npy.")
-        if not facts.get("converted", False):
-            _check_image(file, size, facts["color"])
-        pixels = pictures.read_image(file, size, facts["color"], facts.get("white", 65535))
-    return _as_seen(pixels[None], file, predictor)
+        return pixels_of(_array(file)[None], str(file), predictor)
+    if len(size) == 3:
+        raise DataError(f"{file} is flat, but the model takes volumes of {size}; give .npy.")
+    if not facts.get("converted", False):
+        _check_image(file, size, facts["color"])
+    pixels = pictures.read_image(file, size, facts["color"], facts.get("white", 65535))
+    return pixels_of(pixels[None], str(file), predictor)
 
 
 def read_arrays(file: Path) -> dict[str, NDArray[np.uint8]]:
@@ -295,56 +289,43 @@ def read_arrays(file: Path) -> dict[str, NDArray[np.uint8]]:
 
 
 def pixels_of(images: NDArray[np.uint8], source: str, predictor: Predictor) -> Tensor:
-    """Returns images (n, C, *spatial) as the model sees them."""
+    """Returns images (n, C, *spatial) as the model sees them: float32 in [-1, 1]."""
     shape = (len(predictor.present), *predictor.facts["input"]["size"])
-    if images.shape[1:] != shape:
+    if images.shape[1:] != shape or images.dtype != np.uint8:
         raise DataError(
-            f"{source}: images of {images.shape[1:]}, but the model takes {shape} (channels first)."
+            f"{source} is {images.dtype} {images.shape[1:]}, but the model takes uint8 {shape} "
+            "(channels first)."
         )
-    return _as_seen(images, source, predictor)
-
-
-def _as_seen(pixels: NDArray[np.uint8], source: object, predictor: Predictor) -> Tensor:
-    """(n, C, *spatial) in [-1, 1]; channels that the client lacks are 0."""
     white = predictor.facts["normalization"]["range"][1]
     black = predictor.facts["normalization"].get("to", [-1, 1])[0]
-    if len(pixels) and pixels.max() > white:
+    if len(images) and images.max() > white:
         raise DataError(
-            f"{source} has values up to {pixels.max()}, but white was {white} in training; "
+            f"{source} has values up to {images.max()}, but white was {white} in training; "
             "scale the image."
         )
-    return torch.from_numpy(pictures.unit_range(pixels, white, predictor.present.numpy(), black))
+    return torch.from_numpy(pictures.unit_range(images, white, predictor.present.numpy(), black))
 
 
 def _check_image(file: Path, size: list[int], color: str) -> None:
     """Refuses what training never saw, where training took the images as they were."""
-    with pictures.opened(file) as image:
-        pixels, grey = [image.height, image.width], image.mode in _GREY
-        coloured = not grey and _has_colour(image)
-    if pixels != size:
+    width, height, kind = pictures.picture_header(file)
+    if [height, width] != size:
         raise DataError(
-            f"{file} has {pixels[0]} × {pixels[1]} pixels, but the model was trained on "
+            f"{file} has {height} × {width} pixels, but the model was trained on "
             f"{size[0]} × {size[1]}; resample the image."
         )
-    if (color == "rgb" and grey) or (color == "grey" and coloured):
-        is_, was = ("grey", "coloured") if grey else ("coloured", "grey")
+    if kind == "rgb" and color == "grey":
+        red, *others = pictures.read_image(file, size, "rgb")
+        kind = "rgb" if any((red != other).any() for other in others) else "grey"
+    if kind != color:
+        is_, was = ("grey", "coloured") if kind == "grey" else ("coloured", "grey")
         raise DataError(f"{file} is {is_}, but the model was trained on {was} images.")
 
 
-def _has_colour(image: Image.Image) -> bool:
-    pixels = np.asarray(image.convert("RGB"))
-    return bool((pixels != pixels[..., :1]).any())
-
-
-def _array(file: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+def _array(file: Path) -> NDArray[Any]:
     try:
-        array = np.load(file, allow_pickle=False)
+        return np.asarray(np.load(file, allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
         raise DataError(
             f"{file} cannot be read as an array ({first_line(error)}); write it again."
         ) from error
-    if array.shape != shape or array.dtype != np.uint8:
-        raise DataError(
-            f"{file} is {array.dtype} {array.shape}, but the model takes uint8 {shape}."
-        )
-    return np.asarray(array, dtype=np.uint8)

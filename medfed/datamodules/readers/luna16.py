@@ -213,14 +213,9 @@ class Luna16Reader(Reader):
 
     def _group(self, points: Points, kept: NDArray[np.bool_]) -> dict[str, Candidates]:
         """Candidates by series, in the order of the rows."""
-        order, label = np.flatnonzero(kept), points.value.astype(np.int64)
+        order, source = np.flatnonzero(kept), str(self._csv)
         rows_of = {s: order[points.scan[order] == s] for s in np.unique(points.scan[order])}
-        return {
-            points.series[s]: Candidates(
-                points.world[rows], label[rows], points.row[rows], str(self._csv)
-            )
-            for s, rows in rows_of.items()
-        }
+        return {points.series[s]: points.some(rows, source) for s, rows in rows_of.items()}
 
 
 def _count(labels: NDArray[np.float64]) -> dict[str, int]:
