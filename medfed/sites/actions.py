@@ -78,19 +78,9 @@ def keys(what: str, **given: Any) -> None:
 
 
 def deployment_of(keys: Any, overrides: Sequence[str]) -> Deployment:
-    """Returns the deployment for a ``medfed deploy`` command: a run, or a hospital that joins.
-
-    Args:
-        keys: The keys of ``medfed deploy``.
-        overrides: Those of ``medfed train``.
-
-    Raises:
-        MedfedError: If they cannot be used.
-    """
+    """Returns what the keys of ``medfed deploy``, and the overrides of a training, ask for."""
     from medfed.sites import deploying
 
-    if keys.onboard is not None:
-        return deploying.joining_deployment(keys)
     return deploying.deployment_of(keys, overrides)
 
 

@@ -85,6 +85,9 @@ _MOST = 1000  # the most overrides, and characters of each
 _NOT = ("pytorch_lightning.", "hydra.", "medfed.commands.", "medfed.run.", "medfed.delivery.export")
 
 
+_LATE = ("joins", "plan")  # which most agreements have not
+
+
 class AgreedRecord(TypedDict):
     """An agreement as it travels, and as ``agreed.json`` has it."""
 
@@ -170,10 +173,8 @@ class Agreed:
 
     def record(self) -> AgreedRecord:
         """Returns the agreement as JSON, the only form that travels."""
-        named = {"medfed": self.medfed, "code": self.code, "sites": self.sites, "cut": self.cut}
-        joins = {"joins": self.joins} if self.joins else {}
-        plan = {} if self.plan is None else {"plan": dict(self.plan)}
-        return {**named, "overrides": self.overrides, **joins, **plan}  # type: ignore[typeddict-item]
+        every = vars(self).items()
+        return {name: value for name, value in every if value or name not in _LATE}  # type: ignore[return-value]
 
     @property
     def digest(self) -> str:

@@ -191,11 +191,9 @@ class Attendance:
                     self.away[site] = why
 
     def _welcome(self, site: str) -> str | None:
-        reply = calls.catch_up(self.caller, site, self.answers)
-        if isinstance(reply, str):
-            return reply
-        if (now := reply.facts) is None:
-            return "it sends more messages about its data than before"
+        now, _ = calls.catch_up(self.caller, site, self.answers)
+        if isinstance(now, str):
+            return now
         try:
             calls.compare_models(self.facts[site], now, "before", site)
         except SiteError as error:

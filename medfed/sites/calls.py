@@ -23,7 +23,6 @@ from medfed.standalone.errors import CodecError, SiteError
 
 Found = TypeVar("Found")
 Asked = TypeVar("Asked", bound=wire.Request)
-_Ask = Callable[[Any, float], Any]
 _Seconds = Annotated[float, within("[0, inf)")]
 SILENT, BUSY, UNREADY = "it did not answer", "it was busy", "it was restarted"
 ENDED = "the run has ended"
@@ -102,13 +101,15 @@ class Caller:
         return kind(site, self.session, **rest)
 
     def all(
-        self, requests: Mapping[str, Asking[Answer]], timeout: float, ask: _Ask | None = None
+        self, requests: Mapping[str, Asking[Answer]], timeout: float | None = None
     ) -> tuple[dict[str, Answer], dict[str, str]]:
         """Sends requests to several sites in parallel.
 
-        Returns the usable replies, and the reasons for the others; both in the order of requests.
+        `timeout`: in seconds; ``None``: that of the terms. Returns the usable replies, and the
+        reasons for the others; both in the order of requests.
         """
-        futures = {c: self.in_thread(ask or self.one, r, timeout) for c, r in requests.items()}
+        waits = self.terms.timeout if timeout is None else timeout
+        futures = {c: self.in_thread(self.one, r, waits) for c, r in requests.items()}
         return _divided({c: future.result() for c, future in futures.items()})
 
     def one(self, asked: Asking[Answer], timeout: float) -> Answer | str:
@@ -138,7 +139,9 @@ class Caller:
 
     def everyone(self, requests: Mapping[str, Asking[Answer]]) -> dict[str, Answer]:
         """Sends a request to all sites before the first round; all must answer."""
-        replies, wrong = self.all(requests, self.terms.hello, self.hello)
+        waits = self.terms.hello
+        futures = {c: self.in_thread(self.hello, r, waits) for c, r in requests.items()}
+        replies, wrong = _divided({c: future.result() for c, future in futures.items()})
         if wrong:
             raise SiteError(
                 f"{sentence(wrong)}. All sites must answer before the first round: check them, "
@@ -181,9 +184,7 @@ class Caller:
             self._ended.wait(min(1.0, max(0.0, end - time.monotonic())))
 
 
-def _divided(
-    answers: Mapping[str, Answer | str],
-) -> tuple[dict[str, Answer], dict[str, str]]:
+def _divided(answers: Mapping[str, Answer | str]) -> tuple[dict[str, Answer], dict[str, str]]:
     """Divides answers into replies and reasons why there are none."""
     replies = {c: reply for c, reply in answers.items() if not isinstance(reply, str)}
     return replies, {c: why for c, why in answers.items() if isinstance(why, str)}
@@ -263,19 +264,22 @@ def agree_on_data(
 
 
 def catch_up(
-    caller: Caller, site: str, answers: Sequence[bytes], exchanged: list[Exchanged] | None = None
-) -> wire.Described | str:
-    """Repeats `agree_on_data` for a site that was restarted or that joins."""
-    answer: wire.Described | str = SILENT
-    for number in range(len(answers) + 1):
-        body = answers[number - 1] if number else b""
+    caller: Caller, site: str, answers: Sequence[bytes]
+) -> tuple[Facts | str, list[Exchanged]]:
+    """Repeats `agree_on_data` for a site that was restarted or that joins.
+
+    Returns its facts, or the reason why there are none; and the byte records.
+    """
+    exchanged, facts = list[Exchanged](), None
+    for number, body in enumerate([b"", *answers]):
         asked = caller.request(wire.Agree, site, phase=number, body=body)
         answer = caller.hello(asked, caller.terms.hello)
         if isinstance(answer, str):
-            return answer
-        if exchanged is not None and number < len(answers):
+            return answer, exchanged
+        facts = answer.facts
+        if number < len(answers):
             exchanged += [(site, "up", len(answer.body)), (site, "down", len(answers[number]))]
-    return answer
+    return facts or "it sends more messages about its data than the run needed", exchanged
 
 
 def compare(one: Greeting, other: Greeting, name: str, site: str) -> None:
@@ -302,9 +306,8 @@ def other_versions(here: Mapping[str, str], sites: Mapping[str, Greeting]) -> li
                 others.setdefault(there, []).append(shown(site))
         if others:
             listed = " and ".join(f"{shown(v)} at {', '.join(c)}" for v, c in others.items())
-            said.append(
-                f"{name} is {version} at the coordinator, but {listed}; last digits may differ."
-            )
+            text = f"{name} is {version} at the coordinator, but {listed}; last digits may differ."
+            said.append(text)
     return said
 
 

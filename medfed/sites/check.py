@@ -40,6 +40,7 @@ from medfed.run.federating import federate, statistics_of
 from medfed.run.privacy import exact, protections
 from medfed.sites import policy
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints, words_for
+from medfed.sites.installed import TEMPLATES
 from medfed.sites.studying import place_of
 from medfed.standalone.errors import ConfigError, few
 from medfed.standalone.files import filled
@@ -116,17 +117,14 @@ def traffic_of(ledger: Ledger, site: str) -> list[Traffic]:
 
 def print_traffic(traffic: Sequence[Traffic], rounds: int, console: Console) -> None:
     """Prints a line for each part, and the sums."""
-    titles = {
-        "up": "What would leave this site",
-        "down": "What would come in, in addition to models to evaluate",
-    }
-    for way, title in titles.items():
+    head = ("part", "first round", "each further one", f"{rounds} rounds, about", "what it is")
+    come_in = "What would come in, in addition to models to evaluate"
+    for way, title in (("up", "What would leave this site"), ("down", come_in)):
         rows = [t for t in traffic if t.direction == way]
         counts = [(t.first, t.further, t.total(rounds)) for t in rows]
         lines = [[t.part, *map(size, n), t.meaning] for t, n in zip(rows, counts, strict=True)]
         if len(rows) > 1:
             lines.append(["all", *(size(sum(column)) for column in zip(*counts, strict=True)), ""])
-        head = ("part", "first round", "each further one", f"{rounds} rounds, about", "what it is")
         table = Table.of(head, lines, prose=(0, 4)).printed(title)
         console.print(table) if rows else say(console, f"{title}: nothing in the rounds.")
 
@@ -135,15 +133,15 @@ def sentences(
     config: RunDescription, data: FederatedDataModule, federation: Federation, file: SiteFile
 ) -> list[str]:
     """Says what else leaves a site, and what never leaves it."""
-    site = file.site
-    words = {"data": data, "config": config, "federation": federation, "site": site, "few": few}
+    words = {"data": data, "config": config, "federation": federation, "few": few}
     text = filled(
-        Path(__file__).parent / "templates" / "leaves.txt",
-        **words,
+        TEMPLATES / "leaves.txt",
+        site=file.site,
         whole=file.policy.send_model,
         table=data if isinstance(data, TabularDataModule) else None,
-        planned=protections(config, data.clients, federation).get(site),
+        planned=protections(config, data.clients, federation).get(file.site),
         exact=exact(config),
+        **words,
     )
     return text.strip().split("\n")
 
@@ -202,12 +200,10 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     print_traffic(traffic, config.rounds, console)
     say(console, *sentences(config, data, federation, file))
     say(console, *warnings(config, data, federation, file, terms.joins or None), style="red")
-    policy.check_data(
-        file.policy, config, data, file.site, bool(data.exchanged), terms.joins or None
-    )
-    told = statistics_of(federation.algorithm, data)
-    file.policy.check_statistics(told)
-    if told:
+    steps, statistics = terms.joins or None, statistics_of(federation.algorithm, data)
+    policy.check_data(file.policy, config, data, file.site, bool(data.exchanged), steps)
+    file.policy.check_statistics(statistics)
+    if statistics:
         _keep_patients(file, data, str(config.data.get("path")), keep=False)
     spending = policy.Spending(file.policy.privacy, file.folder / policy.SPENT)
     for planned in protections(config, data.clients, federation).values():
@@ -225,14 +221,13 @@ def check_plan(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
         file.policy.check_across(False)
     say(console, f"Site {file.site}, one of {len(terms.sites)}: {', '.join(terms.sites)}.")
     say(console, "A study of statistics: nothing is trained, and no row leaves.")
-    for one in place.plan.bundles:
-        say(
-            console,
-            f"The model {one.name} would arrive, and is opened if its manifest has the hash "
-            f"{one.manifest}; no code of it runs, and it counts for policy.test_metrics.",
-        )
-    lines: list[list[str]] = []
-    rows = place.scored(examples=True)
+    opened = (
+        f"The model {one.name} would arrive, and is opened if its manifest has the hash "
+        f"{one.manifest}; no code of it runs, and it counts for policy.test_metrics."
+        for one in place.plan.bundles
+    )
+    say(console, *opened)
+    lines, rows = list[list[str]](), place.scored(examples=True)
     for part in place.parts:
         if isinstance(part, Separate):
             told = part.estimate(rows).values()

@@ -117,15 +117,7 @@ def encoded(content: Mapping[str, Any]) -> str:
 
 
 def decoded(text: str, kind: type[T] = dict[str, Any]) -> T:  # type: ignore[assignment]
-    """Reads what :func:`encoded` returned.
-
-    Args:
-        text: The text.
-        kind: What it must hold.
-
-    Raises:
-        ValueError: If it is something else.
-    """
+    """Reads what :func:`encoded` returned, as a type."""
     return schemas.parse_json(base64.b64decode(text, validate=True), kind)
 
 
@@ -187,24 +179,11 @@ def _coordinate(deployment: Deployment, transport: Transport) -> None:
 
 
 def start_site(
-    path: Path,
-    agreed: str,
-    name: str,
-    keep_bundle: Callable[[Path], object],
-    open_bundle: Opener,
+    path: Path, agreed: str, name: str, keep_bundle: Callable[[Path], object], open_bundle: Opener
 ) -> Answers:
-    """Makes the site from the agreement and its file.
+    """Makes the site from the agreement, encoded, and its file.
 
-    Args:
-        path: The site's file.
-        agreed: The agreement, encoded.
-        name: The site's name in FLARE.
-        keep_bundle: Makes the bundle of the model in a run folder.
-        open_bundle: Opens a bundle that a study evaluates.
-
-    Returns:
-        The site; after a mistake a site that only answers that it failed, as no error text may
-        leave the site.
+    After a mistake it is a site that only answers that it failed: no error text may leave the site.
     """
     log = _log
     try:
@@ -261,17 +240,17 @@ _ENDING = 60.0  # seconds in which a finished run's job may end, too
 
 
 def deployment_of(keys: sections.Section, typed: Sequence[str]) -> Deployment:
-    """Returns the deployment of a command line, and names overrides that sites do not agree on.
+    """Returns the deployment of a command line: a run, or a hospital that joins a finished one.
 
-    Args:
-        keys: The keys of ``medfed deploy``.
-        typed: The overrides for ``medfed train``.
-
-    Raises:
-        ConfigError: If sites, overrides or terms cannot be used, or a new run's folder is not new.
+    It names the overrides of ``medfed train`` that sites do not agree on.
     """
     terms = {**keys.terms, "across": bool(keys.across)}
     calls.Terms(**terms)
+    if keys.onboard is not None:
+        folder, site = Path(str(keys.run)).expanduser(), str(keys.onboard)
+        joining = newcomers.agreed_for(folder, site, int(keys.onboard_steps))
+        named = str(joining.config().name), joining.record(), str(folder.resolve())
+        return Deployment(*named, terms=terms, onboard=site)
     study = None if keys.study is None else read_plan(Path(str(keys.study)).expanduser())
     plan = None if study is None else msgspec.to_builtins(study.agreed)
     agreed, coordinator_only, said = agreement.Agreed.of(
@@ -280,48 +259,21 @@ def deployment_of(keys: sections.Section, typed: Sequence[str]) -> Deployment:
     for line in said:
         _print(line)
     config = agreed.config()
-    folder = keys.resume or keys.folder
-    if folder is None:
-        method = str(config.algorithm["_target_"]).rpartition(".")[2].lower()
-        method = "study" if plan is not None else method
-        folder = f"outputs/{config.name}/{method}/{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+    method = str(config.algorithm["_target_"]).rpartition(".")[2].lower()
+    kind, now = "study" if study else method, time.strftime("%Y-%m-%d_%H-%M-%S")
+    folder = Path(keys.resume or keys.folder or f"outputs/{config.name}/{kind}/{now}")
     if keys.resume is None:
-        refuse_full(Path(folder))
+        refuse_full(folder)
     else:
-        _ = RunFolder(Path(folder)).config
-    place, only = str(Path(folder).resolve()), tuple(map(_placed, coordinator_only))
-    is_resumed = keys.resume is not None
+        _ = RunFolder(folder).config
+    named = str(config.name), agreed.record(), str(folder.resolve())
+    only, is_resumed = tuple(map(_placed, coordinator_only)), keys.resume is not None
     bundles = {one.name: str(one.path) for one in (study.bundles if study else ())}
-    named = str(config.name), agreed.record(), place
     return Deployment(*named, only, is_resumed, terms, bundles=bundles)
 
 
-def joining_deployment(keys: sections.Section) -> Deployment:
-    """Returns the deployment by which a hospital joins a finished run.
-
-    Args:
-        keys: The keys of ``medfed deploy``.
-
-    Raises:
-        MedfedError: If the hospital cannot join the run.
-    """
-    calls.Terms(**keys.terms)
-    folder, site = Path(str(keys.run)).expanduser(), str(keys.onboard)
-    agreed = newcomers.agreed_for(folder, site, int(keys.onboard_steps))
-    how: dict[str, Any] = {"terms": dict(keys.terms), "onboard": site}
-    return Deployment(str(agreed.config().name), agreed.record(), str(folder.resolve()), **how)
-
-
 def write(deployment: Deployment, folder: Path) -> Path:
-    """Writes the job of a deployment.
-
-    Args:
-        deployment: What is to be done.
-        folder: The job's folder; its name is the job's name.
-
-    Returns:
-        The folder.
-    """
+    """Writes the job of a deployment into a folder, whose name is the job's name."""
     server = (f"{_COMPONENTS}.Coordinator", {"deployment": deployment.text()})
     site = (f"{SITE}.Hospital", {"agreed": encoded(deployment.agreed)})
     write_job(folder, deployment.expected, server, site)
@@ -422,9 +374,8 @@ class Follower:
     def _wait(self, console: Console, end: float) -> None:
         """Waits until all sites are connected."""
         waited: list[str] = []
-        while missing := [
-            s for s in self.deployment.expected if s not in (known := console.connected())
-        ]:
+        expected = self.deployment.expected
+        while missing := [s for s in expected if s not in (known := console.connected())]:
             names = ", ".join(map(shown, missing))
             if waited != missing:
                 others = ", ".join(map(shown, sorted(known))) or "nobody"

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypedDict
 
 from medfed.common.console import say, shown, size, wide_console
 from medfed.common.scores import label_of, number
@@ -20,7 +21,6 @@ from medfed.common.tensors import Tensors
 from medfed.common.untrusted import read_checkpoint, read_json
 from medfed.config.allowed import check_plugins
 from medfed.config.description import RunDescription
-from medfed.datamodules.base import Exchanged
 from medfed.federation import algorithm, onboarding, reference
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.module import FederatedModule
@@ -34,6 +34,7 @@ from medfed.run.onboarding import tested, to_csv
 from medfed.sites import wire
 from medfed.sites.agreement import Agreed, fingerprints
 from medfed.sites.calls import Caller, Terms, catch_up, compare, compare_models
+from medfed.sites.coordinator import impossible
 from medfed.sites.wire import Facts, Greeting, Transport
 from medfed.sites.withdrawal import SitesRecord
 from medfed.standalone.errors import CheckpointError, CodecError, ConfigError, SiteError
@@ -71,12 +72,9 @@ def onboard(
         raise SiteError(
             f"Site {shown(site)} has already trained with the others, so it cannot join."
         )
-    exchanged: list[Exchanged] = []
-    greeted = catch_up(caller, site, answers, exchanged)
-    if isinstance(greeted, str):
-        raise SiteError(f"{shown(site)}: {greeted}.")
-    if (facts := greeted.facts) is None:
-        raise SiteError(f"{shown(site)} sends more messages about its data than the run needed.")
+    facts, exchanged = catch_up(caller, site, answers)
+    if isinstance(facts, str):
+        raise SiteError(f"{shown(site)}: {facts}.")
     if like is not None:
         compare_models(like, facts, "the run", site)
     info, ledger = algorithm.ClientInfo(site, facts.num_samples), Ledger(preprocessing(exchanged))
@@ -158,8 +156,7 @@ class Joined:
     down: int
 
 
-@dataclass(frozen=True)
-class _Record:
+class _Record(TypedDict):
     """The part of ``onboarding.json`` that is read again."""
 
     rows: list[Joined]
@@ -209,26 +206,24 @@ def join(
     """
     run = Run(Path(config.folder))
     kept, others = _sites_of(run, site), _joined_before(run)
-    facts = kept.clients
-    like = next(iter(facts.values()))
-    federation = _reopened(run, facts)
+    federation = _reopened(run, kept.clients)
     caller = Caller(transport, [site], terms or Terms())
     reply = caller.hello(caller.request(wire.Hello, site), caller.terms.hello)
     if isinstance(reply, str):
         raise SiteError(f"{shown(site)}: {reply}; check the site, and onboard it again.")
-    said = reply.greeting
-    compare(Greeting(fingerprints(config.values), kept.greeting), said, "the run", site)
-    answers = [answer.encode() for answer in kept.answers]
-    point = for_newcomer(run.summary.get("points", {}))
-    at = caller, federation, site, answers
-    samples, metrics, ledger = onboard(*at, job=kept.job, like=like, point=point)
-    names = {name for of in run.summary["clients"].values() for name in of}
-    if odd := {*metrics} ^ names:
-        raise SiteError(f"{shown(site)} has other metrics than the run: {shown(min(odd))}.")
+    agreed = Greeting(fingerprints(config.values), kept.greeting)
+    compare(agreed, reply.greeting, "the run", site)
+    at = caller, federation, site, [answer.encode() for answer in kept.answers], kept.job
+    like, point = next(iter(kept.clients.values())), for_newcomer(run.summary.get("points", {}))
+    samples, metrics, ledger = onboard(*at, like, point)
+    names = frozenset(name for of in run.summary["clients"].values() for name in of)
+    if wrong := impossible(metrics, names):
+        raise SiteError(f"{shown(site)}: {wrong}.")
     up, down = (ledger.total(direction=way) for way in ("up", "down"))
     joined = Joined(site, samples, "own", steps, metrics, up, down)
-    rows = [row for row in others if row.client != site] + [joined]
-    _write(run, rows)
+    rows = [*(row for row in others if row.client != site), joined]
+    write_text(run.onboarding_csv, to_csv(rows))
+    write_json(run.onboarding_json, run.about() | {"rows": [asdict(row) for row in rows]})
     _print(run, joined)
     return joined
 
@@ -265,13 +260,8 @@ def _joined_before(run: RunFolder) -> list[Joined]:
     """Returns the hospitals that have joined earlier."""
     if not run.onboarding_json.is_file():
         return []
-    rows = read_json(run.onboarding_json, _Record).rows
+    rows = read_json(run.onboarding_json, _Record)["rows"]
     return [replace(row, metrics=with_nan(row.metrics)) for row in rows]
-
-
-def _write(run: RunFolder, rows: list[Joined]) -> None:
-    write_text(run.onboarding_csv, to_csv(rows))
-    write_json(run.onboarding_json, run.about() | {"rows": [asdict(row) for row in rows]})
 
 
 def _print(run: RunFolder, joined: Joined) -> None:

@@ -39,8 +39,7 @@ from medfed.run.memberships import Memberships
 from medfed.sites import calls
 from medfed.sites.agreement import fingerprints
 from medfed.sites.attendance import Attendance, SitesProgress
-from medfed.sites.coordinator import Coordinator
-from medfed.sites.requests import Metrics
+from medfed.sites.coordinator import Coordinator, Metrics
 from medfed.sites.site import FACTS, versions_here
 from medfed.sites.status import Status, ended, keep
 from medfed.sites.wire import Facts, Greeting, Transport
@@ -68,13 +67,11 @@ class SitesEvaluation(PersonalEvaluation):
 
     def filled(self) -> list[scores.Record]:
         """Returns the record with a row for each site after every evaluation."""
-        known = {(r.round, r.client): r.metrics for r in self.history}
-        latest: dict[str, dict[str, float]] = {}
+        latest, filled = dict[str, dict[str, float]](), list[scores.Record]()
         for record in self.history:
             latest.setdefault(record.client, record.metrics)
-        filled = []
         for number in sorted({r.round for r in self.history}):
-            latest |= {c: known[number, c] for c in latest if (number, c) in known}
+            latest |= {r.client: r.metrics for r in self.history if r.round == number}
             filled += [scores.Record(number, c, metrics) for c, metrics in latest.items()]
         return filled
 
@@ -154,7 +151,7 @@ def coordinate(
     if config.adapters is not None:
         raise ConfigError("adapters are not for runs across sites yet; set adapters=none.")
     with claim.locked_run_folder(config, logs):
-        gone = withdrawn_of(Path(config.folder)) if config.resume is not None else []
+        gone = [*withdrawn_of(Path(config.folder))] if config.resume is not None else []
         there = [c for c in sites if c not in gone]
         with calls.Caller(transport, there, terms or calls.Terms()) as caller:
             return _coordinate(config, caller, sites, gone)
@@ -215,14 +212,13 @@ def _coordinate(
     coordinator = Coordinator(attendance, evaluation.best_round)
     attendance.begin()
     module = SitesModule(task, federation, local, coordinator)
-    each = config
     if config.checkpoint.every > 1:
         _log.info("Across sites every round writes a checkpoint; checkpoint.every has no effect.")
-        each = config.replacing({"checkpoint.every": 1})
+    callbacks = callbacks_of(config.replacing({"checkpoint.every": 1}), evaluation)
     recorded = pl.callbacks.LambdaCallback(
         on_train_epoch_end=lambda *_: write_absences(run, coordinator.progress)
     )
-    trainer = trainer_of(config, [*callbacks_of(each, evaluation), recorded])
+    trainer = trainer_of(config, [*callbacks, recorded])
     run.open(config, {"clients": {c: {} for c in sites}, "files": {}}, {}, {})
     said = [answer.decode() for answer in answers]
     installed = {c: dict(there.versions) for c, there in greetings.items()}
@@ -303,13 +299,12 @@ def write_absences(run: RunFolder, progress: SitesProgress) -> None:
     """Writes which sites were absent from which round, and why; nothing if none was."""
     if progress.left_out or progress.absent:
         absent = json.dumps([*progress.absent.items()], separators=(",", ":"))
-        lost = [{"round": n, "site": site, "why": why} for n, site, why in progress.left_out]
-        said = {
+        content = {
             "absent": {str(n): names for n, names in progress.absent.items()},
             "simulation": f"cohort.absent={absent}",  # an override
-            "left_out": lost,
+            "left_out": [{"round": n, "site": c, "why": why} for n, c, why in progress.left_out],
         }
-        write_json(run.absences_json, said)
+        write_json(run.absences_json, content)
 
 
 def write(
@@ -327,10 +322,10 @@ def write(
         raise SiteError("No site answered the test; resume the run when they are back.")
     best = evaluation.best_round()
     federation.count_delivery(module.next_round, tested)
-    known = module.spent()
+    coordinator, known = module.coordinator, module.spent()
     spent = {c: known[c] for c in tested}
     summary = results.summarise(config, module, evaluation, best, spent)
-    few_patients = (c for c in tested if module.coordinator.requests.small.get(c))
+    few_patients = (c for c in tested if coordinator.requests.small.get(c))
     summary["small"] = dict.fromkeys(few_patients, scores.FEW_CASES)
     if missing := [c for c in federation.ids if c not in tested]:
         summary["not_tested"] = missing
@@ -338,13 +333,13 @@ def write(
     test = [scores.Record(best or 0, c, m) for c, m in evaluation.test.items()]
     write_text(run.metrics_csv, scores.metrics_csv(evaluation.history, test, evaluation.losses))
     write_text(run.ledger_csv, federation.ledger.to_csv())
-    down, up = module.coordinator.caller.traffic.total()
+    down, up = coordinator.caller.traffic.total()
     summary["wire"] = {"up": up, "down": down}
-    if absent := module.coordinator.progress.absent:
+    if absent := coordinator.progress.absent:
         summary["left_out"] = {str(n): names for n, names in absent.items()}
-    if (told := module.coordinator.progress.epsilons) and config.privacy.example is not None:
-        summary["epsilon"] = told
-        each = ", ".join(f"{shown(site)} {epsilon:.3g}" for site, epsilon in told.items())
+    if (epsilons := coordinator.progress.epsilons) and config.privacy.example is not None:
+        summary["epsilon"] = epsilons
+        each = ", ".join(f"{shown(site)} {epsilon:.3g}" for site, epsilon in epsilons.items())
         delta = config.privacy.example.delta
         _log.info("Epsilon, as the sites declare it, at delta %g: %s.", delta, each)
     if memberships is not None:
@@ -352,18 +347,13 @@ def write(
         write_text(run.memberships_csv, memberships.to_csv())
     write_json(run.summary_json, summary)
     figures = {"bytes": bytes_per_client(federation.ledger)} | dict(federation.pictures())
-    if memberships is not None:
-        figures |= membership_figures(memberships)
+    figures |= membership_figures(memberships) if memberships is not None else {}
     if evaluation.history:
         metric = evaluation.metric
         figures[f"val_{metric}"] = metric_curves(evaluation.history, metric, best)
     pictures = save_figures(run.pictures_folder, figures, config.pictures)
     loggers.end_logging(trainer.logger, pictures, summary)
     results.print_summary(summary, run.folder)
-    _log.info(
-        "With heads, evaluations and starts, %s went to the sites and %s came from them; "
-        "traffic.csv counts each kind.",
-        size(down),
-        size(up),
-    )
+    text = "With heads, evaluations and starts, %s went to the sites and %s came from them; "
+    _log.info(f"{text}traffic.csv counts each kind.", size(down), size(up))
     return summary

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
@@ -51,6 +51,9 @@ from medfed.standalone import files
 from medfed.standalone.errors import CheckpointError, CodecError, DataError
 from medfed.studies.parts import Part, Separate
 
+if TYPE_CHECKING:
+    from medfed.sites.site_folder import SiteFolder
+
 Kept = dict[str, Any]
 
 
@@ -64,39 +67,18 @@ class _Round(TypedDict):
     client: dict[str, dict[str, Any]]
 
 
-class Keeper(Protocol):
-    """Keeps a site's results in its folder."""
-
-    def begin(self, site: Site, asked: wire.Begin) -> None:
-        """Called at the start of a session."""
-
-    def guard(self, site: Site) -> None:
-        """Called when the site has joined a federation, before it trains."""
-
-    def after(self, site: Site, asked: Request, reply: Reply) -> None:
-        """Called before the answer to a request leaves; an error it raises becomes the answer."""
-
-    def joined(
-        self, site: Site, newcomer: Newcomer, model: Tensors, metrics: dict[str, float]
-    ) -> None:
-        """Called with the model of a site that has joined a trained federation."""
-
-    def epsilon(self, site: Site) -> float | None:
-        """Returns what the run has spent on the site's patients, if it may be said."""
-
-
 @dataclass(eq=False)
 class Site:
     """Answers a coordinator; see :class:`medfed.sites.wire.Answers`.
 
-    `folder`: the folder of kept rounds of one federation; with a keeper the prefix of the folders
-    of all federations. `signer`: signs the keys of masks; ``None``: they are not signed. `counted`:
-    what the site has answered; ``None``: a file in its folder remembers it.
+    `folder`: the folder of kept rounds of one federation; with a keeper, which keeps results, the
+    prefix of the folders of all federations. `signer`: signs the keys of masks; ``None``: they are
+    not signed. `counted`: what the site has answered; ``None``: a file in its folder remembers it.
     """
 
     workplace: Agreement
     folder: Path
-    keeper: Keeper | None = None
+    keeper: SiteFolder | None = None
     signer: masks.Signer | None = None
     counted: policy.Counted | None = None
 

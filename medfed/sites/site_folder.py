@@ -24,7 +24,6 @@ from medfed.datamodules.base import Exchanged
 from medfed.federation.budget import Passes
 from medfed.federation.federation import count
 from medfed.federation.lightning.callbacks import PersonalEvaluation
-from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.reference import Newcomer
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.packet import Packet
@@ -83,7 +82,7 @@ def hospital(
 
 @dataclass(eq=False)
 class SiteFolder:
-    """Implements :class:`medfed.sites.site.Keeper`."""
+    """Keeps a site's results, and counts what leaves it, over all jobs."""
 
     workplace: ConfiguredSite
     keep_bundle: Callable[[Path], object]
@@ -102,15 +101,10 @@ class SiteFolder:
         self._hospitals = 1
 
     def begin(self, site: Site, asked: wire.Begin) -> None:
-        """Opens the folder, or continues with its content."""
-        run, place = RunFolder(site.folder), self.workplace
+        """Opens the folder at the start of a session, or continues with its content."""
+        run = RunFolder(site.folder)
         self._hospitals = len(asked.clients)
-        resume = str(run.folder) if run.config_yaml.is_file() else None
-        config = place.config.replacing({"folder": str(run.folder), "resume": resume})
-        data = place.data
-        steps = {self.name: data.preprocessing(self.name)}
-        cohort = {} if config.resume else cohort_record(data).record()
-        run.open(config, data.splits(), steps, cohort)
+        config = self._opened(run, str(run.folder) if run.config_yaml.is_file() else None)
         self.ledger = Ledger(preprocessing(self._exchanged()))
         self.history, self._spent = [], (0, Passes())
         self.guard(site)
@@ -124,6 +118,14 @@ class SiteFolder:
             self.history = [Record(n, self.name, with_nan(m)) for n, m in kept.metrics]
             self._spent = kept.spent.steps, kept.spent.passes
 
+    def _opened(self, run: RunFolder, resume: str | None) -> RunDescription:
+        """Writes what is known before the first round; returns the configuration of the folder."""
+        data = self.workplace.data
+        config = self.workplace.config.replacing({"folder": str(run.folder), "resume": resume})
+        cohort = {} if resume else cohort_record(data).record()
+        run.open(config, data.splits(), {self.name: data.preprocessing(self.name)}, cohort)
+        return config
+
     def guard(self, site: Site) -> None:
         """Starts to count the noisy gradients of a new session."""
         self._protection, self._gradients = None, 0
@@ -132,7 +134,7 @@ class SiteFolder:
             self._protection = protections(config, clients, site.federation)[self.name]
 
     def after(self, site: Site, asked: Request, reply: Reply) -> None:
-        """Records an answered request."""
+        """Records a request before its answer leaves; an error that it raises is the answer."""
         if isinstance(asked, wire.Hello | wire.Agree | wire.Begin):
             return
         self._spend(site)
@@ -179,20 +181,12 @@ class SiteFolder:
         self, site: Site, newcomer: Newcomer, model: tensors.Tensors, metrics: dict[str, float]
     ) -> None:
         """Writes the folder of a site that has joined a trained federation."""
-        place, run, module = self.workplace, RunFolder(site.folder), site.module
-        assert module is not None
-        federation = module.federation
-        config = place.config.replacing({"folder": str(run.folder), "resume": None})
-        steps = {self.name: place.data.preprocessing(self.name)}
-        run.open(config, place.data.splits(), steps, cohort_record(place.data).record())
+        run, federation, client = RunFolder(site.folder), site.federation, newcomer.client
+        config = self._opened(run, None)
         save_tensors(run.files("models", [self.name])[self.name], model)
-        evaluation = PersonalEvaluation(*place.task.selection)
-        evaluation.test, evaluation.cases = {self.name: metrics}, dict(module.cases)
-        evaluation.points = dict(module.points)
         federation.ledger = Ledger([*preprocessing(self._exchanged()), *newcomer.ledger.entries])
         self._hospitals = len(federation.ids) + 1
-        client = newcomer.client
-        experiment = self._experiment(config, module, evaluation)
+        experiment = self._experiment(site, config, metrics)
         self._report(site, experiment, None, (client.steps_done, client.passes))
         self._test(tensors.digest(model).encode())
 
@@ -220,18 +214,13 @@ class SiteFolder:
 
     def _finish(self, site: Site, asked: wire.Evaluate, metrics: dict[str, float]) -> None:
         """Writes the model of the selected round, its metrics, and its bundle."""
-        place, federation, folder = self.workplace, site.federation, site.folder
-        module = site.module
-        assert module is not None
-        evaluation = PersonalEvaluation(*place.task.selection)
-        evaluation.history, evaluation.test = self.history, {self.name: metrics}
-        evaluation.cases, evaluation.points = dict(module.cases), dict(module.points)
+        federation = site.federation
         packet = Packet.from_bytes(asked.body, federation.most_elements)
-        ledger = Ledger([e for e in self.ledger.entries if e.phase != "deliver"])
-        count(ledger, packet, asked.round, "deliver", self.name, "down")
-        federation.ledger, module.next_round = ledger, asked.round
-        config = place.config.replacing({"folder": str(folder)})
-        experiment = self._experiment(config, module, evaluation)
+        federation.ledger = Ledger([e for e in self.ledger.entries if e.phase != "deliver"])
+        count(federation.ledger, packet, asked.round, "deliver", self.name, "down")
+        config = self.workplace.config.replacing({"folder": str(site.folder)})
+        experiment = self._experiment(site, config, metrics)
+        experiment.evaluation.history, experiment.module.next_round = self.history, asked.round
         federation.arrived[self.name] = packet
         try:
             results.save_models(experiment)
@@ -243,11 +232,16 @@ class SiteFolder:
         self._report(site, experiment, best, self._spent)
 
     def _experiment(
-        self, config: RunDescription, module: FederatedModule, evaluation: PersonalEvaluation
+        self, site: Site, config: RunDescription, metrics: dict[str, float]
     ) -> Experiment:
-        place, folder = self.workplace, Path(config.folder)
-        data, task, trainer = place.data, place.task, module.trainer
-        return Experiment(config, data, task, module, evaluation, trainer, folder)
+        """Returns the run of this client alone, with its test metrics."""
+        place, module = self.workplace, site.module
+        assert module is not None
+        evaluation = PersonalEvaluation(*place.task.selection)
+        evaluation.test, evaluation.cases = {self.name: metrics}, dict(module.cases)
+        evaluation.points = dict(module.points)
+        parts = place.data, place.task, module, evaluation, module.trainer
+        return Experiment(config, *parts, Path(config.folder))
 
     def _report(
         self, site: Site, experiment: Experiment, best: int | None, spent: tuple[int, Passes]

@@ -115,12 +115,8 @@ def ended(status: Status, traffic: Traffic, run: RunFolder) -> Iterator[None]:
         yield
         how = "finished"
     except BaseException as error:
-        why = (
-            str(error)
-            if isinstance(error, errors.MedfedError | SystemExit)
-            else type(error).__name__
-        )
-        how = f"stopped ({why.rstrip('.')})"
+        is_known = isinstance(error, errors.MedfedError | SystemExit)
+        how = f"stopped ({str(error).rstrip('.') if is_known else type(error).__name__})"
         raise
     finally:
         status.change(how, status.round, {}, {})
@@ -141,12 +137,11 @@ def tables(run: RunFolder) -> Group:
     for name, site in status.sites.items():
         counts = [c for (known, _), c in traffic.counts.items() if known == name]
         sizes = (size(sum(c[i] for c in counts)) for i in (1, 2))
-        line = [shown(name), shown(site.state, 1000), site.since, str(site.round + 1)]
+        line = [shown(name), shown(site.state, 1000), site.since, str(site.round + 1), *sizes]
         spent = "not said" if site.epsilon is None else f"{site.epsilon:.3g}"
-        sites.append([*line, *sizes, *[spent] * noisy])
+        sites.append([*line, *[spent] * noisy])
     for kind, meaning in words_for("requests").items():
-        counts = [c for (_, known), c in traffic.counts.items() if known == kind]
-        if counts:
+        if counts := [c for (_, known), c in traffic.counts.items() if known == kind]:
             requests, down, up = (sum(column) for column in zip(*counts, strict=True))
             kinds.append([kind, f"{requests:,}", size(down), size(up), meaning])
     of_sites = ["site", "state", "since", "rounds", "sent to it", "received from it"]

@@ -9,10 +9,11 @@ says when it withdrew, and what was deleted.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -40,7 +41,7 @@ class SitesRecord:
         return untrusted.read_json(RunFolder(folder).sites_json, cls)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Withdrawal:
     """A withdrawn site: after how many rounds, and the state that the server deleted."""
 
@@ -48,28 +49,19 @@ class _Withdrawal:
     forgotten: list[str]
 
 
-@dataclass(frozen=True)
-class _Withdrawals:
-    """The content of ``withdrawn.json``."""
-
-    sites: dict[str, _Withdrawal] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, folder: Path) -> _Withdrawals:
-        path = RunFolder(folder).withdrawn_json
-        return untrusted.read_json(path, cls) if path.is_file() else cls()
-
-
-def withdrawn_of(folder: Path) -> list[str]:
-    """Returns the sites that have withdrawn from the run of a folder."""
-    return list(_Withdrawals.read(folder).sites)
+def withdrawn_of(folder: Path) -> dict[str, _Withdrawal]:
+    """Returns the sites that have withdrawn from the run of a folder, from ``withdrawn.json``."""
+    path = RunFolder(folder).withdrawn_json
+    if not path.is_file():
+        return {}
+    return untrusted.read_json(path, dict[str, dict[str, _Withdrawal]]).get("sites", {})
 
 
 def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
     """Takes a site out of all later rounds of a stopped run, which can then be resumed."""
     run = RunFolder(folder)
     config = run.config
-    sites, known = list(SitesRecord.read(folder).clients), _Withdrawals.read(folder).sites
+    sites, known = list(SitesRecord.read(folder).clients), withdrawn_of(folder)
     left = [name for name in sites if name not in known and name != site]
     if site not in sites:
         raise errors.ConfigError(
@@ -86,22 +78,21 @@ def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
         raise errors.ConfigError(f"Without {site} no site is left in the run in {folder}.")
     checkpoints = run.rounds
     last = int(checkpoints[-1].stem.removeprefix("round_")) + 1 if checkpoints else 0
-    earlier = known.get(site, _Withdrawal(last, []))
-    forgotten = earlier.forgotten
+    gone = known.setdefault(site, _Withdrawal(last, []))
+    lines = [
+        f"{site} takes part in no round after round {gone.after} of the run in {folder}; resume "
+        f"the run with {', '.join(left)}."
+    ]
     if forget:
-        for path in [*checkpoints, *([run.best_ckpt] if run.best_ckpt.is_file() else [])]:
-            forgotten = sorted({*forgotten, *_forget_in(path, site, len(sites))})
-    now = _Withdrawals({**known, site: _Withdrawal(earlier.after, forgotten)})
-    files.write_json(run.withdrawn_json, asdict(now))
-    gone = f"{site} takes part in no round after round {earlier.after} of the run in {folder}"
-    said = [f"{gone}; resume the run with {', '.join(left)}."]
-    if forget:
-        what = ", ".join(forgotten) or "nothing"
-        said.append(
+        for path in filter(Path.is_file, [*checkpoints, run.best_ckpt]):
+            gone.forgotten = sorted({*gone.forgotten, *_forget_in(path, site, len(sites))})
+        what = ", ".join(gone.forgotten) or "nothing"
+        lines.append(
             f"The server has deleted its state of this site: {what}. What the other sites have "
             "learned from it stays in their models, and its bytes and metrics stay in the record."
         )
-    return said
+    files.write_json(run.withdrawn_json, {"sites": msgspec.to_builtins(known)})
+    return lines
 
 
 def _forget_in(path: Path, site: str, count: int) -> list[str]:

@@ -67,7 +67,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -81,6 +81,7 @@ from medfed.common.schemas import fit
 from medfed.delivery.bundle.networks import ordinary
 from medfed.standalone.columns import Columns, from_facts
 from medfed.standalone.errors import CheckpointError
+from medfed.standalone.files import filled
 from medfed.standalone.preparation import Preparation, rules_from
 
 Plain = dict[str, Any]
@@ -93,39 +94,24 @@ _TEMPLATE = Path(__file__).parent / "templates" / "metadata.json"
 
 def monai_metadata(facts: Plain) -> Plain:
     """Wraps the facts into what MONAI asks of a bundle's metadata."""
-    many = len(facts["labels"])
-    what = " and ".join(facts["labels"]) if many <= 3 else f"{many} classes"
-    segments = facts["task"] == "segmentation"
-    exclusive = facts.get("activation") == "softmax"
-    named = {
-        # Logits: of exclusive classes the largest counts, else each by itself.
-        "segmentation": ("image", "labels" if exclusive else "classes"),
-        "regression": ("tuples", "raw"),
-        "detection": ("image", "raw"),
-    }
-    images = "image" if facts["spatial_dims"] else "tuples", "magnitude"
-    answers = named.get(facts["task"], ("probabilities", "classes"))
-    outputs = ["background"] * exclusive + facts["labels"]
+    outputs = ["background"] * (facts.get("activation") == "softmax") + facts["labels"]
     if facts["task"] == "detection":  # a map of anchors: their logits, then what moves each box
         anchors = [f"anchor {'x'.join(map(str, sides))}" for sides in facts["anchors"]]
         moves = [f"{what} {axis}" for what in ("centre", "size") for axis in "hwd"]
         outputs = [*anchors, *(f"{anchor}, {move}" for anchor in anchors for move in moves)]
-    image = _tensor(facts, images, _read(facts), _shape(facts))
-    pred = _tensor(facts, answers, outputs, _shape(facts) if segments else [])
-    always: Plain = json.loads(_TEMPLATE.read_text(encoding="utf-8"))
-    needs = {"nibabel": version("nibabel"), "fire": "0.6.0", **further(facts)}
-    return always | {
-        **{f"{name}_version": version(name) for name in ("monai", "numpy")},
-        "pytorch_version": str(torch.__version__).partition("+")[0],
-        "required_packages_version": needs,
-        "task": f"{facts['task'].capitalize()} of {what}",
-        "description": facts.get("adopted")
-        or f"The personal model of {facts['client']}, trained by {facts['method']} in "
-        "a federation of hospitals.",
-        "authors": facts["client"],
-        "network_data_format": {"inputs": {"image": image}, "outputs": {"pred": pred}},
-        "medfed": facts,
-    }
+    content: Plain = json.loads(
+        filled(
+            _TEMPLATE,
+            facts={"activation": None, **facts},
+            version=version,
+            torch=str(torch.__version__).partition("+")[0],
+            needs={"nibabel": version("nibabel"), "fire": "0.6.0", **further(facts)},
+            inputs=_read(facts),
+            outputs=outputs,
+            shape=input_size(facts) or [f"{ANY_SIDE}*n"] * (facts["spatial_dims"] or 0),
+        )
+    )
+    return {**content, "medfed": facts}
 
 
 def input_size(facts: Mapping[str, Any]) -> list[int] | None:
@@ -147,24 +133,6 @@ def _read(facts: Plain) -> list[str]:
         return list(facts["channels"])
     offsets = range(-(slices // 2), slices // 2 + 1)
     return [f"{name}, slice {n:+d}" for name in facts["channels"] for n in offsets]
-
-
-def _shape(facts: Plain) -> list[Any]:
-    return input_size(facts) or [f"{ANY_SIDE}*n"] * (facts["spatial_dims"] or 0)
-
-
-def _tensor(facts: Plain, kind: tuple[str, str], names: Sequence[str], shape: list[Any]) -> Plain:
-    return {
-        "type": kind[0],
-        "format": kind[1],
-        "modality": "n/a",
-        "num_channels": len(names),
-        "spatial_shape": shape,
-        "dtype": "float32",
-        "value_range": [],
-        "is_patch_data": facts["patch_size"] is not None,
-        "channel_def": {str(i): name for i, name in enumerate(names)},
-    }
 
 
 def further(facts: Mapping[str, Any]) -> dict[str, str]:

@@ -222,7 +222,7 @@ def check_bits(bits: int, name: str = "bits", otherwise: str = "") -> None:
         ...
         medfed.standalone.errors.ConfigError: bits=9 must be a whole number from 1 to 8.
     """
-    if not isinstance(bits, int) or isinstance(bits, bool) or not 1 <= bits <= MAX_BITS:
+    if type(bits) is not int or not 1 <= bits <= MAX_BITS:
         raise ConfigError(f"{name}={bits} must be a whole number from 1 to {MAX_BITS}{otherwise}.")
 
 

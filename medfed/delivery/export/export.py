@@ -76,8 +76,7 @@ def export_run(config: Section) -> list[Path]:
             f"onnx=int8 needs the data of {run.folder} to see the range of each layer's outputs; "
             "make them available, or choose onnx=true."
         )
-    rows: list[dict[str, Any]] = []
-    made = []
+    rows, made = list[dict[str, Any]](), list[Path]()
     for client in clients:
         for width, bits in plans.items():
             place = folder if len(plans) == 1 else folder / f"{width}_bits"
@@ -87,9 +86,8 @@ def export_run(config: Section) -> list[Path]:
             _log.info("Wrote %s.", place)
     metric, mode = run.summary["selection"]
     _print_export(rows, metric, mode, options.tolerance)
-    table = run.export_csv
-    _save_table(table, rows, metric)
-    _log.info("Table: %s", table)
+    _save_table(run.export_csv, rows, metric)
+    _log.info("Table: %s", run.export_csv)
     return made
 
 
@@ -171,9 +169,8 @@ def _print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: floa
     lines = []
     for row in rows:
         packed, whole = (row["sizes"][n] for n in ("packed", "fp32"))
-        line = [row["client"], _bits_of(row), size(packed), size(whole)]
-        measured = (*(_scores(row)[n] for n in stages), *tested(row, metric))
-        lines.append([*line, f"{whole / packed:.2f}", *map(number, measured)])
+        line = [row["client"], _bits_of(row), size(packed), size(whole), f"{whole / packed:.2f}"]
+        lines.append([*line, *(number(_scores(row)[n]) for n in stages), *_tests(row, metric)])
     lines += _means(rows, metric, mode, len(stages))
     console.print(Table.of(head, lines, prose=(0,)).printed("Exported bundles, sizes of files"))
     say(console, *_remarks(rows, metric, mode, tolerance))
@@ -181,14 +178,13 @@ def _print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: floa
 
 def _save_table(path: Path, rows: Sequence[Facts], metric: str) -> None:
     """Writes a CSV line per bundle: bits, bytes, and the metric at every stage."""
-    lines: list[list[Any]] = []
+    head = ["client", "bits", "bytes", "kept", "metric"]
+    head += [*(f"val_{n}" for n in finetuning.STAGES), *(f"test_{n}" for n in _TEST)]
+    lines = []
     for row in rows:
-        kept = row["sizes"]["packed"], row["quantization"]["kept"]
-        scores = (*_scores(row).values(), *tested(row, metric))
-        lines.append([row["client"], _bits_of(row), *kept, metric, *scores])
-    head = ("client", "bits", "bytes", "kept", "metric")
-    names = (*(f"val_{n}" for n in finetuning.STAGES), *(f"test_{n}" for n in _TEST))
-    write_text(path, csv_text((*head, *names), lines))
+        line = row["client"], _bits_of(row), row["sizes"]["packed"], row["quantization"]["kept"]
+        lines.append([*line, metric, *_scores(row).values(), *tested(row, metric)])
+    write_text(path, csv_text(head, lines))
 
 
 def tested(facts: Mapping[str, Any], metric: str) -> tuple[float | None, float | None]:
@@ -213,6 +209,10 @@ def _bits_of(row: Facts) -> str:
 
 def _scores(row: Facts) -> dict[str, float | None]:
     return {stage: row["quantization"]["validation"][stage] for stage in finetuning.STAGES}
+
+
+def _tests(row: Facts, metric: str) -> list[str]:
+    return [*map(number, tested(row, metric))]
 
 
 def number(value: float | None) -> str:
@@ -242,13 +242,10 @@ def _remarks(rows: Sequence[Facts], metric: str, mode: str, tolerance: float) ->
 
     tuned = [r for r in rows if _scores(r)["finetuned"] is not None]
     if undone := [named(r) for r in tuned if r["quantization"]["kept"] != "finetuned"]:
-        yield (
-            "Fine-tuning was undone, as validation is worse than by k-means and than as trained: "
-            f"{', '.join(undone)}."
-        )
+        text = "Fine-tuning was undone, as validation is worse than by k-means and than as trained"
+        yield f"{text}: {', '.join(undone)}."
     fallen = [r for r in rows if finetuning.falls(*tested(r, metric), mode, tolerance)]
-    lost = [f"{named(r)} {' to '.join(map(number, tested(r, metric)))}" for r in fallen]
-    if lost:
+    if lost := [f"{named(r)} {' to '.join(_tests(r, metric))}" for r in fallen]:
         unit = f"{tolerance:g}" if mode == "max" else f"{tolerance:.0%}"
         yield (
             f"warning: test {metric} is worse than as trained by more than tolerance={unit}: "

@@ -173,7 +173,7 @@ class Pretrained:
     adopt: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.adopt, str) or not set(self.adopt) <= {*_ADOPTED}:
+        if isinstance(self.adopt, str) or not {*self.adopt} <= {*_ADOPTED}:
             raise ConfigError(f"init.adopt={self.adopt} is no list of {' and '.join(_ADOPTED)}.")
         if not self.part:
             raise ConfigError("init.part is empty; give all, shared, personal or name patterns.")
@@ -221,13 +221,12 @@ def _read_run(folder: Path, client: str | None) -> Weights:
     clients = list(run.clients)
     if client is not None:
         run.check_client(client)
-    read = clients if client is None else [client]
     files = run.files("models", clients)
-    paths = {c: files[c] for c in read}
+    paths = [files[c] for c in (clients if client is None else [client])]
     # Counters and other state are of the hospital that has trained.
-    every = map(read_tensors, paths.values())
+    every = map(read_tensors, paths)
     first, *others = ({n: t for n, t in of.items() if t.is_floating_point()} for of in every)
-    hashes, trained = _hashes(*paths.values()), _of_training(run.config.plain())
+    hashes, trained = _hashes(*paths), _of_training(run.config.plain())
     if client is not None:
         return Weights(first, f"the model of {client} in a run", hashes, trained)
     common = {
@@ -237,9 +236,9 @@ def _read_run(folder: Path, client: str | None) -> Weights:
     if len(common) < len(first) and best.is_file():
         hashes |= _hashes(best)
         server = read_checkpoint(best).get("federation", {}).get("server", {})
-        kept = server.get("shared") if isinstance(server, Mapping) else None
-        shared = kept if isinstance(kept, Mapping) else {}
-        fits = {n: t for n, t in shared.items() if n in first and t.shape == first[n].shape}
+        shared = server.get("shared") if isinstance(server, Mapping) else {}
+        pairs = shared.items() if isinstance(shared, Mapping) else ()
+        fits = {n: t for n, t in pairs if n in first and t.shape == first[n].shape}
         common = {**fits, **common}
     if not common:
         raise CheckpointError(
