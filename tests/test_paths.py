@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 from medfed.commands.help import COMMANDS
 from medfed.config.compose import CONFIG_DIR, load, parse
 from medfed.config.description import resolved
-from medfed.config.paths import PATH_LISTS, literal, paths_in, unquoted, with_paths
 from medfed.config.sections import select
-from medfed.config.spelling import hydra_spelling, to_hydra_overrides
+from medfed.config.spelling import (
+    PATH_LISTS,
+    hydra_spelling,
+    literal,
+    paths_in,
+    to_hydra_overrides,
+    unquoted,
+    with_paths,
+)
 
 # The keys of which a value is a path, by command; train stands for what is composed like it.
 KEYS = {

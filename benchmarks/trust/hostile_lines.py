@@ -31,7 +31,7 @@ import torch
 from medfed.commands.main import main
 from medfed.config.compose import load
 from medfed.config.description import written
-from medfed.config.paths import is_path_key
+from medfed.config.spelling import is_path_key
 
 SMALL = ("experiment=clinical_pfednet", "progress=false", "logger=none", "pictures.format=none")
 VALUES = (

@@ -27,12 +27,10 @@ from omegaconf import DictConfig
 
 from medfed.commands.help import print_help
 from medfed.common import console, processes
-from medfed.config.allowed import with_plugins
-from medfed.config.compose import as_typed, composed, show, source_of
+from medfed.config.compose import as_typed, compose_all, show, source_of
 from medfed.config.description import checked, describe
-from medfed.config.paths import literal
 from medfed.config.sections import select
-from medfed.config.spelling import to_hydra_overrides
+from medfed.config.spelling import literal, to_hydra_overrides, with_plugins
 from medfed.config.sweeps import RECORD, Engine, Job, Sweep
 from medfed.records.places import Places, check_made, refuse_full
 from medfed.standalone import errors
@@ -241,7 +239,7 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
             )
         overrides = to_hydra_overrides(command.with_keys(given), sweeps)
         sys.argv[1:] = ["-m"] * flags.multirun + overrides
-        compositions = composed(sys.argv[1:], command.name)
+        compositions = compose_all(overrides, command.name)
         if (several := compositions[0].sweep) and not sweeps:
             raise errors.ConfigError(
                 f"{several} is a sweep; add -m for a run of each, or write one value."

@@ -22,7 +22,8 @@ from rich.table import Table
 from medfed.commands.command_line import loading, plain
 from medfed.commands.help import keys, print_usage
 from medfed.common.console import Terminal
-from medfed.config.allowed import method_yamls, plugin_folders
+from medfed.config.allowed import method_yamls
+from medfed.config.spelling import plugin_folders
 from medfed.standalone.errors import ConfigError, did_you_mean, few
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,53 +33,10 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from hydra._internal.utils import _locate
 
-from medfed.config.paths import literal, paths_in, unquoted
 from medfed.config.sections import targets
 from medfed.standalone.errors import ConfigError, did_you_mean, first_line
-from medfed.standalone.files import refuse_special
 
-KEY = "plugins="
 _active: list[Path] = []  # the folders that the user has named to this process
-
-
-def with_plugins(overrides: Sequence[str]) -> list[str]:
-    """Makes the folders of ``plugins=`` importable and their yamls known to Hydra.
-
-    Args:
-        overrides: Overrides; one may be ``plugins=FOLDER`` or ``plugins=[FOLDER,FOLDER]``.
-
-    Returns:
-        The overrides with absolute folders, and Hydra's search path.
-
-    Raises:
-        ConfigError: If a folder does not exist.
-
-    Example:
-        >>> with_plugins(["seed=1", "plugins=null"])
-        ['seed=1', 'plugins=null']
-        >>> with_plugins(["plugins=/no/such/folder"])
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.ConfigError: plugins names /no/such/folder, which is no folder; \
-name one that holds Python modules and configs.
-    """
-    spelled = [o for o in overrides if not o.startswith(KEY)]
-    for override in (o for o in overrides if o.startswith(KEY)):
-        if folders := plugin_folders(override):
-            override = KEY + _list(map(str, folders))
-            spelled.append("hydra.searchpath=" + _list(f"file://{yamls_of(f)}" for f in folders))
-        spelled.append(override)
-    return spelled
-
-
-def plugin_folders(override: str) -> list[Path]:
-    """Returns the folders of ``plugins=FOLDER``, and makes them importable."""
-    names = [unquoted(name) for name in paths_in(override.removeprefix(KEY))]
-    folders = [Path(name).expanduser() for name in names if name != "null"]
-    for folder in folders:
-        refuse_special(folder, f"{KEY}{folder}")
-        _activate(folder.resolve())
-    return [folder.resolve() for folder in folders]
 
 
 def yamls_of(folder: Path) -> Path:
@@ -117,11 +74,8 @@ def method_name(algorithm: Mapping[str, Any]) -> str:
     return max(alike, key=alike.__getitem__, default=target.rpartition(".")[2].lower())
 
 
-def _list(values: Iterable[str]) -> str:
-    return "[" + ",".join(map(literal, values)) + "]"
-
-
-def _activate(folder: Path) -> None:
+def add_plugin_folder(folder: Path) -> None:
+    """Lets a configuration name what a folder defines, and Python import it."""
     if not folder.is_dir():
         raise ConfigError(
             f"plugins names {folder}, which is no folder; name one that holds Python modules and "

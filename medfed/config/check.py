@@ -24,8 +24,8 @@ from hydra._internal.utils import _locate
 from msgspec import Meta
 
 from medfed.common.processes import Launched, launched
-from medfed.config.paths import EXISTING, PATH_LISTS, PATHS
 from medfed.config.sections import listed, select, targets, walk
+from medfed.config.spelling import EXISTING, PATH_LISTS, PATHS
 from medfed.standalone.checks import check_known, check_limits
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from medfed.standalone.files import refuse_special
@@ -305,9 +305,8 @@ def check_missing(source: Mapping[str, Any]) -> None:
 def check_keys(values: Mapping[str, Any]) -> None:
     """Compares the values of keys that no constructor takes with :data:`KEYS`."""
     every = dict(walk(values))
-    for key, hint in KEYS.items():
-        if key in every:
-            check_value(key, every[key], hint)
+    present = [(key, every[key], hint) for key, hint in KEYS.items() if key in every]
+    check_limits([each for each in present if _has_limits(*each)])
 
 
 def check_values(values: Mapping[str, Any]) -> None:

@@ -27,11 +27,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from medfed.config.allowed import CONFIG_DIR as CONFIG_DIR
-from medfed.config.allowed import check_targets, with_plugins
+from medfed.config.allowed import check_targets
 from medfed.config.check import check_path, check_types
 from medfed.config.description import RunDescription, describe, resolved, written
 from medfed.config.sections import Section, leaves, walk
-from medfed.config.spelling import GROUPS, key_of, to_hydra_overrides
+from medfed.config.spelling import GROUPS, key_of, to_hydra_overrides, with_plugins
 from medfed.standalone.errors import ConfigError, MedfedError, did_you_mean, few, first_line
 
 CUSTOM_METRIC = "medfed.models.meters.CustomMetric"
@@ -278,10 +278,17 @@ def parse(overrides: Sequence[str], what: str) -> list[Override]:
 
 
 def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]:
-    """Composes the configurations of a command line.
+    """Composes the configurations of a command line in the user's spelling."""
+    several = bool({"-m", "--multirun"} & set(arguments))
+    keys = [a for a in arguments if not a.startswith("-")]
+    return compose_all(to_hydra_overrides(keys, several), name)
+
+
+def compose_all(overrides: Sequence[str], name: str = "train") -> list[Composition]:
+    """Composes the configurations of a command line in Hydra's spelling.
 
     Args:
-        arguments: The command line without the program.
+        overrides: See :func:`~.spelling.to_hydra_overrides`.
         name: The primary config.
 
     Returns:
@@ -290,8 +297,6 @@ def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]
     Raises:
         ConfigError: See :func:`load`.
     """
-    several = bool({"-m", "--multirun"} & set(arguments))
-    overrides = to_hydra_overrides([a for a in arguments if not a.startswith("-")], several)
     if name in ("look", "study", "prepare"):  # which make a folder only if all is well, not Hydra
         at = "hydra.run.dir="
         overrides = [f"folder={o.removeprefix(at)}" if o.startswith(at) else o for o in overrides]

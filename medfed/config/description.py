@@ -19,8 +19,8 @@ from omegaconf.resolvers import oc
 from medfed.common.schemas import fit
 from medfed.config.allowed import CONFIG_DIR, check_targets
 from medfed.config.check import check_missing, check_types, check_values
-from medfed.config.paths import is_path_key
 from medfed.config.sections import Section, leaves, optional, put
+from medfed.config.spelling import is_path_key
 from medfed.standalone.errors import ConfigError, first_line
 
 

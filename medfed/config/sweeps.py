@@ -39,7 +39,7 @@ from omegaconf.errors import OmegaConfBaseException
 from medfed.common.processes import begin_worker, worker_pool
 from medfed.config import compose
 from medfed.config.allowed import CONFIG_DIR
-from medfed.config.paths import literal
+from medfed.config.spelling import literal
 from medfed.standalone.errors import ConfigError, did_you_mean, first_line
 
 RECORD = "multirun.yaml"  # the folder of a sweep has this file

@@ -17,7 +17,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from medfed.config import compose
-from medfed.config.allowed import with_plugins
+from medfed.config.spelling import with_plugins
 
 PLUGINS = "MEDFED_TEST_PLUGINS"
 EVERY_METHOD = "MEDFED_TEST_EVERY_METHOD"

@@ -23,9 +23,9 @@ from monai.networks.utils import copy_model_state
 from PIL import Image
 from torch import Tensor, nn
 
-from medfed.config.allowed import with_plugins
 from medfed.config.compose import load
 from medfed.config.description import checked
+from medfed.config.spelling import with_plugins
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.bundle.metadata import READ_VERSIONS
 from medfed.delivery.export.client_model import choose_bits, quantise

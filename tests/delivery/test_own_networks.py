@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from medfed.config import allowed
-from medfed.config.allowed import with_plugins
+from medfed.config.spelling import with_plugins
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.bundle.networks import (
     bounded,

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.config.allowed import with_plugins
 from medfed.config.compose import load
 from medfed.config.description import checked, describe
+from medfed.config.spelling import with_plugins
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.bundle.onnx_file import ONNX, OnnxNetwork
 from medfed.delivery.export.export import export_run

@@ -13,8 +13,8 @@ from medfed.common.untrusted import read_json, read_rows, read_yaml
 from medfed.config.check import check_paths
 from medfed.config.compose import load
 from medfed.config.description import written
-from medfed.config.paths import is_path_key
 from medfed.config.sections import put, walk
+from medfed.config.spelling import is_path_key
 from medfed.standalone import csv_files, pictures, volumes
 from medfed.standalone.errors import MedfedError
 from medfed.standalone.files import refuse_special

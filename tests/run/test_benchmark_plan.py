@@ -35,7 +35,7 @@ from medfed.benchmark.suite import (
 from medfed.commands.advise import check_methods
 from medfed.commands.benchmark import main
 from medfed.commands.methods import method, yamls
-from medfed.config.allowed import with_plugins
+from medfed.config.spelling import with_plugins
 from medfed.federation.card import Range
 from medfed.records.cells import code_hash, hash_of, read_code
 from medfed.standalone.errors import ConfigError, RankError

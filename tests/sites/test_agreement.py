@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from medfed.config.compose import described, load
-from medfed.config.paths import EXISTING
+from medfed.config.spelling import EXISTING
 from medfed.sites.agreement import READING, SITE_KEYS, Agreed, SiteFile, agreed_values, fingerprints
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError
 
