@@ -61,18 +61,21 @@ def seeded(seed: int = 0, device: torch.device = _CPU) -> Iterator[None]:
         with own_stream(seed):
             yield
         return
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        if device.type in ("cpu", "cuda"):
-            # torch.manual_seed would also seed all other GPUs, or format a stack trace for one
-            # that is not in use.
-            torch.default_generator.manual_seed(seed)
-        else:
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    before = [generator.get_state() for generator in generators]
+    try:
+        if device.type not in ("cpu", "cuda"):
             torch.manual_seed(seed)
-        if device.type == "cuda":
-            index = torch.cuda.current_device() if device.index is None else device.index
-            torch.cuda.default_generators[index].manual_seed(seed)
+        # It would also seed all other GPUs, or format a stack trace for one that is not in use.
+        for generator in generators:
+            generator.manual_seed(seed)
         yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
 
 
 def has_global_stream() -> bool:

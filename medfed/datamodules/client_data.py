@@ -198,7 +198,7 @@ class ClientData:
         `index` is (B,) int64, its samples.
         """
         image, label, present = self._picked(self._samples_of(seed), index)
-        if not len(index):  # of patients drawn by chance, there may be none
+        if not index.numel():  # of patients drawn by chance, there may be none
             return self._training_batch(image, label, present)
         if self.augment is not None:
             key = derive_seed(seed, "augment", number)
@@ -251,8 +251,8 @@ class ClientData:
         image, label = pick(block["image"], index), pick(block["label"], index)
         if "present" in block:
             return image, label, pick(block["present"], index)
-        if self._present is None or len(self._present) != len(image):
-            self._present = self.channels.expand(len(image), -1)
+        if self._present is None or self._present.shape[0] != image.shape[0]:
+            self._present = self.channels.expand(image.shape[0], -1)
         return image, label, self._present
 
     def _batch(self, image: Tensor, label: Tensor, present: Tensor) -> Batch:

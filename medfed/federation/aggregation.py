@@ -23,6 +23,7 @@ from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from medfed.common.console import shown
 from medfed.common.tensors import Tensors, flatten, weighted_mean
@@ -70,7 +71,7 @@ def find_outliers(replies: Mapping[str, Message], round: int, phase: str) -> lis
         for part, named in message.parts.items():
             if tensors := [t for t in named.values() if t.is_floating_point() and t.numel()]:
                 keys.append((part, client))
-                norms.append(torch.stack(torch._foreach_norm(tensors)).norm())
+                norms.append(vector_norm(torch.stack(torch._foreach_norm(tensors))))
     if not norms:
         return []
     by_part: dict[str, dict[str, float]] = {}

@@ -244,8 +244,8 @@ class LocalClient:
             if (sentence := of_one_sample(error)) is None:
                 raise
             raise ConfigError(f"Client {self.id} {sentence}.") from error
-        new = (done - old for done, old in zip(self.trainer.gradients.passes, before, strict=True))
-        self.passes = Passes(*map(sum, zip(self.passes, new, strict=True)))
+        (back, on), now, mine = before, self.trainer.gradients.passes, self.passes
+        self.passes = Passes(mine.gradient + now.gradient - back, mine.forward + now.forward - on)
 
     @property
     def _as_papers(self) -> bool:

@@ -20,8 +20,9 @@ import random
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal
 
@@ -54,6 +55,7 @@ _KINDS += (torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _KINDS}
 _OF_EVERY_MODULE = {*vars(nn.Module())}
 _MISSING = object()
+_MOST = 99  # sets of objects that are remembered
 
 
 class _CannotKeepError(Exception):
@@ -81,11 +83,6 @@ class _Holder:
     values: MutableMapping[str, Any]
     skipped: frozenset[str]
     begun: dict[str, _Begun]
-    unchanged: set[tuple[Any, ...]] = field(default_factory=set)
-
-    def objects(self) -> tuple[Any, ...]:
-        """The names, and which objects they have."""
-        return (*self.values, *map(id, self.values.values()))
 
     def is_fixed(self) -> bool:
         """Whether it has the objects of the start, and none of them can change."""
@@ -140,6 +137,10 @@ class OtherState:
         for name, module in modules.items():
             self._hold_module(name, module, names)
         self._places = {(h.name, h.kind): number for number, h in enumerate(self._holders)}
+        self._children = [module._modules for module in modules.values()]
+        # Holders that have only had what cannot change, and those that have not.
+        self._still, self._moving = self._holders, list[_Holder]()
+        self._unchanged = set[tuple[Any, ...]]()
 
     def packed(self) -> Tensor:
         """Returns the differences from the start, (bytes,) uint8; on the CPU."""
@@ -161,11 +162,6 @@ class OtherState:
                     "a buffer (register_buffer), or in an attribute that is a tensor, a number, or "
                     "a list or dictionary of these."
                 ) from None
-        if self._tree() != self._layers:
-            raise ConfigError(
-                "Training adds, removes or replaces layers of the network, which cannot be kept "
-                "for each hospital; build all layers in __init__."
-            )
         if not found:
             return torch.zeros(0, dtype=torch.uint8)
         return torch.frombuffer(bytearray(msgspec.msgpack.encode(found)), dtype=torch.uint8)
@@ -268,13 +264,31 @@ class OtherState:
             if not isinstance(value, _FIXED) and not _foreign(value) and hasattr(value, "__dict__"):
                 self._hold(place, "object", vars(value), frozenset())
 
+    def _objects(self) -> tuple[Any, ...]:
+        """The names of layers and attributes that have not changed, and which objects they have."""
+        every = [*self._children, *[holder.values for holder in self._still]]
+        objects = chain.from_iterable([each.values() for each in every])
+        return (*map(len, every), *chain.from_iterable(every), *map(id, objects))
+
+    def _may_have_changed(self) -> list[_Holder]:
+        """Returns the holders that are not known to be as at the start."""
+        if self._objects() not in self._unchanged:
+            if self._tree() != self._layers:
+                raise ConfigError(
+                    "Training adds, removes or replaces layers of the network, which cannot be "
+                    "kept for each hospital; build all layers in __init__."
+                )
+            self._moving += [holder for holder in self._still if not holder.is_fixed()]
+            self._still = [holder for holder in self._still if holder.is_fixed()]
+            if (
+                len(self._unchanged) > _MOST
+            ):  # a network that replaces its entries has ever new ones
+                self._unchanged.clear()
+            self._unchanged.add(self._objects())
+        return self._moving
+
     def _changed(self) -> Iterator[tuple[_Holder, str]]:
-        for holder in self._holders:
-            if (objects := holder.objects()) in holder.unchanged:
-                continue
-            if holder.is_fixed():
-                holder.unchanged.add(objects)
-                continue
+        for holder in self._may_have_changed():
             begun, skipped = holder.begun, holder.skipped
             for key, value in holder.values.items():
                 if key in skipped:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 from torch.func import functional_call
 
 from medfed.common.tensors import Tensors, forget, gradient_of
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from medfed.federation.engine.private import PrivateGradients
 
 FIRST_SCALE = 2.0**16  # of the losses in float16, as PyTorch's GradScaler begins
+_NOTHING = nullcontext()
 
 
 @runtime_checkable
@@ -126,6 +128,8 @@ class Gradients:
         """
         if self.private is not None:
             return self._add_private(self.private, group, trained, penalty)
+        if len(group) == 1 and not self.half:
+            return self._backward(group[0], 1.0, trained, penalty, watch)
         backward = partial(self._backward, trained=trained, penalty=penalty, watch=watch)
         if not self.half:
             return _mean(group, backward)
@@ -172,7 +176,14 @@ class Gradients:
         return loss
 
     def _differentiate(self, loss: Tensor) -> None:
-        self.backward(loss)
+        if loss.ndim or not loss.requires_grad or self.backward is not torch.Tensor.backward:
+            self.backward(loss)
+            return
+        # What that does, but for making and checking the gradient of the loss, which is 1.
+        one = (_one(loss.dtype, loss.device),)
+        _engine_run_backward(
+            (loss,), one, False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
 
     def _backward(
         self,
@@ -185,8 +196,8 @@ class Gradients:
         forward = self.loss
         if self.compiled_loss is not None and watch is None and size_of(batch) == self.full_size:
             forward = self.compiled_loss
-        with torch.enable_grad():
-            with self.precision(), nullcontext() if watch is None else watch.watching():
+        with _NOTHING if torch.is_grad_enabled() else torch.enable_grad():
+            with self.precision(), _NOTHING if watch is None else watch.watching():
                 loss = forward(batch)
             # Its gradient is added below, which spares autograd a graph over all parameters. Of a
             # scaled loss, or one of several batches, it is a part, so that the factor reaches it.
@@ -208,8 +219,6 @@ def _mean(
     group: Sequence[Batch], backward: Callable[[Batch, float], Tensor], scale: float = 1.0
 ) -> Tensor:
     """The mean loss over a group's samples, whose gradients are added times a scale."""
-    if len(group) == 1:
-        return backward(group[0], scale)
     sizes = [size_of(batch) for batch in group]
     losses = []
     for batch, size in zip(group, sizes, strict=True):
@@ -221,6 +230,11 @@ def _mean(
 def size_of(batch: Batch) -> int:
     """Returns the number of samples of a batch."""
     return len(next(iter(batch.values())))
+
+
+@cache
+def _one(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones((), dtype=dtype, device=device)
 
 
 def _finite(tensors: Sequence[Tensor]) -> Tensor:

@@ -437,7 +437,7 @@ class LocalTrainer:
             changing |= self.split.buffers.intersection(self.split.personal)
         # Copies, as the next client overwrites the network. Unchanged entries are those of `start`.
         end = {**start, **self.model.changed(n for n in self.model.entries if n in changing)}
-        if not len(end[OTHER]) and OTHER not in start:
+        if not end[OTHER].numel() and OTHER not in start:
             del end[OTHER]
         return end, mean
 

@@ -32,20 +32,21 @@ def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
     return (lambda: _plain_step(optimizer)) if plain else optimizer.step
 
 
-@torch.no_grad()
 def _plain_step(optimizer: torch.optim.Optimizer) -> None:
-    for group in optimizer.param_groups:
-        moving = [p for p in group["params"] if p.grad is not None]
-        along: list[Tensor] = [p.grad for p in moving]
-        if not moving:
-            continue
-        buffers = [optimizer.state[p].get("momentum_buffer") for p in moving]
-        momentum = group["momentum"]
-        if any(g.is_sparse for g in along) or (momentum and any(b is None for b in buffers)):
-            optimizer.step()  # which begins the momentum, too
-            return
-        if momentum:
-            torch._foreach_mul_(buffers, momentum)
-            torch._foreach_add_(buffers, along)
-            along = buffers
-        torch._foreach_add_(moving, along, alpha=-group["lr"])
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            moving = [p for p in group["params"] if p.grad is not None]
+            along: list[Tensor] = [p.grad for p in moving]
+            if not moving:
+                continue
+            buffers: list[Any] = []
+            if momentum := group["momentum"]:
+                buffers = [optimizer.state[p].get("momentum_buffer") for p in moving]
+            if any(g.is_sparse for g in along) or any(b is None for b in buffers):
+                optimizer.step()  # which begins the momentum, too
+                return
+            if momentum:
+                torch._foreach_mul_(buffers, momentum)
+                torch._foreach_add_(buffers, along)
+                along = buffers
+            torch._foreach_add_(moving, along, alpha=-group["lr"])
