@@ -112,17 +112,19 @@ class GradientOptions(TypedDict, total=False):
 
 
 class Features(NamedTuple):
-    """What a client's training samples are before the head, in a fixed order.
+    """What a network makes of a client's samples, in a fixed order.
 
     Attributes:
-        z: The features, ``(n, d)``, averaged over positions.
+        z: What enters the head, ``(n, d)``, averaged over positions; ``(n, 0)`` without a head.
         labels: The classes or outcomes, ``(n,)``; ``(n, 0)`` in tasks of other labels.
         patients: The patient of each sample, ``(n,)``; where the data name none, each has its own.
+        outputs: The network's outputs, ``(n, ...)``.
     """
 
     z: Tensor
     labels: Tensor
     patients: Tensor
+    outputs: Tensor
 
 
 class ClientData(Protocol):
@@ -274,21 +276,22 @@ class Client(Protocol):
             ConfigError: If the client has no validation data.
         """
 
-    def features(self, at: Mapping[str, Tensor]) -> Features:
-        """Returns what enters the head, for every training sample, from one pass at fixed entries.
+    def features(self, at: Mapping[str, Tensor], split: Split = "train") -> Features:
+        """Returns features and outputs of every sample of a split, from one pass at fixed entries.
 
         The samples pass as in every evaluation: without augmentation, dropout and batch statistics.
 
         Args:
             at: All entries, parameters and float buffers.
+            split: Training or validation data.
         """
 
-    def outputs_at(self, at: Mapping[str, Tensor], split: Split) -> Tensor:
-        """Returns the network's outputs for all cases of a split, in evaluation mode.
+    def with_buffers(self, model: Tensors, buffers: Tensors) -> Tensors:
+        """Returns a model with other values, of any size, of buffers that are no entries.
 
         Args:
-            at: All entries, parameters and float buffers.
-            split: Training or validation data.
+            model: All entries.
+            buffers: By name.
         """
 
 

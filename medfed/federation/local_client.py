@@ -224,15 +224,14 @@ class LocalClient:
         with self._counted():
             return self.trainer.mean_loss(self.data, at, self._where(), batches, split)
 
-    def features(self, at: Mapping[str, Tensor]) -> Features:
+    def features(self, at: Mapping[str, Tensor], split: Split = "train") -> Features:
         """See :meth:`medfed.federation.client.Client.features`."""
         with self._counted():
-            return self.trainer.features(self.data, at)
+            return self.trainer.features(self.data, at, split)
 
-    def outputs_at(self, at: Mapping[str, Tensor], split: Split) -> Tensor:
-        """See :meth:`medfed.federation.client.Client.outputs_at`."""
-        with self._counted():
-            return self.trainer.outputs(self.data, at, split)
+    def with_buffers(self, model: Tensors, buffers: Tensors) -> Tensors:
+        """See :meth:`medfed.federation.client.Client.with_buffers`."""
+        return self.trainer.model.with_buffers(model, buffers)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

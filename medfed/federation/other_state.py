@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from medfed.common.tensors import Tensors
 from medfed.standalone.errors import ConfigError
+from medfed.standalone.neighbours import with_store_of
 
 OTHER = "other state"
 """The entry of a model that holds the differences, (bytes,) uint8; no tensor can be named so."""
@@ -482,6 +483,7 @@ def copied(network: nn.Module) -> nn.Module:
 
 def filled(network: nn.Module, whole: Mapping[str, Tensor]) -> nn.Module:
     """Puts a client's model into a network at its initial state, and returns it."""
+    network = with_store_of(network, whole)
     named = {n: t for n, t in whole.items() if n != OTHER}
     if unknown := network.load_state_dict(named, strict=False).unexpected_keys:
         raise ValueError(f"the network has no {unknown[0]}")

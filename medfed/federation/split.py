@@ -183,6 +183,17 @@ def _shorten(names: Sequence[str], count: int = 6) -> str:
     return ", ".join(names[:count]) + more
 
 
+def modules_of(network: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
+    """Returns the network's modules whose parameters are all among the names."""
+    # By identity, as a tied parameter is an entry under its first name alone.
+    known = {id(p) for n, p in network.named_parameters(remove_duplicate=False) if n in set(names)}
+    return {
+        name: module
+        for name, module in network.named_modules()
+        if name and (inside := list(module.parameters())) and all(id(p) in known for p in inside)
+    }
+
+
 # The key of a group of parameters whose step size is this multiple of the round's.
 OWN_RATE = "own_rate"
 

@@ -154,7 +154,7 @@ def variance_of(seen: Features, sums: Tensors) -> float:
     Example:
         >>> z, labels = torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0])
         >>> sums = {SUMS: torch.tensor([[2.0], [0.0]]), SHARES: torch.tensor([1.0, 0.0])}
-        >>> variance_of(Features(z, labels, torch.tensor([7, 8])), sums)
+        >>> variance_of(Features(z, labels, torch.tensor([7, 8]), z), sums)
         0.5
     """
     known = (sums[SHARES] > 0)[seen.labels]

@@ -452,12 +452,13 @@ class RunFolder(Places):
         from medfed.federation.other_state import OTHER, filled
         from medfed.federation.split import float_entries
         from medfed.records.tasks import build_task
+        from medfed.standalone.neighbours import with_store_of
 
         self.check_client(client)
         path = self.files("models", self.clients)[client]
         weights = read_tensors(path)
         config, mixes = self.config, optional(self.config, "canonical")
-        network: nn.Module = build_task(config.model, mixes, self.seed).network
+        network = with_store_of(build_task(config.model, mixes, self.seed).network, weights)
         with reading(path):
             known = {OTHER, *network.state_dict()}
             if not set(float_entries(network)) <= set(weights) <= known:

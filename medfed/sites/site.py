@@ -49,6 +49,7 @@ from medfed.sites.policy import NO_LIMITS, Policy
 from medfed.sites.wire import START, Facts, Greeting, Reply, Request
 from medfed.standalone import files
 from medfed.standalone.errors import CheckpointError, CodecError, DataError
+from medfed.standalone.neighbours import store_in
 from medfed.studies.parts import Part, Separate
 
 if TYPE_CHECKING:
@@ -243,6 +244,11 @@ class Site:
         """Evaluates the site's personal model and sends it, or evaluates another site's."""
         module, packet, channel, body = self._module, self._packet(asked), Channel(), b""
         if asked.of == self.name:
+            if store_in(module.local.split.base) is not None:
+                raise policy.VetoError(
+                    "The personal model holds features of training patients, so it is not sent to "
+                    "other sites (across=true)."
+                )
             with self._arrived(packet):
                 model = module.federation.personal_model(self.name)
             message = Message("across", {"model": model})

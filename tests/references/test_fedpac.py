@@ -7,15 +7,13 @@ from itertools import combinations, islice
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from medfed.federation.algorithm import Cohort
 from medfed.federation.client import Features
-from medfed.federation.reference import federate, onboarded_client, run_onboarding
+from medfed.federation.reference import onboarded_client, run_onboarding
 from medfed.personalize.features_base import means_of
 from medfed.personalize.fedpac import FedPAC, head_weights, variance_of
 from medfed.personalize.fedrep import FedRep
-from medfed.standalone.errors import ConfigError
 from tests.references.class_net import (
     LEAST,
     LR,
@@ -31,9 +29,7 @@ from tests.references.class_net import (
 )
 from tests.references.linear_net import BODY, HEAD
 from tests.references.pairing import assert_same
-from tests.references.test_fedproto import LABELS
-from tests.references.test_fedrod import Classes, gradient
-from tests.toys import ToyTask, toy_federation
+from tests.references.test_fedrod import gradient
 
 LAMBDA = 0.7
 SETTINGS = {
@@ -168,7 +164,7 @@ def test_the_variance_is_how_far_h_scatters():
     for _ in range(400):
         y = rng.integers(0, K, size=50)
         z = rng.normal(size=(50, 2)) + y[:, None]
-        seen = Features(torch.tensor(z), torch.tensor(y), torch.arange(50))
+        seen = Features(torch.tensor(z), torch.tensor(y), torch.arange(50), None)
         h = np.array([z[y == k].sum(0) / 50 for k in range(K)])
         sums = {"class_sums": torch.tensor(h), "class_shares": torch.ones(K).double()}
         drawn.append(h.ravel())
@@ -228,20 +224,3 @@ def test_a_newcomer_trains_its_head_and_is_mixed_with_the_last_cohort():
     heads["new"], known["new"] = own, compared(start, data)
     assert_same(model, {**phi, **mixture("new", heads, known)}, 1e-9)
     assert client.steps_done == STEPS
-
-
-@pytest.mark.parametrize("kind", LABELS)
-def test_other_tasks_are_refused_by_name(kind):
-    data = clients()
-    data[2].y, data[2].label_counts = LABELS[kind]
-    data[2].x = data[2].x[:8]
-    with pytest.raises(ConfigError, match=r"FedPAC compares classes of patients, .* of c2 are"):
-        federate(FedPAC(), Classes().network, ToyTask().loss, data, personal="head.*")
-
-
-def test_a_head_that_is_the_whole_model_is_refused():
-    task = Classes()
-    task.network = nn.Sequential()
-    task.network.add_module("head", nn.Linear(3, K).double())
-    with pytest.raises(ConfigError, match="The model has no shared part"):
-        toy_federation(FedPAC(), task, clients())

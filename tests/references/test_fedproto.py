@@ -6,16 +6,13 @@ from itertools import islice
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from medfed.common.tensors import digest
 from medfed.federation.algorithm import Cohort
-from medfed.federation.reference import federate, onboarded_client, run_onboarding
+from medfed.federation.reference import onboarded_client, run_onboarding
 from medfed.personalize.features_base import means_of
 from medfed.personalize.fedproto import FedProto
 from medfed.personalize.local import Local
-from medfed.standalone.errors import ConfigError
 from tests.references.class_net import (
     LEAST,
     LR,
@@ -29,8 +26,7 @@ from tests.references.class_net import (
     pulled,
 )
 from tests.references.pairing import assert_same
-from tests.references.test_fedrod import Classes, gradient
-from tests.toys import ToyTask, toy_federation
+from tests.references.test_fedrod import gradient
 
 SETTINGS = {"plain": {}, "momentum-half": {"momentum": 0.9, "lr": 0.02, "cohort": Cohort(0.5)}}
 
@@ -106,28 +102,3 @@ def test_a_newcomer_trains_towards_the_means():
     model = fed.algorithm.onboard(client, run_onboarding(fed, client)[0])
     found = means_of(fed.server["features"])[0].numpy()
     assert_same(model, steps(initial, iter(data.drawn), dict(enumerate(found)), 0.7), 1e-10)
-
-
-LABELS = {
-    "regression": (torch.rand(8, dtype=torch.double), torch.ones(2)),
-    "survival": (torch.rand(8, 2, dtype=torch.double), torch.ones(1)),
-    "findings": (torch.ones(8, 3), torch.ones(6)),
-    "regions": (torch.ones(8, 2, 4, 4, dtype=torch.long), torch.ones(3)),
-}
-
-
-@pytest.mark.parametrize("kind", LABELS)
-def test_other_tasks_are_refused_by_name(kind):
-    data = clients()
-    data[2].y, data[2].label_counts = LABELS[kind]
-    data[2].x = data[2].x[:8]
-    with pytest.raises(ConfigError, match=r"FedProto compares classes of patients, .* of c2 are"):
-        federate(FedProto(), Classes().network, ToyTask().loss, data, personal="head.*")
-
-
-def test_a_head_that_is_the_whole_model_is_refused():
-    task = Classes()
-    task.network = nn.Sequential()
-    task.network.add_module("head", nn.Linear(3, K).double())
-    with pytest.raises(ConfigError, match="the head is the whole model"):
-        toy_federation(FedProto(), task, clients())

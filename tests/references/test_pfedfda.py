@@ -186,7 +186,7 @@ def test_a_hospital_unlike_all_keeps_its_own_and_a_small_one_like_all_takes_thei
     def drawn(count: int, sign: float = 1.0) -> Features:
         y = torch.arange(count) % K
         z = torch.tensor(rng.normal(size=(count, 4))) + 2 * torch.eye(K, 4, dtype=torch.double)[y]
-        return Features(sign * z, y, torch.arange(count))
+        return Features(sign * z, y, torch.arange(count), None)
 
     many = drawn(3000)
     common = gaussians(many.z, many.labels, torch.zeros(K, 4, dtype=torch.double), 0.0)
@@ -198,7 +198,9 @@ def test_a_hospital_unlike_all_keeps_its_own_and_a_small_one_like_all_takes_thei
 
 
 def test_no_patient_is_in_both_halves():
-    seen = Features(torch.zeros(8, 1), torch.tensor([0, 1, 0, 1, 2, 2, 0, 0]), torch.arange(8) // 2)
+    seen = Features(
+        torch.zeros(8, 1), torch.tensor([0, 1, 0, 1, 2, 2, 0, 0]), torch.arange(8) // 2, None
+    )
     half = halves(seen)
     assert half[::2].tolist() == half[1::2].tolist()
     assert 0 < int(half.sum()) < 8

@@ -49,6 +49,7 @@ from medfed.standalone import files
 from medfed.standalone.decode import fill
 from medfed.standalone.errors import CheckpointError, DataError
 from medfed.standalone.masks import map_codes
+from medfed.standalone.neighbours import with_store_of
 from medfed.standalone.outputs import only_logits
 
 FOLDERS = ("configs", "models", "scripts", "docs")
@@ -155,9 +156,9 @@ class Bundle:
             # from elsewhere may compute with tensors as it is built, so `bounded` stops it instead.
             if is_known(plain):  # the device "meta" takes no memory, whatever sizes it names
                 with torch.device("meta"), bounded(len(self.state), numbers):
-                    check_state(build_network(plain), self.state)
+                    check_state(with_store_of(build_network(plain), self.state), self.state)
             with bounded(len(self.state), numbers):
-                network = build_network(plain)
+                network = with_store_of(build_network(plain), self.state)
             check_state(network, self.state)
             network = only_logits(fill(network, self.state))
         except RuntimeError as error:

@@ -25,6 +25,7 @@ from medfed.models.networks.canonical import Canonical
 from medfed.personalize.quantized_base import layer_weights
 from medfed.standalone.decode import fill
 from medfed.standalone.errors import CheckpointError, ConfigError
+from medfed.standalone.neighbours import with_store_of
 
 NEGLIGIBLE = 1e-7  # single precision does not resolve so small a share of a probability
 
@@ -70,7 +71,7 @@ def checked(plain: dict[str, Any], weights: Tensors, source: str) -> ClientModel
         weights: Its float entries, of any precision, in any order; also its counters.
         source: Whose they are, for the error.
     """
-    network = build_network(plain)
+    network = with_store_of(build_network(plain), weights)
     _check_entries(network, weights, source)
     ordered = {n: weights[n] for n in network.state_dict() if n in weights}
     floats = {n: t.float() for n, t in ordered.items() if t.is_floating_point()}

@@ -25,6 +25,7 @@ from medfed.reports.tables import Table
 from medfed.standalone.checks import check_fields, check_known, check_not_negative, check_positive
 from medfed.standalone.errors import ConfigError
 from medfed.standalone.files import csv_text, write_text
+from medfed.standalone.neighbours import store_size
 
 _log = logging.getLogger(__name__)
 _TEST = ("trained", "bundle")
@@ -47,6 +48,7 @@ class ExportOptions:
     onnx: bool | Literal["int8"] = False
     largest_part: str | Sequence[str] | None = None
     out: str | None = None
+    patients_features: bool = False
     plugins: Sequence[str] | None = None  # named, so that the run's own code may be used
 
     @property
@@ -103,6 +105,9 @@ def _export_client(
     """Writes one client's bundle and reads it again."""
     model = run.exported(client)
     facts = run.facts(client, model.plain)
+    if remembered := store_size(model.weights):
+        _check_store(client, remembered, bits, options)
+        facts["card"]["remembered"] = remembered
     facts["largest_part"] = _regions(options.largest_part, facts)
     if facts["largest_part"]:  # the intervals of volumes are of whole masks
         facts["coverage"] = None
@@ -130,6 +135,23 @@ def _export_client(
     if local is not None and (folder / ONNX).is_file():
         finetuning.say_int8(run, model, local, folder / ONNX, done.weights)
     return written
+
+
+def _check_store(
+    client: str, store: Mapping[str, int], bits: Mapping[str, int], options: ExportOptions
+) -> None:
+    """Refuses to let patients' features leave unasked, and to quantise what they are of."""
+    if not options.patients_features:
+        raise ConfigError(
+            f"The model of {client} holds the features and labels of {store['cases']} training "
+            f"samples ({store['bytes']:,} bytes), and so would its bundle, whoever gets it; set "
+            "patients_features=true if the hospital agrees, or export a run of algorithm=fedavg."
+        )
+    if bits:
+        raise ConfigError(
+            f"The features in the model of {client} are of its weights in full precision; leave "
+            "out bits and layers."
+        )
 
 
 def _regions(wanted: str | Sequence[str] | None, facts: Mapping[str, Any]) -> list[str] | None:

@@ -28,6 +28,7 @@ from medfed.records.folder import RunFolder
 from medfed.run.start import Weights
 from medfed.standalone.errors import CheckpointError, ConfigError, first_line
 from medfed.standalone.files import sha256
+from medfed.standalone.neighbours import without_store
 
 # What the present data decide, by the names that networks have for it.
 _FACTS = {
@@ -224,7 +225,7 @@ def _read_run(folder: Path, client: str | None) -> Weights:
     files = run.files("models", clients)
     paths = [files[c] for c in (clients if client is None else [client])]
     # Counters and other state are of the hospital that has trained.
-    every = map(read_tensors, paths)
+    every = map(without_store, map(read_tensors, paths))
     first, *others = ({n: t for n, t in of.items() if t.is_floating_point()} for of in every)
     hashes, trained = _hashes(*paths), _of_training(run.config.plain())
     if client is not None:

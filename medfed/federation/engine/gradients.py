@@ -22,6 +22,7 @@ from medfed.common.tensors import Tensors, forget, gradient_of
 from medfed.federation.budget import Passes, ordinary
 from medfed.federation.client import Batch, BatchPenalty, Outputs, Penalty
 from medfed.federation.other_state import OTHER
+from medfed.federation.split import modules_of
 from medfed.standalone.errors import ConfigError, NonFiniteError, first_line
 
 if TYPE_CHECKING:
@@ -346,7 +347,7 @@ class WatchedForward:
             if args:  # nothing enters what puts a layer's divided weights together
                 self._seen.setdefault("features", args[0])  # of the head's first layer
 
-        for module in _modules(self.network, self.head) if self.term is not None else ():
+        for module in modules_of(self.network, self.head).values() if self.term else ():
             yield module.register_forward_pre_hook(entered)
 
     def penalty(self, batch: Batch, loss: Tensor) -> Tensor | None:
@@ -397,17 +398,6 @@ class WatchedForward:
         finally:
             for module, flag in flags.items():
                 module.training = flag
-
-
-def _modules(network: nn.Module, names: Sequence[str]) -> list[nn.Module]:
-    """Returns the network's modules whose parameters are all among the names."""
-    # By identity, as a tied parameter is an entry under its first name alone.
-    known = {id(p) for n, p in network.named_parameters(remove_duplicate=False) if n in set(names)}
-    return [
-        module
-        for name, module in network.named_modules()
-        if name and (inside := list(module.parameters())) and all(id(p) in known for p in inside)
-    ]
 
 
 def compiled(loss: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:

@@ -72,6 +72,7 @@ from medfed.federation.split import (
     of_one_sample,
 )
 from medfed.standalone.errors import ConfigError, NonFiniteError
+from medfed.standalone.outputs import heads
 
 _log = logging.getLogger(__name__)
 Key = tuple[str | int, ...]
@@ -245,6 +246,14 @@ class WorkingNetwork:
             entries = {n: ordinary(self._live(n)) for n in names}
         return {**entries, OTHER: self.other.packed()}
 
+    def with_buffers(self, weights: Tensors, buffers: Tensors) -> Tensors:
+        """Returns a model whose other state has other values of buffers."""
+        self.load(weights)
+        for name, value in buffers.items():
+            place, _, leaf = name.rpartition(".")
+            self.network.get_submodule(place)._buffers[leaf] = value
+        return {**weights, OTHER: self.other.packed()}
+
     def has_moved(self, weights: Mapping[str, Tensor]) -> bool:
         """Returns whether passes have changed other state since the weights were loaded."""
         now, before = self.other.packed(), weights.get(OTHER, torch.zeros(0, dtype=torch.uint8))
@@ -295,8 +304,8 @@ class WorkingNetwork:
                 the last training pass that the network keeps, is left out.
         """
         named, more = self.other.by_name(weights.get(OTHER))
+        self.load(weights)  # as passes may have changed tensors that never train
         if more is not None and outputs is not None:
-            self.load(weights)
             before = outputs()
             self.other.drop(more)
             more = None if torch.equal(outputs(), before) else more
@@ -573,45 +582,29 @@ class LocalTrainer:
             losses = [float(self.gradients.loss_of(to_device(b, device))) for b in evaluated]
         return sum(n * v for n, v in zip(sizes, losses, strict=True)) / sum(sizes)
 
-    def features(self, data: ClientData, at: Mapping[str, Tensor]) -> Features:
-        """Returns what enters the head; see :meth:`medfed.federation.client.Client.features`."""
+    def features(self, data: ClientData, at: Mapping[str, Tensor], split: Split) -> Features:
+        """Returns features and outputs; see :meth:`medfed.federation.client.Client.features`."""
         rows, device, seen = list[Features](), self.model.device, 0
         self.model.load(self.fitted(data, dict(at)))
         self.network.eval()
         head, live = self.split.head, Tensors()
         watch = WatchedForward(self.network, live, head, _no_term, None, self.gradients)
         with torch.no_grad(), seeded(device=device):  # some networks draw in evaluation, too
-            for batch in data.eval_batches("train"):
+            for batch in data.eval_batches(split):
                 moved = to_device(batch, device)
                 with watch.watching():
                     self.gradients.loss_of(moved)
-                z, label = watch(live, features=True), moved["label"]
+                label, outputs = moved["label"], heads(watch(live), moved["image"])[0]
+                z = watch(live, features=True) if head else outputs.flatten(1)[:, :0]
+                z = z.float() if z.dtype.itemsize < 4 else z
                 one = label if label.ndim == 1 else label.flatten(1)[:, :0]
                 alone = torch.arange(seen, seen := seen + len(label), device=device)
-                rows.append(
-                    Features(
-                        z.float() if z.dtype.itemsize < 4 else z, one, moved.get("case", alone)
-                    )
-                )
+                rows.append(Features(z, one, moved.get("case", alone), outputs))
         return Features(*map(torch.cat, zip(*rows, strict=True)))
 
     def fitted(self, data: ClientData, model: Tensors) -> Tensors:
         """Returns a client's model with statistics of normalisation as the run wants them."""
         return model if self.normalization == "kept" else self.reestimated(data, model)
-
-    def outputs(self, data: ClientData, at: Mapping[str, Tensor], split: Split) -> Tensor:
-        """Returns the network's outputs for all cases of a split, in evaluation mode."""
-        found: list[Tensor] = []
-        self.model.load(at)
-        self.network.eval()
-        hook = self.network.register_forward_hook(lambda _, __, output: found.append(output))
-        try:
-            with torch.no_grad(), seeded(device=self.model.device):
-                for batch in data.eval_batches(split):
-                    self.gradients.loss_of(to_device(batch, self.model.device))
-        finally:
-            hook.remove()
-        return torch.cat(found)
 
     def reestimated(self, data: ClientData, model: Tensors) -> Tensors:
         """Returns a model with the statistics of normalisation that a client's batches have.

@@ -1,0 +1,176 @@
+"""kNN-Per: each client's nearest training cases vote beside FedAvg's model.
+
+Marfoq, Neglia, Kameni, Vidal: Personalized federated learning through local memorization, ICML
+2022. With z the d features that enter the head of FedAvg's model, and p_w its probabilities:
+
+    p(y|x) = lambda p_kNN(y|x) + (1 - lambda) p_w(y|x)
+    p_kNN(y|x) ~ sum over the k nearest training cases j of exp(-|z - z_j|^2 / (d s)) 1[y_j = y]
+
+Nothing travels but FedAvg's weights, and no step is taken besides its own.
+
+| symbol | here |
+|---|---|
+| z_j, y_j | buffers of the head in the delivered model, see :mod:`medfed.standalone.neighbours` |
+| k, s, lambda | ``neighbours``, ``scale``, ``share``; chosen where they are ``None`` |
+
+What is chosen has the least log loss over the training cases, each of which is predicted without
+the cases of its own patient. So no case is chosen on that stands in the store, and validation cases
+stay for the selection of rounds.
+
+Deviations:
+- The authors choose lambda and k on test cases, or on validation cases. By the latter, with lambda
+  up to 1, the log loss is worse than FedAvg's: a class without a neighbour has probability 0.
+- The authors' code mixes logits with probabilities.
+- lambda is at most 0.9; a client without two patients, or without a gain, has FedAvg's model.
+- Of a case of the store itself, probabilities are too good: metrics of training cases mean nothing.
+- Outcomes, for which a weighted mean would be defined, and regions are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+import torch
+
+from medfed.federation.split import modules_of
+from medfed.method import *
+from medfed.personalize.fedavg import FedAvg
+from medfed.standalone.neighbours import (
+    FEATURES,
+    LABELS,
+    VOTE,
+    nearest,
+    remembering,
+    store_in,
+    votes,
+)
+
+COUNTS, SCALES, MOST = (1, 3, 10, 30), (0.01, 0.1, 1.0, 10.0), 0.9
+
+
+@dataclass(frozen=True)
+class KNNPer(OnboardingRules, FedAvg):
+    """FedAvg whose delivered models remember the features of the client's training cases.
+
+    Attributes:
+        neighbours: k; None: chosen.
+        scale: s; None: chosen.
+        share: lambda; None: chosen.
+
+    Raises:
+        ConfigError: If a value is out of range, or the head is not one module after others.
+    """
+
+    neighbours: Annotated[int | None, check_optional_count] = None
+    scale: Annotated[float | None, check_positive] = None
+    share: Annotated[float | None, within("[0, 1]")] = None
+    by_class: ClassVar[bool] = True
+    card: ClassVar[Card] = Card(
+        "Marfoq et al. 2022",
+        "personal part",
+        "features of its training cases, which vote",
+        tasks="classification",
+        note="the model of each client holds features of its training patients: keep it there",
+        touches="outputs",
+    )
+
+    def split(
+        self, network: nn.Module, task_patterns: str | Sequence[str], buffers: BufferPolicy
+    ) -> ParameterSplit:
+        """Gives the head a store, which is no entry of the model."""
+        split = super().split(network, task_patterns, buffers)
+        split.check_features("kNN-Per")
+        head, *others = modules_of(network, split.head) or [""]
+        if not head or any(not name.startswith(f"{head}.") for name in others):
+            raise ConfigError(
+                "kNN-Per remembers what enters the head, which must be one module of the network, "
+                f"and here is {', '.join(split.head)}; name such a module by model.personal."
+            )
+        remembering(network, head)
+        return replace(split, base=split.base | {f"{head}.{FEATURES}", f"{head}.{VOTE}"})
+
+    def personal_model(self, client: Client, message: Message) -> Tensors:
+        """FedAvg's model, and the client's store."""
+        return self.with_store(client, super().personal_model(client, message))
+
+    def onboard(self, client: Client, message: Message) -> Tensors:
+        """It needs no step."""
+        return self.with_store(client, super().onboard(client, message))
+
+    def with_store(self, client: Client, model: Tensors) -> Tensors:
+        """Returns a model that remembers the client's training cases, if they improve it."""
+        seen, head = client.features(model), store_in(client.split.base)
+        vote = self.best_vote(seen)
+        if not vote[2]:
+            return model
+        store = {FEATURES: seen.z, LABELS: seen.labels, VOTE: vote.to(seen.z)}
+        return client.with_buffers(model, {f"{head}.{name}": t for name, t in store.items()})
+
+    def best_vote(self, seen: Features) -> Tensor:
+        """Returns k, s and lambda of the least log loss over cases without their own patients.
+
+        Example:
+            >>> z, labels = torch.tensor([[0.0], [0.0], [9.0], [9.0]]), torch.tensor([0, 0, 1, 1])
+            >>> seen = Features(z, labels, torch.arange(4), outputs=torch.zeros(4, 2))
+            >>> KNNPer().best_vote(seen).tolist()
+            [1.0, 0.01, 0.9]
+        """
+        none = torch.zeros(3, dtype=torch.float64)
+        if len(seen.patients.unique()) < 2:
+            return none
+        outputs, truth = seen.outputs.double().cpu(), seen.labels.cpu()[:, None]
+        plain = outputs.softmax(1).gather(1, truth)
+        near, labels = neighbours_of_others(seen, self.neighbours or max(COUNTS))
+        tried = [(mean_loss(plain, plain, 0.0), none)] if self.share is None else []
+        for k in (self.neighbours,) if self.neighbours else COUNTS:
+            for s in (self.scale,) if self.scale else SCALES:
+                shares = votes(near, labels, torch.tensor(k), torch.tensor(s), outputs.shape[1])
+                voted = shares.gather(1, truth)
+                share = best_share(plain, voted) if self.share is None else self.share
+                vote = torch.tensor([k, s, share], dtype=torch.float64)
+                tried.append((mean_loss(plain, voted, share), vote))
+        return min(tried, key=lambda one: one[0])[1]
+
+
+def mean_loss(plain: Tensor, voted: Tensor, share: float) -> float:
+    """Returns the log loss of the mixture of two probabilities of the truth."""
+    return -float((share * voted + (1 - share) * plain).log().mean())
+
+
+def best_share(plain: Tensor, voted: Tensor) -> float:
+    """Returns the lambda of the least log loss, which is convex in it.
+
+    Example:
+        >>> plain, voted = torch.tensor([[0.2, 0.6], [1.0, 0.0]], dtype=torch.float64)
+        >>> round(best_share(plain, voted), 4)
+        0.375
+    """
+    from scipy.optimize import minimize_scalar  # slow to import
+
+    def loss(share: float) -> float:
+        return mean_loss(plain, voted, share)
+
+    inside = minimize_scalar(loss, bounds=(0.0, MOST), method="bounded", options={"xatol": 1e-8})
+    return min(0.0, float(inside.x), MOST, key=loss)
+
+
+def neighbours_of_others(seen: Features, most: int) -> tuple[Tensor, Tensor]:
+    """Returns distances and labels of each case's nearest among other patients' cases, ``(n, k)``.
+
+    Args:
+        seen: Features.
+        most: How many; fewer cases are all of them.
+
+    Example:
+        >>> z, patients = torch.tensor([[0.0], [1.0], [4.0]]), torch.tensor([5, 5, 6])
+        >>> near, labels = neighbours_of_others(Features(z, torch.arange(3), patients, z), 1)
+        >>> near.flatten().tolist(), labels.flatten().tolist()
+        ([16.0, 9.0, 9.0], [2, 2, 1])
+    """
+    z, who, found = seen.z.double().cpu(), seen.patients.cpu(), []
+    for rows in torch.arange(len(z)).split(256):  # not all distances at once
+        near, order = nearest(z[rows], z, who[rows, None] == who)
+        found.append((near[:, :most], seen.labels.cpu()[order[:, :most]]))
+    near, labels = map(torch.cat, zip(*found, strict=True))
+    return near, labels

@@ -1,0 +1,96 @@
+"""Models that remember training cases: from the run to the bundle, and where they do not go."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from medfed.config.compose import described, load
+from medfed.config.description import checked
+from medfed.delivery.bundle.bundle import read_bundle
+from medfed.delivery.bundle.onnx_file import ONNX, OnnxNetwork
+from medfed.delivery.export.export import export_run
+from medfed.delivery.start.pretrained import _read_run
+from medfed.records.folder import RunFolder
+from medfed.run.train import train
+from medfed.standalone.errors import CheckpointError, ConfigError
+
+KEYS = ("experiment=digits_pfednet", "algorithm=knnper", "model.network.channels=[4,4,4]")
+KEYS += ("partition=label_groups", "partition.num_clients=4", "rounds=1", "algorithm.share=0.5")
+CLIENT = "group_0_hospital_0"
+QUIET = ("local.steps=2", "logger=none", "progress=false", "threads=1", "pictures.format=none")
+
+
+def exported(folder: Path, *keys: str) -> Path:
+    where = [f"run={folder}", f"out={folder.parent / 'out'}", f"client={CLIENT}"]
+    (bundle,) = export_run(checked(load([*where, *keys], "export")))
+    return bundle
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("knnper") / "run"
+    train(described([*KEYS, *QUIET, f"folder={folder}"]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weights(run):
+    return safetensors.torch.load_file(run / "models" / f"{CLIENT}.safetensors")
+
+
+def test_the_run_records_the_cases_and_the_bytes_that_its_models_hold(run, weights):
+    summary = json.loads((run / "summary.json").read_text())
+    stored = [t for n, t in weights.items() if "neighbours" in n]
+    assert len(stored) == 3
+    patients = json.loads((run / "splits.json").read_text())["clients"][CLIENT]["train"]
+    size = {"cases": len(patients), "bytes": sum(t.nbytes for t in stored)}
+    assert summary["remembered"][CLIENT] == size
+    assert summary["remembered"].keys() == summary["clients"].keys()
+
+
+def test_a_bundle_takes_features_along_only_where_the_hospital_says_so(run, weights):
+    cases = len(next(t for n, t in weights.items() if n.endswith("neighbours_labels")))
+    said = rf"{CLIENT} holds the features and labels of {cases} training samples .* if the hosp"
+    with pytest.raises(ConfigError, match=said):
+        exported(run)
+    assert not (run.parent / "out").exists()
+    with pytest.raises(ConfigError, match="leave out bits"):
+        exported(run, "patients_features=true", "bits=4")
+
+
+@torch.no_grad()
+def test_the_bundle_answers_as_the_run(run, weights):
+    pytest.importorskip("onnxruntime")
+    folder = exported(run, "patients_features=true", "onnx=true")
+    network = RunFolder(run).model(CLIENT)
+    image = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    answers = network(image)
+    torch.testing.assert_close(read_bundle(folder).network()(image), answers)
+    onnx = OnnxNetwork(folder / ONNX)(image)
+    np.testing.assert_allclose(np.asarray(onnx), answers.numpy(), atol=1e-5)
+    card = (folder / "docs" / "model_card.md").read_text()
+    assert "training samples are in this bundle" in card
+
+
+def test_another_run_starts_from_the_weights_alone(run):
+    names = _read_run(run, CLIENT).tensors
+    assert names
+    assert not any("neighbours" in name for name in names)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "head"])
+def test_a_store_that_does_not_fit_is_refused(name, run):
+    folder = exported(run, "patients_features=true")
+    bundle = read_bundle(folder)
+    (found,) = [n for n in bundle.state if n.endswith("neighbours_features")]
+    store = bundle.state.pop(found)
+    wrong = {f"{name}.neighbours_features": store if name == "nowhere" else store.flatten()}
+    with pytest.raises(CheckpointError, match="has no place for a store"):
+        replace(bundle, state={**bundle.state, **wrong}).network()

@@ -1,0 +1,44 @@
+"""What methods of features by class refuse by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from medfed.federation.reference import federate
+from medfed.personalize.fedpac import FedPAC
+from medfed.personalize.fedproto import FedProto
+from medfed.personalize.knnper import KNNPer
+from medfed.personalize.pfedfda import PFedFDA
+from medfed.standalone.errors import ConfigError
+from tests.references.class_net import K, clients
+from tests.references.test_fedrod import Classes
+from tests.toys import ToyTask, toy_federation
+
+METHODS = {kind.__name__: kind for kind in (FedProto, FedPAC, PFedFDA, KNNPer)}
+LABELS = {
+    "regression": (torch.rand(8, dtype=torch.double), torch.ones(2)),
+    "survival": (torch.rand(8, 2, dtype=torch.double), torch.ones(1)),
+    "findings": (torch.ones(8, 3), torch.ones(6)),
+    "regions": (torch.ones(8, 2, 4, 4, dtype=torch.long), torch.ones(3)),
+}
+pytestmark = pytest.mark.parametrize("method", METHODS)
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_other_tasks(method, kind):
+    data = clients()
+    data[2].y, data[2].label_counts = LABELS[kind]
+    data[2].x = data[2].x[:8]
+    with pytest.raises(ConfigError, match=f"{method} compares classes of patients, .* of c2 are"):
+        federate(METHODS[method](), Classes().network, ToyTask().loss, data, personal="head.*")
+
+
+def test_a_head_that_is_the_whole_model(method):
+    task = Classes()
+    task.network = nn.Sequential()
+    task.network.add_module("head", nn.Linear(3, K).double())
+    said = "(the head is the whole model|The model has no shared part)"
+    with pytest.raises(ConfigError, match=said):
+        toy_federation(METHODS[method](), task, clients())
