@@ -66,7 +66,7 @@ NOT_HERE = {
             "| pfednet − local |",
         ),
         ("evidence/partial_labels.py FOLDER/eyes --rounds 1", "left as background"),
-        ("evidence/flamby.py heart FOLDER/heart --methods fedavg --seeds 1", "| | difference | "),
+        ("evidence/flamby.py heart FOLDER/heart FOLDER/flamby.csv", "test patients: "),
         ("trust/attacks.py --rounds 1 --sites 3 --aggregations mean krum", "| none | 0.9"),
         ("trust/masks.py --sites 4 --million 0.001", "| 4 | 1 | "),
         ("trust/networks_of_others.py --only recurrent", "| recurrent | "),

@@ -8,7 +8,7 @@ To compute it again (some hours of a core)::
     medfed benchmark suite=stroke paths.stroke=TABLE variants=all arms=true out=OUT
     medfed benchmark suite=stroke_survival paths.stroke_survival=TABLE out=SURVIVAL
     medfed benchmark suite=heart paths.heart=FOLDER methods=[BASELINES] arms=true out=HEART
-    python benchmarks/evidence/flamby.py brca FOLDER --table BRCA.csv
+    python benchmarks/evidence/flamby.py brca FOLDER BRCA.csv
     medfed benchmark suite=tcga_brca paths.tcga_brca=BRCA.csv out=BRCA
     medfed benchmark suite=retina_centres paths.retina_centres=FOLDER arms=true out=RETINA
     medfed benchmark suite=retina_centres paths.retina_centres=FOLDER methods=[finetune,pfednet] \

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from medfed.benchmark import runner, tasks
+from medfed.benchmark import published, runner, tasks
 from medfed.benchmark.plan import groups, shard_of
 from medfed.benchmark.suite import wanted_of
 from medfed.common.console import say, wide_console
@@ -50,17 +50,23 @@ def benchmark(
     read = runner.found_groups(mine, out)
     notes += _missing(read, out)
     progress = [one for one in read if one.group.arm is None]
+    repeated = [one for one in progress if one.group.suite.published]
+    progress = [one for one in progress if one not in repeated]
     report = tasks.findings(progress, size, notes, target)
     given = {"suite": suite, "methods": methods, "variants": variants, "arms": arms}
     report.commands = [_command(given, size, paths or {})]
-    if not any(one.final for one in progress):
+    if not any(one.final for one in [*progress, *repeated]):
         lost = next(iter(broken.values()), "") or (notes or ["nothing was computed there"])[-1]
         raise CheckpointError(f"There is nothing to report in {out}: {lost}")
     with writing(out, "choose another out=FOLDER"):
-        write(out / "report", report, figures)
+        if repeated:
+            report.notes += published.write(out / "published.md", repeated, quiet)
+        if progress:
+            write(out / "report", report, figures)
     if not quiet:
         print_tables(report)
-        say(console, *report.sentences, f"Report: {out / 'report' / 'report.html'}")
+        page = [f"Report: {out / 'report' / 'report.html'}"] * bool(progress)
+        say(console, *report.sentences, *page)
     runner.check_computed(broken, "cells", "cells")
     return report
 

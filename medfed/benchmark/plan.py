@@ -78,7 +78,7 @@ class Group:
                 config = description.describe(source)
             except ConfigError as error:
                 raise ConfigError(f"{named}: {error}") from error
-            if config.local.steps is None:
+            if config.local.steps is None and not suite.published:
                 raise ConfigError(
                     f"suite={suite.name} has no local.steps, without which budgets are not equal; "
                     "set it in its overrides."
@@ -99,7 +99,7 @@ class Group:
         if self.arm is not None and as_arm:
             setting = self.arm.setting(setting)
         # A step of two gradients is half as many steps.
-        if not self.is_ceiling and self.card.passes > 1:
+        if not (self.is_ceiling or self.suite.published) and self.card.passes > 1:
             changed["local.steps"] = max(1, round(config.local.steps / self.card.passes))
         for key, value in {**self.suite.seeds(split), **setting}.items():
             place, _, leaf = key.rpartition(".")
@@ -174,7 +174,8 @@ def groups(
         if suite.path:
             if path is None:
                 way = f"name their folder by paths.{suite.name}=FOLDER."
-                notes.append(f"suite={suite.name} is left out, as it needs data; {way}")
+                what = f"data ({suite.fetch})" if suite.fetch else "data"
+                notes.append(f"suite={suite.name} is left out, as it needs {what}; {way}")
                 continue
             suites.check_paths({suite.name: path}, wanted)
             overrides.append(f'data.path="{Path(path).expanduser().resolve()}"')

@@ -135,6 +135,16 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class Published:
+    """A row of a published table."""
+
+    method: str  # the method, as ``methods=`` has it
+    means: tuple[float, ...]  # the mean score of each published run
+    table: str = ""  # which table has it; empty: the main one
+    over: Literal["hospitals", "patients"] = "hospitals"  # what a mean is over
+
+
+@dataclass(frozen=True)
 class Suite:
     """Tasks on which methods are compared."""
 
@@ -167,6 +177,11 @@ class Suite:
     bytes: float | None = None
     # Further measurements, by name: see :mod:`medfed.benchmark.suite`.
     arms: Mapping[str, Arm] = field(default_factory=dict)
+    # A published table that it repeats by its own protocol, without tuning and equal budgets.
+    published: tuple[Published, ...] = ()
+    metric: str = ""  # of the published table; empty: the one that selects rounds
+    source: str = ""  # where the published table stands
+    fetch: str = ""  # what lies at its path, and where to get it
 
     @property
     def base(self) -> str:
@@ -313,7 +328,13 @@ def chosen_suites(wanted: str | Sequence[str], folders: Sequence[str | Path] = (
         ['digits', 'heart']
     """
     known = suites(folders)
-    whole = f"Unknown suite {{!r}}{{}}; the suites are {', '.join(known)}, or all."
+    whole = (
+        f"Unknown suite {{!r}}{{}}; the suites are {', '.join(known)}, or all, or published: those "
+        "that repeat a published table."
+    )
+    if wanted in ("all", "published", ["all"], ["published"]):
+        repeats = "published" in wanted
+        return [suite for suite in known.values() if bool(suite.published) == repeats]
     return [known[name] for name in chosen(wanted, known, whole)]
 
 
@@ -361,8 +382,11 @@ def wanted_of(
 ) -> tuple[list[Suite], dict[str, list[Method]], dict[str, list[Arm]]]:
     """Returns the wanted suites, and by suite the methods and arms; as for `benchmark`."""
     chosen, known = chosen_suites(suite, folders), list(allowed.method_yamls(folders))
-    usual = {s.name: s.sized(size).methods or s.methods for s in chosen}
-    by_suite = {name: chosen_methods(methods, each, known) for name, each in usual.items()}
+    by_suite = {}
+    for one in chosen:
+        rows = dict.fromkeys(row.method for row in one.published)
+        every = chosen_methods(methods, [*rows] or one.sized(size).methods or one.methods, known)
+        by_suite[one.name] = [method for method in every if method.name in (rows or [method.name])]
     return chosen, by_suite, chosen_arms(arms, {s.name: s.arms for s in chosen}, known)
 
 
