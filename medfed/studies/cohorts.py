@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
@@ -29,7 +29,7 @@ from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.luna16 import read_with_nodules
 from medfed.datamodules.readers.samples import Samples
 from medfed.datamodules.segmentation import ImageMasksDataModule, SegmentationDataModule
-from medfed.datamodules.splits import SPLITS
+from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.functional.detection import ALARM, HIT, match_lesions
 from medfed.models.detection import in_mm
@@ -52,6 +52,7 @@ _TAKES = {
     "pictures": ImageMasksDataModule,
     "ct_scans": Luna16ScansDataModule,
 }
+COHORTS = tuple(_TAKES.values())
 _TOLERANCE = 0.25
 """How far beyond the spacings of the training a scan's may be, as a fraction, before a line says
 so; as in :class:`medfed.delivery.predict.options.PredictOptions`."""
@@ -82,15 +83,17 @@ class Cohort:
         data: The planned data.
         client: The hospital.
         asked: The plan; ``None``: all columns of all patients.
+        splits: Of whom, if not as the plan says.
     """
 
     data: Any
     client: str
     asked: Plan | None = None
+    splits: Sequence[Split] | None = None
 
     def __post_init__(self) -> None:
         self.plan: ClientPlan = self.data.plans[self.client]
-        splits = SPLITS if self.asked is None else self.asked.splits
+        splits = self.splits or (SPLITS if self.asked is None else self.asked.splits)
         self.patients = [name for split in splits for name in self.plan.patients[split]]
         if isinstance(self.data, SegmentationDataModule):
             self.cases = self.data.cases_among(self.patients)
@@ -102,7 +105,7 @@ class Cohort:
             of: Any = self.data
             made: Samples = of.samples if isinstance(of, TabularDataModule) else of.data.samples
             self.samples, self.of = made, of
-            self.index, self.owners = self.samples.select(self.patients, None, 0)
+            self.index, self.owners = self.samples.select(self.patients, self.plan.shares, 0)
         else:
             raise ConfigError(
                 "A study knows tables, images, scans or pictures with masks, and CT with lesions."
