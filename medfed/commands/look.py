@@ -1,7 +1,7 @@
 """Shows what every hospital has before training: ``medfed look data=heart data.path=DIR``.
 
 It takes the data and the partition of ``medfed train``, and writes a page and ``look.json``: counts
-of patients, spacings, grey values, columns, shares of labels, and what is missing.
+of patients, columns, spacings and grey values, shares of labels, and what is missing.
 ``least=20`` withholds all numbers that follow from fewer patients. Across hospitals, each runs
 ``medfed site describe``, and ``medfed look of=[A/look.json,B/look.json]`` joins their files.
 """
@@ -22,8 +22,8 @@ def main(config: RunDescription) -> None:
     """Describes the hospitals and writes the page."""
     refuse_full(Path(config.folder), otherwise=" by folder=FOLDER")
     # Imported here, so that --help and errors in the configuration appear at once.
-    from medfed.datamodules.look import described
     from medfed.reports.look import read_descriptions, write_look
+    from medfed.studies.described import described
 
     if config.values.of is not None:
         files = [Path(str(name)).expanduser() for name in listed(config.values.of)]

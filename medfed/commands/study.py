@@ -22,7 +22,7 @@ def main(config: RunDescription) -> None:
     refuse_full(Path(config.folder), otherwise=" by folder=FOLDER")
     # Imported here, so that --help and errors in the configuration appear at once.
     from medfed.delivery.main import open_bundle
-    from medfed.studies.cohorts import Cohort, hospital_rows
+    from medfed.studies.cohorts import hospital_rows
     from medfed.studies.page import write_study
     from medfed.studies.plan import read_plan, suggested
     from medfed.studies.simulation import simulated
@@ -31,9 +31,8 @@ def main(config: RunDescription) -> None:
     plan = None if path is None else read_plan(Path(path).expanduser())
     data = build(config.data)
     data.plan()
-    hospitals = hospital_rows(data, plan)
+    bundles = [] if plan is None else plan.bundles
+    models = {one.name: open_bundle(Path(str(one.path))) for one in bundles}
+    hospitals = hospital_rows(data, plan, models)
     plan = plan or suggested(hospitals)
-    models = {one.name: open_bundle(Path(str(one.path))) for one in plan.bundles}
-    for name, rows in hospitals.items():
-        hospitals[name] = Cohort(data, name, plan.splits).with_predictions(rows, models)
     write_study(plan, *simulated(plan, hospitals), Path(config.folder))

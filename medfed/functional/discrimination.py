@@ -55,6 +55,43 @@ def area(scores: Floats, label: Floats) -> Estimate:
     return area_difference(scores, None, label)
 
 
+def areas(scores: Floats, other: Floats | None, label: Floats) -> list[Estimate]:
+    """Returns the area of each column against its labels, then that of the columns' mean.
+
+    The standard error of the mean is DeLong's, too: it knows that the columns are of equal cases.
+
+    Args:
+        scores: (N, K).
+        other: (N, K), whose areas are subtracted; ``None``: nothing is.
+        label: (N, K) 1 or 0, at least two of each; NaN where it is not known.
+
+    Example:
+        >>> scores, label = np.array([0.9, 0.6, 0.4, 0.1]), np.array([1.0, 0.0, 1.0, 0.0])
+        >>> both = np.stack([scores, 1 - scores], 1), np.stack([label, 1 - label], 1)
+        >>> [one.value for one in areas(both[0], None, both[1])]
+        [0.75, 0.75, 0.75]
+    """
+    values, moves = np.zeros(label.shape[1]), np.zeros(label.shape)
+    for k, of in enumerate(label.T):
+        values[k], moves[:, k] = _area_and_moves(scores[:, k], of)
+        if other is not None:
+            value, of_other = _area_and_moves(other[:, k], of)
+            values[k] -= value
+            moves[:, k] -= of_other
+    values, moves = np.append(values, values.mean()), np.c_[moves, moves.mean(axis=1)]
+    errors = np.sqrt((moves**2).sum(axis=0))
+    return [Estimate(float(v), float(e)) for v, e in zip(values, errors, strict=True)]
+
+
+def _area_and_moves(scores: Floats, label: Floats) -> tuple[float, Floats]:
+    """The area, and how far each case (N,) moves it; the sum of their squares is its variance."""
+    moves = np.zeros(len(label))
+    for cases, placed in zip((label == 1, label == 0), placements(scores, label), strict=True):
+        value, n = float(placed.mean()), len(placed)
+        moves[cases] = (placed - value) / np.sqrt(n * (n - 1))
+    return value, moves
+
+
 def area_of_counts(positive: Floats, negative: Floats) -> Estimate:
     """Returns the area with DeLong's standard error from counts (B,) by cell of the scores.
 
@@ -80,14 +117,7 @@ def area_difference(scores: Floats, other: Floats | None, label: Floats) -> Esti
         other: (N,); ``None``: nothing is subtracted.
         label: (N,) 1 or 0, at least two of each.
     """
-    up, down = placements(scores, label)
-    value = float(up.mean())
-    if other is not None:
-        up_of_other, down_of_other = placements(other, label)
-        value -= float(up_of_other.mean())
-        up, down = up - up_of_other, down - down_of_other
-    variance = np.var(up, ddof=1) / len(up) + np.var(down, ddof=1) / len(down)
-    return Estimate(value, float(np.sqrt(variance)))
+    return areas(scores[:, None], None if other is None else other[:, None], label[:, None])[0]
 
 
 def mean_of(values: Floats) -> Estimate:
@@ -122,11 +152,6 @@ def concordance(risk: Floats, time: Floats, event: Floats, other: Floats | None 
     moves = apart.sum(axis=0)
     moves[first[:, 0]] += apart.sum(axis=1)
     return Estimate(value, float(np.sqrt((moves**2).sum())) / count)
-
-
-def squared_errors(p: Floats, label: Floats) -> Floats:
-    """Returns each case's part (N,) of the Brier score."""
-    return (p - label) ** 2
 
 
 def log_losses(p: Floats, label: Floats) -> Floats:

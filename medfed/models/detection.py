@@ -96,7 +96,7 @@ class DetectionMeter:
         for case, one, truth, mm, (boxes, scores) in parts:
             self.losses.append(self.task.criterion(one[None], truth[None].to(one)).item())
             lesions = truth[truth[:, 6] == 1, :6]
-            (at, sides), (centres, _) = (_in_mm(b.cpu(), mm) for b in (lesions, boxes))
+            (at, sides), (centres, _) = (in_mm(b.cpu(), mm) for b in (lesions, boxes))
             score = scores.double().cpu().numpy()
             kinds = match_lesions(centres, score, at, sides.mean(1) / 2)
             rows = [(SCAN, 0.0, len(lesions), *[math.nan] * 3)]
@@ -118,8 +118,8 @@ class DetectionMeter:
         return self.rows
 
 
-def _in_mm(boxes: Tensor, spacing: Tensor) -> tuple[Floats, Floats]:
-    """(n, 3) centres and sides of boxes, in mm from the scan's first corner."""
+def in_mm(boxes: Tensor, spacing: Tensor) -> tuple[Floats, Floats]:
+    """Returns centres and sides (n, 3) of boxes, in mm from the scan's first corner."""
     low, high = (part.double() * spacing for part in boxes.view(-1, 2, 3).unbind(1))
     return ((low + high) / 2).numpy(), (high - low).numpy()
 

@@ -72,7 +72,7 @@ class KNNPer(OnboardingRules, FedAvg):
         "features of its training cases, which vote",
         tasks="classification",
         note="the model of each client holds features of its training patients: keep it there",
-        touches="outputs",
+        privacy_exposure="outputs",
     )
 
     def split(

@@ -5,33 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 
 from medfed.common.console import say, shown, wide_console
 from medfed.common.scores import mean_of_known
 from medfed.common.untrusted import read_json
-from medfed.datamodules.look import DEVIATIONS, GREY, MEANS, SPACING, Description
-from medfed.reports.charts import Picture, curves, hospitals, looks_in_order
+from medfed.records.descriptions import DEVIATIONS, MEANS, Description, LookFile
+from medfed.reports.charts import Picture, hospitals, looks_in_order
 from medfed.reports.report import rendered
 from medfed.reports.tables import Cell, Table
 from medfed.standalone.errors import ConfigError, few
 from medfed.standalone.files import write_json, write_text, writing
-from medfed.standalone.preparation import PERCENTILES
 
 _MOST = 40  # names in a picture
 _CAPTIONS = {
     MEANS: "Each hospital's mean, with one of its standard deviations to both sides, less the mean "
     "of the hospitals, in their standard deviations.",
-    GREY: "Percentiles of the files' grey values, without those that are 0.",
 }
-
-
-class LookFile(TypedDict):
-    """The content of ``look.json``."""
-
-    hospitals: list[Description]
 
 
 def read_descriptions(paths: Sequence[Path]) -> list[Description]:
@@ -54,8 +45,7 @@ def write_look(descriptions: Sequence[Description], folder: Path) -> None:
         write_json(folder / "look.json", LookFile(hospitals=list(descriptions)))
         write_text(folder / "look.html", rendered("look.html", **seen))
     for title, table in by_title.items():
-        if not title.startswith(GREY):
-            wide_console().print(table.printed(title))
+        wide_console().print(table.printed(title))
     say(wide_console(), f"Page: {folder / 'look.html'}")
 
 
@@ -103,14 +93,7 @@ def pictures(descriptions: Sequence[Description], titles: Iterable[str]) -> dict
         at, names, grid = _grid(descriptions, title)
         values = np.array(grid, dtype=float)  # None becomes NaN
         same = len(np.unique(values[~np.isnan(values)])) < 2
-        if same or title in ("Patients", "Outcome", SPACING, DEVIATIONS):
-            continue
-        if title.startswith(GREY):
-            pairs = [
-                (h, zip(PERCENTILES, v, strict=False)) for h, v in zip(at, values, strict=True)
-            ]
-            figure = curves({h: list(of) for h, of in pairs}, "percentile", title, looks)
-            made[title] = Picture(figure, _CAPTIONS[GREY])
+        if same or title in ("Patients", DEVIATIONS):
             continue
         spread, label = np.full_like(values, math.nan), "share of patients"
         if title == MEANS:

@@ -29,6 +29,7 @@ from medfed.common.tensors import to_device
 from medfed.datamodules.augmentation import ChannelDropout
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
+from medfed.datamodules.patient_columns import patient_columns
 from medfed.datamodules.readers.base import check_names
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.client import Batch
@@ -168,8 +169,11 @@ def values_of(data: FederatedDataModule, column: str, source: Path | None) -> di
     """
     if source is not None:
         return _values_in(source, column, data)
+    listed = {} if isinstance(data, TabularDataModule) else patient_columns(data)
+    if column in listed:
+        return dict.fromkeys(data.patients, "") | listed[column]
     if not isinstance(data, TabularDataModule) or column not in data.table.names:
-        names = data.table.names if isinstance(data, TabularDataModule) else ()
+        names = data.table.names if isinstance(data, TabularDataModule) else listed
         raise ConfigError(
             f"by={column} is no column of the data{did_you_mean(column, names)}; name a CSV file "
             "with the columns patient and this one by patients=FILE.csv."

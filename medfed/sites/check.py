@@ -23,7 +23,6 @@ from medfed.common.floors import LEAST
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.claims import Merging
-from medfed.datamodules.look import described
 from medfed.datamodules.one_site import OwnData, setup_alone
 from medfed.datamodules.tables.agreement import converse_here
 from medfed.datamodules.tables.datamodule import TabularDataModule
@@ -44,6 +43,7 @@ from medfed.sites.installed import TEMPLATES
 from medfed.sites.studying import place_of
 from medfed.standalone.errors import ConfigError, few
 from medfed.standalone.files import filled
+from medfed.studies.described import described
 from medfed.studies.parts import Separate
 
 OTHER = "a part specific to the method, see its page"

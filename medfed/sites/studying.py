@@ -34,7 +34,7 @@ from medfed.sites.site import Site, versions_here
 from medfed.sites.site_folder import listen
 from medfed.sites.wire import Facts, Greeting, Reply, Request
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError, SiteError
-from medfed.studies.cohorts import Cohort, Opener, with_examples
+from medfed.studies.cohorts import Cohort, Opener
 from medfed.studies.page import write_study
 from medfed.studies.parts import Estimates, Part, Separate, Table, Whole
 from medfed.studies.plan import Plan, plan_of
@@ -90,8 +90,8 @@ class StudyPlace:
             if not self.cut:
                 data.partition = OwnData(data.partition, self.name, self.members or [])
             data.plan()
-            self.cohort = Cohort(data, self.name, self.plan.splits)
-            rows = self.cohort.rows(bool(self.plan.columns))
+            self.cohort = Cohort(data, self.name, self.plan)
+            rows = self.cohort.rows()
             least = max(self.plan.least, self.policy.least, LEAST)
             if (count := len(np.unique(rows.patients))) < least:
                 raise VetoError(
@@ -105,7 +105,7 @@ class StudyPlace:
         """Returns the rows with what the plan's bundles predict, or made-up predictions."""
         rows, names = self.rows, [bundle.name for bundle in self.plan.bundles]
         if examples:
-            return with_examples(self.cohort.data, rows, names)
+            return self.cohort.with_examples(rows, names)
         if self._scored is None:
             if {*names} > self.models.keys():
                 raise Refusal("order", "unready")

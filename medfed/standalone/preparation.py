@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .checks import check_known
@@ -26,7 +25,6 @@ from .errors import ConfigError
 CT_WINDOW = (-175.0, 250.0)  # HU: soft tissue, as in MONAI's models of abdominal organs
 _PLAIN = ("zscore_nonzero", "zscore", "none")
 _RANGES = ("window", "percentiles")
-PERCENTILES = (1, 10, 20, 30, 40, 50, 60, 70, 80, 90, 99)
 """Of the grey values of a channel, which describe it."""
 
 
@@ -197,23 +195,6 @@ def zscore(image: Tensor) -> Tensor:
             mean, std = voxels.mean().item(), voxels.std(correction=0).item()
             channel[inside] = (voxels - mean) / (std or 1.0)
     return image
-
-
-def percentiles_of(image: Tensor) -> NDArray[np.float64]:
-    """Returns the `PERCENTILES` of each channel over its voxels that are not 0.
-
-    `image` is (C, *spatial). The result is (C, L); NaN for an empty channel.
-
-    Example:
-        >>> percentiles_of(torch.tensor([[0.0, 1.0, 3.0]]))[0, [0, 5, 10]]
-        array([1.02, 2.  , 2.98])
-    """
-    percentiles = np.full((len(image), len(PERCENTILES)), np.nan)
-    for at in range(len(image)):
-        inside = image[at][image[at] != 0]
-        if len(inside):
-            percentiles[at] = np.percentile(inside.numpy().astype(np.float64), PERCENTILES)
-    return percentiles
 
 
 def among(image: Tensor, there: Sequence[bool]) -> Tensor:

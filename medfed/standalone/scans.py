@@ -320,9 +320,7 @@ def read_scan(scan: ScanFiles, facts: Mapping[str, Any], tolerance: float | None
     else:
         geometry = volumes.read_geometry(scan.path)
         names, paths = channels_of(scan.path, geometry.channels, facts), [scan.path]
-    # Slices keep their distance where pixels are resampled.
-    axes = {0: (0, 1, 2), 2: (2,), 3: ()}[len(facts.get("resampled_to") or ())]
-    check_spacing(geometry.spacing, facts, tolerance, scan.path, axes)
+    check_spacing(geometry.spacing, facts, tolerance, scan.path, axes_of(facts))
     with one_thread():
         loaded = torch.cat([_load(p, len(names) // len(paths)) for p in paths])
         volumes.check_finite(loaded, names, paths)
@@ -351,6 +349,11 @@ def prepare(
     for name in set(facts["present"]) & set(given):
         image[channels.index(name)] = seen[given.index(name)]
     return image, (seen != 0).any(dim=0), None if prepared.keeps_grid else grid
+
+
+def axes_of(facts: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns the axes along which scans keep their spacing: slices do where pixels do not."""
+    return {0: (0, 1, 2), 2: (2,), 3: ()}[len(facts.get("resampled_to") or ())]
 
 
 def check_spacing(

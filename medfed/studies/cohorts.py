@@ -1,16 +1,18 @@
-"""The rows of hospitals: tables, images, scans with masks, and what given models predict of them.
+"""The rows of hospitals: tables, images, scans with masks or lesions, and what models predict.
 
 Scans and images become rows of numbers, so that all sums of a study are theirs, too. A model sees
 a row, image or scan as ``medfed predict`` prepares it. What it says of a patient becomes a column
-of its name: a probability, an outcome, a risk. Where each patient has scores, such as a Dice, a
-column for each has a name that begins with the model's.
+of its name: a probability, an outcome, a risk. Where it says several things, such as a probability
+of each class or a Dice of each region, a column for each has a name that begins with the model's.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -21,19 +23,26 @@ from numpy.typing import NDArray
 
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.images import ImageDataModule
+from medfed.datamodules.luna16_scans import Luna16ScansDataModule
+from medfed.datamodules.patient_columns import LACKING, patient_columns
 from medfed.datamodules.plans import ClientPlan
+from medfed.datamodules.readers.luna16 import read_with_nodules
 from medfed.datamodules.readers.samples import Samples
 from medfed.datamodules.segmentation import ImageMasksDataModule, SegmentationDataModule
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.tables.datamodule import TabularDataModule
+from medfed.functional.detection import ALARM, HIT, match_lesions
+from medfed.models.detection import in_mm
 from medfed.models.segmentation_meter import iou_and_dice, overlap_counts, surface_metrics
 from medfed.standalone.columns import Columns
+from medfed.standalone.csv_files import as_number
+from medfed.standalone.ct_scans import ScanSpec
 from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.predictor import Predictor
 from medfed.standalone.samples import inputs_of, pixels_of
-from medfed.standalone.scans import prepare
+from medfed.standalone.scans import axes_of, check_spacing, prepare
 from medfed.studies.plan import Plan
-from medfed.studies.rows import OF, OUTCOME, Floats, Rows
+from medfed.studies.rows import ALARMS, FOUND, LESIONS, OF, OUTCOME, Floats, Rows
 
 Opener = Callable[[Path], Predictor]
 _TAKES = {
@@ -41,19 +50,29 @@ _TAKES = {
     "images": ImageDataModule,
     "volumes": SegmentationDataModule,
     "pictures": ImageMasksDataModule,
+    "ct_scans": Luna16ScansDataModule,
 }
+COHORTS = tuple(_TAKES.values())
+_TOLERANCE = 0.25
+"""How far beyond the spacings of the training a scan's may be, as a fraction, before a line says
+so; as in :class:`medfed.delivery.predict.options.PredictOptions`."""
+_log = logging.getLogger(__name__)
 
 
-def hospital_rows(data: FederatedDataModule, plan: Plan | None = None) -> dict[str, Rows]:
+def hospital_rows(
+    data: FederatedDataModule,
+    plan: Plan | None = None,
+    models: Mapping[str, Predictor] | None = None,
+) -> dict[str, Rows]:
     """Returns the rows of every hospital of planned data.
 
     Args:
         data: The data.
         plan: What is asked, which says of whom; ``None``: all columns of all patients.
+        models: By name, those whose predictions become columns.
     """
-    measured = plan is None or bool(plan.columns)
-    splits = SPLITS if plan is None else plan.splits
-    return {client: Cohort(data, client, splits).rows(measured) for client in data.plans}
+    cohorts = {client: Cohort(data, client, plan) for client in data.plans}
+    return {c: of.with_predictions(of.rows(), models or {}) for c, of in cohorts.items()}
 
 
 @dataclass(eq=False)
@@ -63,35 +82,57 @@ class Cohort:
     Attributes:
         data: The planned data.
         client: The hospital.
-        splits: The splits.
+        asked: The plan; ``None``: all columns of all patients.
+        splits: Of whom, if not as the plan says.
     """
 
     data: Any
     client: str
-    splits: Sequence[Split] = SPLITS
+    asked: Plan | None = None
+    splits: Sequence[Split] | None = None
 
     def __post_init__(self) -> None:
         self.plan: ClientPlan = self.data.plans[self.client]
-        self.patients = [name for split in self.splits for name in self.plan.patients[split]]
+        splits = self.splits or (SPLITS if self.asked is None else self.asked.splits)
+        self.patients = [name for split in splits for name in self.plan.patients[split]]
         if isinstance(self.data, SegmentationDataModule):
             self.cases = self.data.cases_among(self.patients)
+            self.owners = np.array([patient for _, patient in self.cases], dtype=np.int64)
             self.outlined = self.plan.annotated or self.data.class_names
+        elif isinstance(self.data, Luna16ScansDataModule):
+            self.owners = np.arange(len(self.patients))
         elif isinstance(self.data, TabularDataModule | ImageDataModule):
             of: Any = self.data
             made: Samples = of.samples if isinstance(of, TabularDataModule) else of.data.samples
             self.samples, self.of = made, of
-            self.index, self.owners = self.samples.select(self.patients, None, 0)
+            self.index, self.owners = self.samples.select(self.patients, self.plan.shares, 0)
         else:
-            raise ConfigError("A study knows tables, images, and scans or pictures with masks.")
+            raise ConfigError(
+                "A study knows tables, images, scans or pictures with masks, and CT with lesions."
+            )
 
-    def rows(self, measured: bool = True) -> Rows:
-        """Returns the rows; with scans not `measured` they have no columns, and none is read."""
+    @cached_property
+    def listed(self) -> dict[str, dict[str, str]]:
+        """The columns of the cohort's table or list, where it has files."""
+        return {} if isinstance(self.data, TabularDataModule) else patient_columns(self.data)
+
+    def rows(self) -> Rows:
+        """Returns the rows; scans are read only if the plan asks for what they hold."""
+        columns: dict[str, Floats] = {}
+        categories, survival = dict[str, tuple[str, ...]](), None
         if isinstance(self.data, SegmentationDataModule):
-            lines = [self._measured(case) for case, _ in self.cases] if measured else []
-            columns = {n: np.array([line[n] for line in lines]) for n in (lines or [{}])[0]}
-            return Rows(columns, patients=np.array([patient for _, patient in self.cases]))
-        columns, categories, survival = {}, dict[str, tuple[str, ...]](), None
-        if isinstance(self.data, TabularDataModule):
+            listed = {*self.listed, OUTCOME}
+            is_read = self.asked is None or not {*self.asked.columns} <= listed
+            lines = [self._measured(case) for case, _ in self.cases] if is_read else []
+            columns |= {n: np.array([line[n] for line in lines]) for n in (lines or [{}])[0]}
+        elif isinstance(self.data, Luna16ScansDataModule):
+            scans = self.data.scans
+            found = [len(scans.nodules_of(name)[1]) for name in self.patients]
+            columns[LESIONS] = np.array(found, dtype=float)
+            spacings = [scans.spacing(self.data.patients[name]) for name in self.patients]
+            axes = np.array(spacings, dtype=float).reshape(-1, 3).T
+            columns |= {f"spacing {axis}": mm for axis, mm in zip("xyz", axes, strict=True)}
+        elif isinstance(self.data, TabularDataModule):
             table = self.data.table
             columns |= zip(table.names, table.features[self.index].T, strict=True)
             categories |= table.categories
@@ -103,16 +144,33 @@ class Cohort:
                     f"{name} mean": flat.mean(axis=1),
                     f"{name} deviation": flat.std(axis=1),
                 }
-        labels = self.samples.labels[self.index]
-        if self.samples.survival:
-            survival = labels
-        elif labels.ndim == 2:  # findings
-            columns |= zip(self.data.class_names, labels.T.astype(float), strict=True)
-        else:
-            columns[OUTCOME] = labels.astype(float)
-            if not self.samples.continuous:
-                categories[OUTCOME] = tuple(self.data.class_names)
-        return Rows(columns, categories, survival, self.owners)
+        if isinstance(self.data, TabularDataModule | ImageDataModule):
+            labels = self.samples.labels[self.index]
+            if self.samples.survival:
+                survival = labels
+            elif labels.ndim == 2:  # findings
+                columns |= zip(self.data.class_names, labels.T.astype(float), strict=True)
+            else:
+                columns[OUTCOME] = labels.astype(float)
+                if not self.samples.continuous:
+                    categories[OUTCOME] = tuple(self.data.class_names)
+        for name, texts in self.listed.items():
+            if name not in columns:
+                columns[name] = self._coded(texts, name, categories)
+        hint = "" if isinstance(self.data, TabularDataModule) else LACKING
+        return Rows(columns, categories, survival, self.owners, hint)
+
+    def _coded(
+        self, texts: Mapping[str, str], name: str, categories: dict[str, tuple[str, ...]]
+    ) -> Floats:
+        """Numbers of a column of the cohort's table, or the places of its categories."""
+        numbers = {text: as_number(text) for text in texts.values()}
+        if not all(map(np.isfinite, numbers.values())):
+            categories[name] = tuple(sorted(numbers))
+            numbers = {text: float(n) for n, text in enumerate(categories[name])}
+        each = [texts.get(patient) for patient in self.patients]
+        known = np.array([np.nan if text is None else numbers[text] for text in each], dtype=float)
+        return known[self.owners]
 
     def _images(self) -> NDArray[np.uint8]:
         images: NDArray[np.uint8] = self.data.data.images[self.index]
@@ -155,30 +213,110 @@ class Cohort:
                 )
             if isinstance(self.data, SegmentationDataModule):
                 columns |= self._overlaps(name, model)
-                continue
-            is_table = isinstance(self.data, TabularDataModule)
-            seen = (
-                _inputs(rows, name, model) if is_table else pixels_of(self._images(), name, model)
-            )
-            answers = model.classify(seen, name)[:, : len(model.labels)].double().numpy()
-            columns[name] = self._judged(rows, name, model, answers)
+            elif isinstance(self.data, Luna16ScansDataModule):
+                columns |= self._detections(name, model)
+            else:
+                is_table = isinstance(self.data, TabularDataModule)
+                seen = _inputs(rows, name, model) if is_table else None
+                seen = pixels_of(self._images(), name, model) if seen is None else seen
+                answers = model.classify(seen, name)[:, : len(model.labels)].double().numpy()
+                columns |= self._judged(rows, name, model, answers)
         return replace(rows, columns=columns)
 
-    def _judged(self, rows: Rows, name: str, model: Predictor, answers: Floats) -> Floats:
-        """What a study judges of answers (N, K): a probability, an outcome, or a risk."""
+    def _judged(
+        self, rows: Rows, name: str, model: Predictor, answers: Floats
+    ) -> dict[str, Floats]:
+        """What a study judges of answers (N, K): probabilities, an outcome, or a risk."""
         task, labels, known = model.facts["task"], [*model.labels], [*self.data.class_names]
         wanted = "classes" if OUTCOME in rows.categories else "regression"
+        wanted = wanted if OUTCOME in rows.columns else "findings"
         wanted = wanted if rows.survival is None else "survival"
         if {"classification": "classes", "risk": "classes"}.get(task, task) != wanted:
             raise DataError(f"The model {name} is one of {task}, which these data cannot judge.")
-        if wanted != "classes":
-            return 1 - answers.mean(axis=1) if task == "survival" else answers[:, 0]
-        if {*labels} != {*known} or len(labels) > 2:
+        if wanted == "survival":
+            return {name: 1 - answers.mean(axis=1)}
+        if wanted == "regression":
+            return {name: answers[:, 0]}
+        if not {*known} <= {*labels} or (wanted == "classes" and len(labels) == 2 != len(known)):
             raise DataError(
                 f"The model {name} tells {few(labels)} apart, and the data have {few(known)}; a "
-                "study judges two classes of the same names."
+                "study judges a model of the same names."
             )
-        return answers[:, labels.index(known[1])]
+        if names := self.score_names(name, labels):
+            return dict(zip(names, answers.T, strict=True))
+        return {name: answers[:, labels.index(known[1])]}
+
+    def score_names(self, model: str, labels: Iterable[str]) -> list[str]:
+        """Returns the columns of a model's scores; none where one column holds predictions."""
+        data, labels = self.data, [*labels]
+        if isinstance(data, SegmentationDataModule):
+            names = [*(f"Dice of {name}" for name in data.class_names if data.num_classes > 1)]
+            names = ["Dice", *names]
+            if data.millimetres:
+                names += [f"HD95 of {name} in mm" for name in data.class_names]
+        elif isinstance(data, Luna16ScansDataModule):
+            asked = None if self.asked is None else self.asked.evaluate
+            levels = [] if asked is None else asked.thresholds
+            names = [f"{what}{level:g}" for what in (FOUND, ALARMS) for level in levels]
+        else:
+            samples = self.samples
+            is_classes = samples.labels.ndim == 1 and not samples.continuous and len(labels) > 2
+            is_findings = samples.labels.ndim == 2 and not samples.survival
+            names = labels if is_classes or is_findings else []
+        return [f"{model}{OF}{name}" for name in names]
+
+    def with_examples(self, rows: Rows, models: Iterable[str]) -> Rows:
+        """Adds made-up predictions, as many as models would give, to count what would leave."""
+        known = self.data.class_names
+        columns = [column for n in models for column in self.score_names(n, known) or [n]]
+        made = np.where(np.arange(len(rows.patients)) % 3, 0.25, 0.75)
+        return replace(rows, columns={**rows.columns, **dict.fromkeys(columns, made)})
+
+    def _detections(self, name: str, model: Predictor) -> dict[str, Floats]:
+        """The share of each scan's lesions that is found, and its false alarms, by threshold."""
+        names, facts, lines = self.score_names(name, ()), model.facts, []
+        if not names:
+            raise ConfigError(
+                f"The model {name} finds lesions; list the scores from which a box counts as "
+                "thresholds, such as evaluate: {thresholds: [0.1, 0.3, 0.5]}."
+            )
+        levels = np.array(self.asked.evaluate.thresholds)[:, None]  # type: ignore[union-attr]
+        spec = ScanSpec(facts["input"]["spacing"], facts["normalization"]["hu"])
+        spacing = torch.tensor(spec.spacing)
+        for series in self.patients:
+            header = self.data.patients[series].files["header"]
+            nodules, diameters = self.data.scans.nodules_of(series)
+            read = read_with_nodules(header, nodules, diameters, spec)
+            image = torch.from_numpy(spec.values.take(read["image"]))
+            boxes, scores = model.boxes(image[None, None], series)
+            (centres, _), (lesions, sides) = (
+                in_mm(of.float(), spacing) for of in (boxes.cpu(), torch.from_numpy(read["boxes"]))
+            )
+            score = scores.double().cpu().numpy()
+            kinds, counted = (
+                match_lesions(centres, score, lesions, sides.mean(1) / 2),
+                score >= levels,
+            )
+            found = ((kinds == HIT) & counted).sum(axis=1)
+            share = found / len(lesions) if len(lesions) else np.full(len(levels), np.nan)
+            lines.append([*share, *((kinds == ALARM) & counted).sum(axis=1)])
+        return dict(zip(names, np.array(lines, float).reshape(-1, len(names)).T, strict=True))
+
+    def _say_other_spacings(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Says before scans are evaluated how many are unlike those of the training."""
+        others = []
+        for case, _ in self.cases:
+            spacing = self.data.scans.spacing(self.data.cases[case])
+            try:
+                check_spacing(spacing, facts, _TOLERANCE, case, axes_of(facts))
+            except DataError as error:
+                others.append(str(error).partition("; ")[0])
+        if others:
+            _log.warning(
+                "%s: %d of %d scans are unlike those of the training of %s, and count all the "
+                "same: %s.",
+                *(self.client, len(others), len(self.cases), name, others[0]),
+            )
 
     def _overlaps(self, name: str, model: Predictor) -> dict[str, Floats]:
         """Dice and distances of each scan: of all outlined regions, and of each."""
@@ -186,11 +324,13 @@ class Cohort:
         there = [*data.channel_names, *regions]
         if lacking := [n for n in (*facts["present"], *model.labels) if n not in there]:
             raise DataError(f"The model {name} needs {lacking[0]}; the data have {few(there)}.")
-        names, lines, reader = score_names(data, name), [], copy.copy(data.scans)
+        names, lines, reader = self.score_names(name, model.labels), [], copy.copy(data.scans)
         pictures = isinstance(data, ImageMasksDataModule)  # which are read as at the training
         if pictures:
             vars(reader).update({key: facts["input"][key] for key in ("color", "scale")})
             vars(reader).update(normalization=facts["normalization"]["name"])
+        else:
+            self._say_other_spacings(name, facts)
         outlined = np.array([n in model.labels and n in self.outlined for n in regions])
         for case, _ in self.cases:
             spacing, grid = data.scans.spacing(data.cases[case]), None
@@ -224,20 +364,3 @@ def _inputs(rows: Rows, name: str, model: Predictor) -> torch.Tensor:
         cells.append(column if categories is None else rows.coded(feature, categories))
     seen = inputs_of(np.stack(cells, axis=1), columns, model.facts)
     return torch.from_numpy(seen) * model.present
-
-
-def score_names(data: FederatedDataModule, model: str) -> list[str]:
-    """Returns the columns of each scan's scores; none where one column holds predictions."""
-    if not isinstance(data, SegmentationDataModule):
-        return []
-    names = ["Dice", *(f"Dice of {name}" for name in data.class_names if data.num_classes > 1)]
-    if data.millimetres:
-        names += [f"HD95 of {name} in mm" for name in data.class_names]
-    return [f"{model}{OF}{name}" for name in names]
-
-
-def with_examples(data: FederatedDataModule, rows: Rows, models: Sequence[str]) -> Rows:
-    """Adds made-up predictions, as many as models would give, to count what would leave."""
-    columns = [column for name in models for column in score_names(data, name) or [name]]
-    made = np.where(np.arange(len(rows.patients)) % 3, 0.25, 0.75)
-    return replace(rows, columns={**rows.columns, **dict.fromkeys(columns, made)})

@@ -7,7 +7,7 @@ class, in four digits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,8 @@ from medfed.studies.parts import (
     NORMAL,
     Estimates,
     Floats,
+    State,
+    Sums,
     Table,
     Whole,
     Word,
@@ -36,14 +38,10 @@ from medfed.studies.parts import (
     p_value,
 )
 from medfed.studies.plan import Evaluation, Plan
-from medfed.studies.rows import OF, Rows
+from medfed.studies.rows import ALARMS, FOUND, LESIONS, OF, Rows
 
-_LOSSES = {
-    "Brier score": discrimination.squared_errors,
-    "log loss": discrimination.log_losses,
-}
 _ERROR = "absolute error"
-_HARMS = {"Brier score": 1, "Dice": -1, "concordance": -1, _ERROR: 1}
+_HARMS = {"Brier score": 1, "Dice": -1, "concordance": -1, _ERROR: 1, FOUND: -1}
 """By what a hospital is worse off: the number that grows, or that falls."""
 Measured = Mapping[str, tuple[float, float]]
 """By the name of a number; of a difference from the reference it begins with ``−``."""
@@ -82,6 +80,11 @@ class Scores:
                     found[name + group] = FEW
                     continue
                 numbers, reference = of.numbers(known), each[self.asked.reference or name]
+                if of.p.shape != reference.p.shape:
+                    raise DataError(
+                        f"{name} and its reference {self.asked.reference} predict other things; "
+                        "compare scores of one kind."
+                    )
                 both = known & reference.known
                 if reference is not of and both.sum() >= LEAST and not of.are_few(both):
                     numbers |= of.numbers(both, reference.p)
@@ -91,32 +94,42 @@ class Scores:
 
     def _predictions(self, rows: Rows, name: str) -> Predictions:
         """What a score says, and how it is judged."""
-        scores = {n.partition(OF)[2]: c for n, c in rows.columns.items() if n.startswith(name + OF)}
-        if scores:
-            p = np.stack([*scores.values()], axis=1)
-            return Predictions(p, np.zeros((len(p), 1)), None, partial(_of_scores, [*scores]))
-        p = rows.column(name)[:, None]
+        columns = {
+            n.partition(OF)[2]: c for n, c in rows.columns.items() if n.startswith(name + OF)
+        }
+        names, outcome = [*columns], self.asked.outcome
+        p = np.stack([*columns.values()], axis=1) if names else rows.column(name)[:, None]
+        classes = self.plan.groups(outcome) or rows.categories.get(outcome, ())
+        if names and classes and {*classes} <= {*names}:
+            code = rows.coded(outcome, tuple(names))[:, None]
+            y = np.where(code >= 0, code == np.arange(len(names)), np.nan)
+            return Predictions(p, y, y, partial(_of_labels, names, True))
+        if names and {*names} <= rows.columns.keys():
+            y = np.stack([rows.columns[finding] for finding in names], axis=1)
+            return Predictions(p, y, y, partial(_of_labels, names, False))
+        if names:
+            return Predictions(p, np.zeros((len(p), 1)), None, partial(_of_scores, names))
         if rows.survival is not None:
-            return Predictions(p, rows.survival, rows.survival[:, 1], _of_risks)
-        y = rows.column(self.asked.outcome)
-        named = self.plan.groups(self.asked.outcome) or self.asked.outcome in rows.categories
+            return Predictions(p, rows.survival, rows.survival[:, 1:], _of_risks)
+        y = rows.column(outcome)
+        named = self.plan.groups(outcome) or outcome in rows.categories
         if not named and (~np.isnan(y) & (y != 0) & (y != 1)).any():
             return Predictions(p, y[:, None], None, _of_numbers)
-        y = self._outcome(rows)
+        y = self._outcome(rows)[:, None]
         if name in rows.categories or (beyond := p[(p < 0) | (p > 1)]).size:
             what = "holds categories" if name in rows.categories else f"holds {beyond[0]:g}"
             raise DataError(f"The score {name} {what}; a score is a probability from 0 to 1.")
-        return Predictions(p, y[:, None], y, _of_probabilities)
+        return Predictions(p, y, y, _of_probabilities)
 
     def _outcome(self, rows: Rows) -> Floats:
-        groups = self.plan.groups(self.asked.outcome)
-        y = rows.coded(self.asked.outcome, groups) if groups else rows.column(self.asked.outcome)
+        name, groups = self.asked.outcome, self.plan.groups(self.asked.outcome)
+        y = rows.coded(name, groups) if groups else rows.column(name)
         if len(groups) > 2 or (~np.isnan(y) & (y != 0) & (y != 1)).any():
-            known = rows.categories.get(self.asked.outcome, ())
+            known = rows.categories.get(name, groups)
             has = f"; the data have {few([*known])}" if known else ""
             raise DataError(
-                f"The outcome {self.asked.outcome} of an evaluation needs two categories, the "
-                f"second of which is what the scores predict{has}."
+                f"One column of scores judges an outcome of two categories, the second of which it "
+                f"predicts{has}: name a column of each category as SCORE{OF}CATEGORY."
             )
         return y
 
@@ -144,7 +157,8 @@ class Scores:
             for hospital, of in hospitals.items():
                 written = (_written(of.get(what)) for what in names)
                 single.append([score, hospital, int(of["patients"][0]), *written])
-                drawn.append(interval(f"{hospital}, {score}", *of[names[0]]))
+                if first in of:
+                    drawn.append(interval(f"{hospital}, {score}", *of[first]))
         tables = [
             Table("Means of hospitals", ["score", "number", *MEANS], means),
             Table(
@@ -160,7 +174,9 @@ class Scores:
     def _harm(self, measured: Mapping[str, Mapping[str, Measured]]) -> Table:
         """Who is worse off than with the reference, of all rows by Holm."""
         every = [(s, h, of) for s, hospitals in measured.items() for h, of in hospitals.items()]
-        what = next((w for w in _HARMS if any(f"− {w}" in of for *_, of in every)), "Brier score")
+        names = dict.fromkeys(n.removeprefix("− ") for *_, of in every for n in of if n[0] == "−")
+        what = next((n for w in _HARMS for n in names if n.startswith(w)), "Brier score")
+        worse = next(sign for w, sign in _HARMS.items() if what.startswith(w))
         margin = self.asked.margin
         rows = [
             (score, hospital, int(of["patients"][0]), of[f"− {what}"])
@@ -172,9 +188,9 @@ class Scores:
         lines, drawn = list[list[Word]](), []
         for (score, hospital, patients, (value, error)), p in zip(rows, adjusted, strict=True):
             drawn.append(interval(f"{hospital}, {score}", value, error))
-            if _HARMS[what] * value > 0 and p < 1 - LEVEL:
+            if worse * value > 0 and p < 1 - LEVEL:
                 verdict = "worse"
-            elif _HARMS[what] * value + NORMAL * error < margin:
+            elif worse * value + NORMAL * error < margin:
                 verdict = f"not worse by more than {margin:g}"
             else:
                 times = ((NORMAL + float(stats.norm.ppf(POWER))) * error / margin) ** 2
@@ -215,13 +231,54 @@ class Areas(Column):
 
 
 @dataclass(frozen=True)
+class Detections:
+    """Lesions found and false alarms of all scans together, at agreed thresholds: the FROC.
+
+    Attributes:
+        score: The model.
+        thresholds: Scores from which its boxes count.
+    """
+
+    score: str
+    thresholds: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        """See the protocol."""
+        return f"detections of {self.score}"
+
+    def ask(self, rows: Rows, state: State) -> Sums:
+        """See the protocol: scans, lesions, and lesions found and false alarms by threshold."""
+        lesions = rows.column(LESIONS)
+        each = [
+            [rows.column(f"{self.score}{OF}{what}{level:g}") for level in self.thresholds]
+            for what in (FOUND, ALARMS)
+        ]
+        found, alarms = (np.nan_to_num(np.array(of)).T for of in each)
+        counts = np.column_stack([np.ones(len(lesions)), lesions, found * lesions[:, None], alarms])
+        return Sums(np.asarray(np.rint(counts.sum(axis=0)), np.int64), len(lesions))
+
+    def talk(self) -> Generator[State, Whole, list[Table]]:
+        """See the protocol; a threshold by which one to four lesions are found has no line."""
+        scans, lesions, *rest = (yield ()).tolist()
+        found, alarms = np.split(np.array(rest), 2)
+        lines: list[list[Word]] = [
+            [self.score, level, int(hits) / lesions, int(wrong) / scans, int(lesions), int(scans)]
+            for level, hits, wrong in zip(self.thresholds, found, alarms, strict=True)
+            if lesions >= LEAST and not 0 < hits < TIMES
+        ]
+        head = ["score", "threshold", "sensitivity", "false alarms per scan", "lesions", "scans"]
+        return [Table(f"FROC of {self.score}", head, lines)] if lines else []
+
+
+@dataclass(frozen=True)
 class Predictions:
     """What a score says of N patients, beside what happened.
 
     Attributes:
         p: (N, M) predictions, or scores of each patient such as a Dice.
         y: (N, L) outcomes.
-        classes: (N,) 1 or 0, if there must be enough patients of each.
+        classes: (N, K) 1, 0 or NaN, if there must be enough patients of each class.
         judge: Returns how good (N, M) are for (N, L), or how much better than a third.
     """
 
@@ -233,12 +290,11 @@ class Predictions:
     @property
     def known(self) -> NDArray[np.bool_]:
         """(N,) whether both are known."""
-        return ~(np.isnan(self.p[:, 0]) | np.isnan(self.y).any(axis=1))
+        return np.asarray(~(np.isnan(self.p).all(axis=1) | np.isnan(self.y).all(axis=1)))
 
     def are_few(self, some: NDArray[np.bool_]) -> bool:
-        """Whether too few of some patients are of a class."""
-        of = self.classes
-        return of is not None and min((of[some] == 1).sum(), (of[some] == 0).sum()) < CATEGORY
+        """Whether too few of some patients are of every class."""
+        return self.classes is not None and not _frequent(self.classes[some])
 
     def numbers(self, some: NDArray[np.bool_], other: Floats | None = None) -> dict[str, Estimate]:
         """Returns how good they are of some patients, less how good another's (N, M) are."""
@@ -247,15 +303,48 @@ class Predictions:
         return {n if q is None else f"− {n}": estimate for n, estimate in found.items()}
 
 
+def _frequent(y: Floats) -> list[int]:
+    """The columns of (N, K) labels that have enough patients with and without."""
+    fewest = np.minimum((y == 1).sum(axis=0), (y == 0).sum(axis=0))
+    return np.flatnonzero(fewest >= CATEGORY).tolist()
+
+
+def _of_labels(
+    names: Sequence[str], exclusive: bool, p: Floats, y: Floats, q: Floats | None
+) -> dict[str, Estimate]:
+    """Areas of each class against the others and their mean, and losses of all classes."""
+    some, numbers = _frequent(y), dict[str, Estimate]()
+    each = discrimination.areas(p[:, some], None if q is None else q[:, some], y[:, some])
+    if len(some) == y.shape[1]:
+        numbers["AUROC"] = each[-1]
+    if names:
+        pairs = zip(some, each, strict=False)
+        numbers |= {f"AUROC of {names[k]}": estimate for k, estimate in pairs}
+    losses, others = (None if of is None else _losses(of, y, exclusive) for of in (p, q))
+    assert losses is not None
+    for name, values in losses.items():
+        numbers[name] = discrimination.mean_of(values - (0 if others is None else others[name]))
+    return numbers
+
+
+def _losses(p: Floats, y: Floats, exclusive: bool) -> dict[str, Floats]:
+    """(N,) losses by name: of findings the mean of those known, of classes the sum over all."""
+    each = {"Brier score": (p - y) ** 2, "log loss": discrimination.log_losses(p, y)}
+    if not exclusive:
+        return {name: np.nanmean(of, axis=1) for name, of in each.items()}
+    right = np.take_along_axis(p, y.argmax(axis=1)[:, None], axis=1)
+    return {
+        "accuracy": (p.argmax(axis=1) == y.argmax(axis=1)).astype(float),
+        "Brier score": each["Brier score"].sum(axis=1),
+        "log loss": discrimination.log_losses(right, np.ones_like(right))[:, 0],
+    }
+
+
 def _of_probabilities(p: Floats, y: Floats, q: Floats | None) -> dict[str, Estimate]:
-    p, y = p[:, 0], y[:, 0]
-    if q is not None:
-        apart = {n: discrimination.mean_of(of(p, y) - of(q[:, 0], y)) for n, of in _LOSSES.items()}
-        return {"AUROC": discrimination.area_difference(p, q[:, 0], y), **apart}
-    numbers = {"AUROC": discrimination.area(p, y)}
-    numbers |= {name: discrimination.mean_of(of(p, y)) for name, of in _LOSSES.items()}
-    with suppress(DataError):  # a score that tells all patients apart has no slope
-        numbers |= discrimination.calibration(p, y)
+    numbers = _of_labels((), False, p, y, q)
+    if q is None:
+        with suppress(DataError):  # a score that tells all patients apart has no slope
+            numbers |= discrimination.calibration(p[:, 0], y[:, 0])
     return numbers
 
 

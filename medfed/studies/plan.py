@@ -85,6 +85,7 @@ class Evaluation(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         margin: By how much the Brier score, Dice, concordance or error (in the outcome's unit) may
             be worse than that of the reference.
         by: Columns of categories whose groups are evaluated, too.
+        thresholds: Of models of lesions, the scores from which their boxes count.
         cells: Of histograms under masks for pooled areas and calibration; ``None``: without.
     """
 
@@ -93,6 +94,9 @@ class Evaluation(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     reference: str | None = None
     margin: Annotated[float, msgspec.Meta(gt=0)] = 0.02
     by: list[str] = []
+    thresholds: Annotated[
+        list[Annotated[float, msgspec.Meta(ge=0, le=1)]], msgspec.Meta(max_length=30)
+    ] = []
     cells: Annotated[int, msgspec.Meta(ge=10, le=100, multiple_of=10)] | None = None
 
 
@@ -155,6 +159,10 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             grouped += self.evaluate.by
             if not self.evaluate.scores:
                 raise ConfigError(f"{source}: evaluate has no scores; list columns or bundles.")
+            if len({*self.evaluate.thresholds}) < len(self.evaluate.thresholds):
+                raise ConfigError(
+                    f"{source}: evaluate.thresholds has a value twice; leave one out."
+                )
             outcome = self.evaluate.outcome
             if self.evaluate.cells and len(self.groups(outcome)) != 2:
                 raise ConfigError(f"{source}: cells need the two names of {outcome} in columns.")

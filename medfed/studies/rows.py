@@ -15,7 +15,9 @@ Floats = NDArray[np.float64]
 OUTCOME = "outcome"
 """The column of the answer, whatever the table calls it."""
 OF = ": "
-"""Stands between the name of a model and that of a score of each patient, such as a Dice."""
+"""Stands between the name of a model and that of one of its scores, such as a Dice."""
+LESIONS, FOUND, ALARMS = "lesions", "lesions found from ", "false alarms from "
+"""Columns of scans: how many lesions they have; and a model's scores, which end in a threshold."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,14 @@ class Rows:
         categories: The categories of columns that have some.
         survival: (N, 2) times and events; None where the data have none.
         patients: (N,) the patient of each row.
+        hint: Where further columns could come from.
     """
 
     columns: Mapping[str, Floats]
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     survival: Floats | None = None
     patients: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    hint: str = ""
 
     def column(self, name: str) -> Floats:
         """Returns a column.
@@ -44,9 +48,13 @@ class Rows:
             hint = did_you_mean(name, self.columns)
             raise ConfigError(
                 f"The study needs the column {name!r}, which the data do not have{hint}; they have "
-                f"{', '.join(self.columns)}."
+                f"{', '.join(self.columns) or 'none'}. {self.hint}".rstrip()
             )
         return self.columns[name]
+
+    def scores_of(self, name: str) -> list[str]:
+        """Names the scores of a model that has several."""
+        return [n.removeprefix(name + OF) for n in self.columns if n.startswith(name + OF)]
 
     def coded(self, name: str, names: tuple[str, ...]) -> Floats:
         """Returns a column as positions in the names of categories; -1: another.

@@ -10,7 +10,7 @@ from medfed.common.floors import LEAST, TIMES
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.studies.describing import Column, Curves
-from medfed.studies.evaluating import Areas, Scores
+from medfed.studies.evaluating import Areas, Detections, Scores
 from medfed.studies.parts import Groups, Part, Separate, Table
 from medfed.studies.plan import Plan
 from medfed.studies.regressions import ByHospital, Coefficients
@@ -33,6 +33,8 @@ def parts(plan: Plan) -> Iterator[Part | Separate]:
         if cells := plan.evaluate.cells:
             ends = tuple(np.linspace(0, 1, cells + 1).tolist())
             yield from (Areas(score, groups, ends=ends) for score in plan.evaluate.scores)
+        if levels := tuple(plan.evaluate.thresholds):
+            yield from (Detections(score, levels) for score in plan.evaluate.scores)
 
 
 def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], list[str]]:

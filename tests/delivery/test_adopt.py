@@ -151,7 +151,7 @@ def test_a_study_judges_it(hospital, tmp_path):
     out = adopted(make(tmp_path / "theirs", "unet"), tmp_path / "ours", *KEYS["unet"])
     plan = Plan(bundles=[Bundle("new")]).completed()
     rows = hospital_rows(made.data, plan)[made.client]
-    cohort = Cohort(made.data, made.client, plan.splits)
+    cohort = Cohort(made.data, made.client, plan)
     judged = cohort.with_predictions(rows, {"new": open_bundle(out)})
     dice = [column for name, column in judged.columns.items() if "Dice of" in name]
     assert len(dice) == 2

@@ -11,6 +11,7 @@ from msgspec.structs import replace as replace_fields
 from sklearn.metrics import roc_auc_score
 
 from medfed.delivery.main import open_bundle
+from medfed.functional.detection import ALARM, HIT, SCAN
 from medfed.standalone.errors import ConfigError, DataError
 from medfed.studies.cohorts import Cohort, hospital_rows
 from medfed.studies.plan import Bundle, Plan, read_plan
@@ -24,7 +25,7 @@ def judged(made, plan=ALL, models=None):
     """The rows of the bundle's hospital, with what its model says."""
     rows = hospital_rows(made.data, plan)[made.client]
     models = models or {"new": open_bundle(made.bundle)}
-    return Cohort(made.data, made.client, plan.splits).with_predictions(rows, models)
+    return Cohort(made.data, made.client, plan).with_predictions(rows, models)
 
 
 def expected(made):
@@ -77,17 +78,39 @@ def test_of_masks_it_is_their_overlap_with_each_scan(hospital, kind):
     np.testing.assert_allclose(rows.columns[f"new{OF}Dice"], np.mean(each, axis=0))
 
 
-OTHERS = {
-    "findings": "one of findings, which",
-    "lesions": "A study knows tables",
-    "digits": "a study judges two classes",
-}
+@pytest.mark.parametrize("kind", ["digits", "findings"])
+def test_of_several_classes_or_findings_it_is_a_probability_of_each(hospital, kind):
+    made = hospital(kind)
+    rows, (answers, label) = judged(made), expected(made)
+    names = made.data.class_names
+    each = [rows.columns[f"new{OF}{name}"] for name in names]
+    np.testing.assert_allclose(np.stack(each, axis=1), answers, atol=1e-6)
+    if kind == "digits":
+        assert rows.columns[OUTCOME].tolist() == label.tolist()
+    else:
+        np.testing.assert_array_equal(np.stack([rows.columns[n] for n in names], axis=1), label)
 
 
-@pytest.mark.parametrize(("kind", "words"), OTHERS.items(), ids=[*OTHERS])
-def test_other_tasks_are_refused_by_name(hospital, kind, words):
-    with pytest.raises((DataError, ConfigError), match=words):
-        judged(hospital(kind))
+def test_of_lesions_it_is_what_is_found_from_each_threshold(hospital):
+    """The same boxes and hits as those of the test after training."""
+    made, levels = hospital("lesions"), [0.02, 0.1, 0.12]
+    plan = replace_fields(ALL, evaluate=replace_fields(ALL.evaluate, thresholds=levels))
+    rows = judged(made, plan)
+    batches = made.data.clients[made.client].eval_batches("test")
+    cases = made.task.measured(batches, test=True).cases()
+    for at in range(len(rows.patients)):
+        boxes = [case for case in cases if case["case"] == at]
+        (scan,) = (case for case in boxes if case["found"] == SCAN)
+        assert rows.columns["lesions"][at] == scan["lesions"]
+        for level in levels:
+            kinds = [case["found"] for case in boxes if case["score"] >= level]
+            share = kinds.count(HIT) / scan["lesions"] if scan["lesions"] else np.nan
+            found = rows.columns[f"new{OF}lesions found from {level:g}"][at]
+            np.testing.assert_allclose(found, share)
+            alarms = rows.columns[f"new{OF}false alarms from {level:g}"][at]
+            assert alarms == kinds.count(ALARM)
+    with pytest.raises(ConfigError, match="The model new finds lesions; list the scores from"):
+        judged(made)
 
 
 def test_a_model_of_other_data_is_refused_in_a_sentence(hospital):
@@ -101,6 +124,20 @@ def test_a_model_of_other_data_is_refused_in_a_sentence(hospital):
     source = {**model.facts["input"], "features": ["bones", *model.facts["input"]["features"][1:]]}
     with pytest.raises(ConfigError, match="The study needs the column 'bones', which the data do"):
         judged(table, models={"new": replace(model, facts={**model.facts, "input": source})})
+
+
+def test_scans_unlike_those_of_the_training_are_said_before_they_are_evaluated(hospital, caplog):
+    made = hospital("windows")
+    model = open_bundle(made.bundle)
+    judged(made, models={"new": model})
+    assert "unlike those of the training" not in caplog.text
+    coarse = {**model.facts, "spacing_range": [[4.0, 4.0, 4.0], [5.0, 5.0, 5.0]]}
+    rows = judged(made, models={"new": replace(model, facts=coarse)})
+    count = len(rows.patients)
+    assert (
+        f"{made.client}: {count} of {count} scans are unlike those of the training" in caplog.text
+    )
+    assert "4 × 4 × 4 to 5 × 5 × 5 mm" in caplog.text
 
 
 def test_a_plan_of_bundles_alone_is_complete(hospital, tmp_path):

@@ -10,9 +10,9 @@ import pytest
 from medfed.commands.look import main
 from medfed.config.compose import build
 from medfed.config.compose import described as composed
-from medfed.datamodules.look import DEVIATIONS, LABELS, MEANS, MISSING, described
+from medfed.records.descriptions import DEVIATIONS, LABELS, MEANS, MISSING
 from medfed.reports.look import tables
-from medfed.standalone.preparation import PERCENTILES
+from medfed.studies.described import described
 
 ROWS = 200
 
@@ -93,11 +93,11 @@ def test_volumes_and_pictures(tmp_path):
     (case,) = (c for c, _ in data.cases_among(data.plans[client].patients["train"]))
     raw = data.scans.raw(data.cases[case])
     for at, name in enumerate(data.channel_names):
-        voxels = raw["image"][at][raw["image"][at] != 0]
-        wanted = np.percentile(voxels.numpy().astype(float), PERCENTILES)
-        shown = list(made[f"Grey values of {name}"].values())
-        np.testing.assert_allclose(shown, wanted, rtol=1e-3)
-    assert made["Spacing in mm"] == dict(zip("xyz", raw["spacing"].tolist(), strict=True))
+        voxels = raw["image"][at][raw["image"][at] != 0].numpy().astype(float)
+        np.testing.assert_allclose(made[MEANS][f"{name} mean"], voxels.mean(), rtol=1e-3)
+        np.testing.assert_allclose(made[MEANS][f"{name} deviation"], voxels.std(), rtol=1e-3)
+    for axis, spacing in zip("xyz", raw["spacing"].tolist(), strict=True):
+        assert made[MEANS][f"spacing {axis}"] == float(f"{spacing:.4g}")
     assert made[LABELS] == {"whole": 1.0}
 
 

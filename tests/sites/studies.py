@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from medfed.config.compose import build, described
-from medfed.delivery.main import open_bundle
+from medfed.config.compose import build, described, load
+from medfed.config.description import checked
+from medfed.delivery.main import export, open_bundle
 from medfed.sites.calls import Caller
 from medfed.sites.policy import NO_LIMITS, Counted, Policy
 from medfed.sites.studying import Conductor, StudyPlace, StudySite
-from medfed.studies.cohorts import Cohort, hospital_rows
+from medfed.studies.cohorts import hospital_rows
 from medfed.studies.plan import Evaluation, Model, Plan
 from medfed.studies.simulation import simulated
+from tests.integration.runs import run
 from tests.sites.direct import Direct
 from tests.sites.hospitals import QUICK
 from tests.sites.toy_sites import opened
@@ -32,7 +34,7 @@ KEYS = ["data=csv", "data.label=dead", "data.patient=id", "data.centre=centre", 
 
 
 def rows(name: str, size: int = 150):
-    rng = np.random.default_rng(len(name) + ord(name[0]))
+    rng = np.random.default_rng(len(name) + ord(name[0]) + sum(map(int, filter(str.isdigit, name))))
     for n in range(size):
         age, sex = int(rng.normal(65, 12)), "fm"[rng.integers(2)]
         p = 1 / (1 + np.exp(-(age - 65) / 10))
@@ -45,12 +47,21 @@ def write(path: Path, lines) -> Path:
     return path
 
 
-def written(folder: Path) -> Path:
+def written(folder: Path, names: Sequence[str] = NAMES) -> Path:
     """Writes the table of each hospital, and that of all."""
-    for name in NAMES:
+    for name in names:
         write(folder / f"{name}.csv", rows(name))
-    write(folder / "all.csv", [line for name in NAMES for line in rows(name)])
+    write(folder / "all.csv", [line for name in names for line in rows(name)])
     return folder
+
+
+def exported(tables: Path, folder: Path, client: str = "alpha") -> Path:
+    """Returns the bundle of a model that was trained on the tables."""
+    table = [*KEYS, f"data.path={tables / 'all.csv'}", "data.drop=[score]"]
+    short = ["algorithm=fedavg", "rounds=2", "local.steps=5", "logger=none", "progress=false"]
+    run(folder / "run", *table, *short, "model=logistic")
+    keys = [f"run={folder / 'run'}", f"out={folder / 'bundles'}", f"client={client}"]
+    return export(checked(load(keys, "export")))[0]
 
 
 def place(tables: Path, name: str, plan: Plan = PLAN, policy: Policy = NO_LIMITS) -> StudyPlace:
@@ -77,14 +88,12 @@ def conducted(transport, plan: Plan = PLAN, bundles: Mapping[str, bytes] | None 
     return conductor.run(), conductor.remarks
 
 
-def simulation(tables: Path, plan: Plan = PLAN, without: str = ""):
+def simulation(tables: Path, plan: Plan = PLAN, without: str = "", names: Sequence[str] = NAMES):
     data = build(described([*KEYS, f"data.path={tables / 'all.csv'}"]).data)
     data.plan()
-    each = hospital_rows(data, plan)
     models = {one.name: open_bundle(Path(str(one.path))) for one in plan.bundles}
-    there = [name for name in NAMES if name != without]
-    rows = {c: Cohort(data, c, plan.splits).with_predictions(each[c], models) for c in there}
-    return simulated(plan, rows)[0]
+    each = hospital_rows(data, plan, models)
+    return simulated(plan, {name: each[name] for name in names if name != without})[0]
 
 
 def plain(found):

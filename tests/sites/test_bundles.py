@@ -8,9 +8,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from medfed.config.compose import load
-from medfed.config.description import checked
-from medfed.delivery.main import export
 from medfed.records.bundles import MANIFEST, METADATA, manifest_hash, packed, unpacked
 from medfed.sites import wire
 from medfed.sites.calls import Caller
@@ -18,9 +15,8 @@ from medfed.sites.policy import Policy, VetoError
 from medfed.sites.studying import Conductor
 from medfed.standalone.errors import DataError, SiteError
 from medfed.studies.plan import Bundle, Evaluation, Plan
-from tests.integration.runs import run
 from tests.sites.hospitals import QUICK
-from tests.sites.studies import KEYS, NAMES, conducted, place, plain, simulation, sites
+from tests.sites.studies import NAMES, conducted, exported, place, plain, simulation, sites
 from tests.sites.toy_sites import opened
 
 ALLOWED = Policy(evaluate_models=True)
@@ -29,12 +25,7 @@ ALLOWED = Policy(evaluate_models=True)
 @pytest.fixture(scope="module")
 def bundle(tables, tmp_path_factory) -> Path:
     """The bundle of a model that was trained on the tables."""
-    folder = tmp_path_factory.mktemp("bundle")
-    table = [*KEYS, f"data.path={tables / 'all.csv'}", "data.drop=[score]"]
-    short = ["algorithm=fedavg", "rounds=2", "local.steps=5", "logger=none", "progress=false"]
-    run(folder / "run", *table, *short, "model=logistic")
-    keys = [f"run={folder / 'run'}", f"out={folder / 'bundles'}", "client=alpha"]
-    return export(checked(load(keys, "export")))[0]
+    return exported(tables, tmp_path_factory.mktemp("bundle"))
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,10 @@ from medfed.run.onboarding import onboard
 from medfed.sites.flare import PREFIXES, write_job
 from medfed.sites.flare.console import Console
 from medfed.standalone.errors import ConfigError
+from medfed.studies.plan import read_plan
 from scripts.local_federation import SERVER, LocalFederation
 from tests.sites.hospitals import as_left, same
+from tests.sites.studies import KEYS, exported, plain, simulation, written
 
 pytestmark = [pytest.mark.sites, pytest.mark.timeout(600)]  # a busy machine imports slowly
 ROOT = Path(__file__).resolve().parents[2]
@@ -211,6 +213,51 @@ def test_four_sites_under_masks_equal_the_simulation(federation, tmp_path):
     )
     states = ("server", *(f"client/{site}" for site in SITES[1:]))
     assert {state: across[state] for state in states} == {s: expected[s] for s in states}
+
+
+STUDIES = {
+    "statistics": """
+columns: {age: [20, 40, 60, 80, 100], sex: [f, m], outcome: ["0", "1"]}
+by: outcome
+models: [{of: [age, sex]}, {of: [age], join: estimates}]
+""",
+    "evaluate": """
+columns: {sex: [f, m], outcome: ["0", "1"]}
+bundles: [{name: NEW, path: BUNDLE}]
+patients: all
+evaluate: {scores: [NEW, score], reference: score, by: [sex], cells: 10}
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def tables(federation, tmp_path_factory):
+    """A table at each site, whose file allows models; afterwards the files are as before."""
+    folder = written(tmp_path_factory.mktemp("tables"), SITES)
+    for site in SITES:
+        own = {"data": {"path": str(folder / f"{site}.csv")}}
+        federation.write_site(site, **own, policy={"evaluate_models": True})
+    yield folder
+    for site in SITES:
+        federation.write_site(site)
+
+
+@pytest.mark.parametrize("kind", STUDIES)
+def test_a_study_has_the_numbers_of_the_simulation(federation, tables, tmp_path, kind):
+    """To the last bit: sums under masks, estimates, and a bundle that travels once."""
+    path = tmp_path / "plan.yaml"
+    bundle = str(exported(tables, tmp_path, SITES[0])) if kind == "evaluate" else ""
+    path.write_text(STUDIES[kind].replace("BUNDLE", bundle), encoding="utf-8")
+    asked = (*KEYS[:-1], f"sites=[{','.join(SITES)}]", f"study={path}")
+    where = (f"kit={federation.admin}", f"folder={tmp_path / 'study'}")
+    with deploying(federation, *asked, *where) as process:
+        said = process.communicate(timeout=400)[0]
+    assert process.returncode == 0, said
+    found = json.loads((tmp_path / "study" / "study.json").read_text(encoding="utf-8"))
+    assert found["remarks"] == []
+    expected = plain(simulation(tables, read_plan(path), names=SITES))
+    assert [(t["title"], t["head"], t["lines"]) for t in found["tables"]] == expected
+    assert (tmp_path / "study" / "study.html").is_file()
 
 
 def test_a_prefix_that_is_not_allowed_is_one_sentence(federation, tmp_path):

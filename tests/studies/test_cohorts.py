@@ -7,12 +7,15 @@ import json
 import nibabel as nib
 import numpy as np
 import pytest
+from PIL import Image
 
 from medfed.commands.study import main
 from medfed.config.compose import build, described
+from medfed.run.evaluation import values_of
+from medfed.standalone.errors import ConfigError
 from medfed.studies.cohorts import hospital_rows
 from medfed.studies.plan import Plan
-from tests.datamodules.picture_files import cohort
+from tests.datamodules.picture_files import cohort, write_index
 
 AXES = ("x", "y", "z")
 
@@ -108,3 +111,87 @@ def test_images_have_means_and_their_class():
     assert rows.categories["outcome"] == tuple(data.class_names)
     (name,) = data.channel_names
     assert ((rows.columns[f"{name} mean"] > 0) & (rows.columns[f"{name} deviation"] > 0)).all()
+
+
+def volume(path, values):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nib.save(nib.Nifti1Image(values, np.eye(4)), path)
+
+
+def listed_scans(folder):
+    """Scans that a JSON list names, with the age and sex of some patients."""
+    rng, entries = np.random.default_rng(1), []
+    for n in range(6):
+        volume(folder / f"images/{n}.nii.gz", rng.normal(100, 9, (8, 8, 4)).astype(np.float32))
+        volume(folder / f"labels/{n}.nii.gz", np.ones((8, 8, 4), np.uint8))
+        entry = {"image": f"images/{n}.nii.gz", "label": f"labels/{n}.nii.gz", "age": 50 + n}
+        entries.append(entry | ({"sex": "FM"[n % 2]} if n else {}))
+    content = {"training": entries, "modality": {"0": "CT"}, "labels": {"0": "none", "1": "organ"}}
+    (folder / "dataset.json").write_text(json.dumps(content), encoding="utf-8")
+    known = {str(n): (50.0 + n, "FM"[n % 2] if n else None) for n in range(6)}
+    return ["data=datalist", f"data.path={folder}"], known
+
+
+def pictures_with_masks(folder):
+    rows = cohort(folder)
+    for n, row in enumerate(rows):
+        row |= {"age": 60 + n // 2, "sex": "FM"[n // 2 % 2]}  # two eyes of a patient
+    write_index(folder, rows)
+    known = {row["patient"]: (float(row["age"]), row["sex"]) for row in rows}
+    return ["experiment=retina_pfednet", f"data.path={folder}"], known
+
+
+def listed_images(folder):
+    """Images of two classes without ids: the file names the patient."""
+    rng, rows, known = np.random.default_rng(3), [], {}
+    for n in range(8):
+        Image.fromarray(rng.integers(0, 255, (16, 16), np.uint8)).save(folder / f"{n}.png")
+        row = {"image": f"{n}.png", "label": "ab"[n % 2], "age": "" if n == 0 else 40 + n}
+        rows.append(row | {"sex": "MF"[n % 2]})
+        known[f"{n}.png"] = (40.0 + n if n else np.nan, "MF"[n % 2])
+    write_index(folder, rows)
+    return [
+        "data=image_table",
+        f"data.path={folder / 'images.csv'}",
+        "data.reader.size=[16,16]",
+    ], known
+
+
+@pytest.mark.parametrize(
+    "write", [listed_scans, pictures_with_masks, listed_images], ids=["list", "masks", "table"]
+)
+def test_a_cohort_of_files_has_the_columns_of_its_table(write, tmp_path):
+    """Only those of patients, for groups and for Table 1; roles and paths are none."""
+    words, known = write(tmp_path)
+    data = planned([*words, "partition=round_robin", "partition.num_clients=2"])
+    patients = 0
+    for client, rows in hospital_rows(data).items():
+        plan = data.plans[client]
+        names = [p for split in ("train", "val", "test") for p in plan.patients[split]]
+        age, sex = rows.column("age"), rows.coded("sex", ("F", "M"))
+        for at, patient in enumerate(rows.patients):
+            wanted, group = known[names[patient]]
+            np.testing.assert_equal(age[at], wanted)
+            np.testing.assert_equal(sex[at], np.nan if group is None else "FM".index(group))
+        patients += len(names)
+        others = {"image", "mask", "label", "patient", "centre", "split"}
+        assert not others & rows.columns.keys()
+    assert patients == len(known)
+    with pytest.raises(ConfigError, match=r"did you mean sex.*has the columns of its table"):
+        rows.column("sexe")
+
+
+def test_groups_of_scans_need_no_voxel(tmp_path):
+    words, _ = listed_scans(tmp_path)
+    data = planned([*words, "partition=round_robin", "partition.num_clients=2"])
+    groups = hospital_rows(data, Plan({"sex": ["F", "M"]}))
+    assert {name for rows in groups.values() for name in rows.columns} == {"age", "sex"}
+
+
+def test_a_column_of_a_table_of_pictures_divides_the_patients(tmp_path):
+    """Also after training: ``medfed evaluate by=sex``."""
+    words, known = listed_images(tmp_path)
+    data = planned([*words, "partition=round_robin", "partition.num_clients=2"])
+    assert values_of(data, "sex", None) == {name: sex for name, (_, sex) in known.items()}
+    with pytest.raises(ConfigError, match=r"by=sexe is no column of the data \(did you mean sex"):
+        values_of(data, "sexe", None)

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from msgspec.structs import replace as changed
-from sklearn.metrics import brier_score_loss, roc_auc_score
+from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
 from medfed.functional import discrimination
+from medfed.functional.detection import lesion_curve
 from medfed.functional.survival import survival_scores
 from medfed.standalone.errors import ConfigError, DataError
 from medfed.studies.page import pictures, write_study
@@ -96,7 +97,7 @@ def test_wrong_scores_are_named():
         tables({"odd": odd})
     with pytest.raises(ConfigError, match="the reference old is none of the scores"):
         Plan(PLAN.columns, evaluate=Evaluation(["new"], reference="old")).check("plan")
-    with pytest.raises(DataError, match="needs two categories"):
+    with pytest.raises(DataError, match="name a column of each category as SCORE: CATEGORY"):
         tables(EACH, Plan({"outcome": ["a", "b", "c"]}, evaluate=Evaluation(["good"])))
 
 
@@ -176,6 +177,143 @@ def test_predictions_of_a_number_are_judged_by_their_errors():
             assert float(values[what].split()[0]) == pytest.approx(value, rel=1e-3)
     verdicts = {line[-1] for line in found["Who would be harmed"].lines}
     assert verdicts == {"worse"}
+
+
+KINDS = ("a", "b", "c")
+
+
+def of_classes(seed, size=300, spoilt=0.0):
+    """Probabilities of three classes, or of three findings of which some cells are missing."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(size, 3))
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    label = np.array([rng.choice(3, p=row) for row in p])
+    noisy = np.exp(logits + spoilt * rng.normal(size=(size, 3)))
+    noisy /= noisy.sum(1, keepdims=True)
+    columns = {f"good: {k}": p[:, n] for n, k in enumerate(KINDS)}
+    columns |= {f"new: {k}": noisy[:, n] for n, k in enumerate(KINDS)}
+    return p, noisy, label, columns
+
+
+def shown(found, score):
+    """The numbers of every hospital, by name."""
+    table = found["Every hospital"]
+    return {
+        line[1]: dict(zip(table.head[3:], (str(w).split()[0] for w in line[3:]), strict=True))
+        for line in table.lines
+        if line[0] == score
+    }
+
+
+def test_several_classes_have_scikit_learns_numbers():
+    each, known = {}, {}
+    for seed, name in enumerate(("x", "y", "z")):
+        p, noisy, label, columns = of_classes(seed, spoilt=1.0)
+        each[name] = Rows(
+            columns | {"outcome": label * 1.0}, {"outcome": KINDS}, patients=np.arange(len(p))
+        )
+        known[name] = noisy, label
+    plan = Plan(evaluate=Evaluation(["good", "new"], reference="good")).check("plan")
+    found = tables(each, plan)
+    for name, numbers in shown(found, "new").items():
+        p, label = known[name]
+        expected = {
+            f"AUROC of {k}": roc_auc_score(label == n, p[:, n]) for n, k in enumerate(KINDS)
+        }
+        expected |= {
+            "AUROC": roc_auc_score(label, p, multi_class="ovr"),
+            "accuracy": (p.argmax(1) == label).mean(),
+            "log loss": log_loss(label, p),
+            "Brier score": ((p - np.eye(3)[label]) ** 2).sum(1).mean(),
+        }
+        for what, value in expected.items():
+            assert float(numbers[what]) == pytest.approx(value, abs=6e-4), what
+    assert {line[-1] for line in found["Who would be harmed"].lines} == {"worse"}
+    first = found["Every hospital"].intervals[0]
+    assert first[1] == pytest.approx(float(shown(found, "good")["x"]["AUROC"]), abs=6e-4)
+
+
+def test_a_class_that_a_hospital_hardly_has_is_left_out_there():
+    p, _, label, columns = of_classes(9)
+    label[label == 2] = np.where(np.arange((label == 2).sum()) < 4, 2, 0)
+    rows = Rows(columns | {"outcome": label * 1.0}, {"outcome": KINDS}, patients=np.arange(300))
+    numbers = shown(tables({"x": rows}, Plan(evaluate=Evaluation(["good"]))), "good")["x"]
+    assert "AUROC of c" not in numbers
+    assert "AUROC" not in numbers
+    assert float(numbers["AUROC of a"]) == pytest.approx(
+        roc_auc_score(label == 0, p[:, 0]), abs=6e-4
+    )
+
+
+def test_findings_are_judged_where_they_are_known():
+    rng = np.random.default_rng(4)
+    p, _, _, columns = of_classes(4)
+    y = (rng.random(p.shape) < p).astype(float)
+    y[rng.random(p.shape) < 0.2] = np.nan
+    rows = Rows(columns | {k: y[:, n] for n, k in enumerate(KINDS)}, patients=np.arange(len(p)))
+    numbers = shown(tables({"x": rows}, Plan(evaluate=Evaluation(["good"]))), "good")["x"]
+    areas = []
+    for n, kind in enumerate(KINDS):
+        some = ~np.isnan(y[:, n])
+        areas.append(roc_auc_score(y[some, n], p[some, n]))
+        assert float(numbers[f"AUROC of {kind}"]) == pytest.approx(areas[-1], abs=6e-4)
+    assert float(numbers["AUROC"]) == pytest.approx(np.mean(areas), abs=6e-4)
+    some = ~np.isnan(y).all(axis=1)
+    brier = np.nanmean((p[some] - y[some]) ** 2, axis=1).mean()
+    assert float(numbers["Brier score"]) == pytest.approx(brier, abs=6e-4)
+    assert "accuracy" not in numbers
+
+
+def test_the_error_of_a_mean_area_is_that_of_new_samples():
+    values = []
+    for seed in range(200):
+        p, _, label, _ = of_classes(seed + 50, 150)
+        values.append(discrimination.areas(p, None, np.eye(3)[label])[-1])
+    spread = np.std([one.value for one in values], ddof=1)
+    assert np.mean([one.error for one in values]) == pytest.approx(spread, rel=0.15)
+
+
+def with_lesions(seed, scans=40):
+    """Boxes of scans, and what they come to for two thresholds."""
+    rng = np.random.default_rng(seed)
+    lesions = rng.integers(0, 4, scans)
+    hits = [rng.random(n) for n in lesions]  # the score of the box on each lesion
+    alarms = [rng.random(rng.integers(0, 6)) for _ in range(scans)]
+    columns = {"lesions": lesions * 1.0}
+    for level in (0.3, 0.7):
+        found = [(h >= level).mean() if len(h) else np.nan for h in hits]
+        columns[f"new: lesions found from {level:g}"] = np.array(found)
+        wrong = [(a >= level).sum() for a in alarms]
+        columns[f"new: false alarms from {level:g}"] = np.array(wrong, dtype=float)
+    return Rows(columns, patients=np.arange(scans)), hits, alarms
+
+
+def test_a_froc_counts_the_boxes_of_all_scans():
+    made = {name: with_lesions(seed) for seed, name in enumerate("abc")}
+    hits, alarms = (
+        np.concatenate([box for _, *of in made.values() for box in of[n]]) for n in (0, 1)
+    )
+    scores = np.concatenate([hits, alarms])
+    scans = 3 * 40
+    plan = Plan(evaluate=Evaluation(["new"], thresholds=[0.3, 0.7])).check("plan")
+    found = tables({name: rows for name, (rows, *_) in made.items()}, plan)
+    lines = found["FROC of new"].lines
+    assert [line[1] for line in lines] == [0.3, 0.7]
+    for _, level, sensitivity, per_scan, lesions, counted in lines:
+        assert (lesions, counted) == (len(hits), scans)
+        assert sensitivity == pytest.approx((hits >= level).mean())
+        # The FROC of boxes at as many false alarms, where the next box would be one more.
+        cases = {
+            "found": np.array([-2] * scans + [1] * len(hits) + [0] * len(alarms)),
+            "lesions": np.array([len(hits), *[0] * (scans - 1 + len(scores))]),
+            "score": np.concatenate([np.zeros(scans), np.where(scores >= level, scores, 0)]),
+        }
+        kept = np.ones((1, scans + len(scores)))
+        kept[0, scans:] = scores >= level
+        curve = lesion_curve(cases, kept, (per_scan,))
+        assert curve[0, 0] * kept[0, :1] == pytest.approx(sensitivity)
+    first = found["Every hospital"].head[3]
+    assert first == "lesions found from 0.3"
 
 
 def followed(seed, size=150, noise=1.0):

@@ -19,7 +19,6 @@ from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.base import Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, as_names, hospitals_of, read_json
 from medfed.datamodules.splits import Split
-from medfed.standalone.csv_files import Sheet
 from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.files import is_visible, slashed
 from medfed.standalone.names import fold as fold_name
@@ -451,9 +450,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         masks = [file.parent / e["label"] for e in entries if isinstance(e.get("label"), str)]
         images = filter(None, map(_first, entries))
         names = [re.sub(r"_0000$", "", stem_of(Path(image))) for image in images]
-        columns = sorted({k for e in entries for k, v in e.items() if isinstance(v, str | int)})
-        rows = [[str(e.get(column, "")) for column in columns] for e in entries]
-        sheet, others = Sheet(file, columns, rows), ("image", "label", "fold")
+        sheet, others = looks.sheet_of_entries(file, entries), ("image", "label", "fold")
         looks.roles(guess, sheet, "data.reader.", answers, others)
         if centre := {**guess.keys, **answers}.get("data.reader.centre"):
             placed = [str(e.get(centre, "")) for e in entries if _first(e)]

@@ -219,6 +219,12 @@ def sheet_of(path: Path) -> Sheet:
     return _read(path, path.stat().st_mtime_ns)
 
 
+def sheet_of_entries(path: Path, entries: Sequence[Mapping[str, Any]]) -> Sheet:
+    """Returns the texts and whole numbers of a list's entries as a table."""
+    columns = sorted({k for e in entries for k, v in e.items() if isinstance(v, str | int)})
+    return Sheet(path, columns, [[str(e.get(column, "")) for column in columns] for e in entries])
+
+
 def distinct(sheet: Sheet) -> dict[str, set[str]]:
     """Returns the different texts of each column, without missing cells."""
     return {c: {text for text in sheet.texts(c) if text is not None} for c in sheet.columns}

@@ -1,0 +1,78 @@
+"""Further columns of patients, such as age and sex, in the table or list of a cohort of files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.cache.volumes import CachedDataModule
+from medfed.datamodules.images import ImageDataModule
+from medfed.datamodules.readers import looks
+from medfed.datamodules.readers.cases import read_json
+from medfed.datamodules.segmentation import SegmentationDataModule
+from medfed.standalone.csv_files import Sheet
+from medfed.standalone.names import fold
+
+_ROLES = {"centre", "split", "label", "fold"}  # what readers take from other columns
+LACKING = (
+    "A cohort of files has the columns of its table (images.csv, the CSV of data.path) or of the "
+    "entries of its dataset.json, beside a patient, image or mask."
+)
+
+
+def patient_columns(data: FederatedDataModule) -> dict[str, dict[str, str]]:
+    """Returns by column the text of each patient who has one.
+
+    A row is of the patient whose id, case or file one of its cells names. Columns of such names,
+    and those that the reader reads as something else, are left out.
+    """
+    named, found = _named(data), dict[str, dict[str, str]]()
+    settings: Mapping[str, object] = getattr(getattr(data, "reader", None), "keywords", {})
+    others = {str(settings.get(role) or role) for role in _ROLES} | {*data.class_names}
+    for sheet in _sheets(data):
+        owners, rest = dict[int, str](), list[str]()
+        for column in sheet.columns:
+            cells = {n: fold(text) for n, text in sheet.cells(column)}
+            files = {n: str(sheet.path.parent / text) for n, text in cells.items()}
+            known = {n: named.get(text) or named.get(files[n]) for n, text in cells.items()}
+            if any(known.values()):
+                owners |= {n: patient for n, patient in known.items() if patient}
+            elif column not in others:
+                rest.append(column)
+        for column in rest:
+            cell = dict(enumerate(sheet.texts(column), start=1))
+            texts = {patient: text for n, patient in owners.items() if (text := cell[n])}
+            found.setdefault(column, {}).update(texts)
+    return found
+
+
+def _named(data: FederatedDataModule) -> dict[str, str]:
+    """The patient by every name of his: his id, his cases and his files."""
+    names = {patient: patient for patient in data.patients}
+    if isinstance(data, ImageDataModule):
+        samples = data.data.samples
+        names |= zip(map(str, samples.files), samples.patients, strict=False)
+    if isinstance(data, SegmentationDataModule):
+        ids = [*data.patients]
+        for case, n in data.cases_among(ids):
+            names |= dict.fromkeys([case, *map(str, data.cases[case].files.values())], ids[n])
+    return names
+
+
+def _sheets(data: FederatedDataModule) -> Iterator[Sheet]:
+    files: list[Path] = []
+    if isinstance(data, ImageDataModule) and data.source is not None:
+        files = [data.source]
+    elif isinstance(data, CachedDataModule):
+        files = data.scans.indices()
+    for file in files:
+        if not file.is_file():
+            continue
+        if file.suffix.lower() == ".csv":
+            yield looks.sheet_of(file)
+        elif file.suffix.lower() == ".json":
+            content = read_json(file).values()
+            lists = [of for of in content if isinstance(of, list)]
+            if entries := [entry for of in lists for entry in of if isinstance(entry, Mapping)]:
+                yield looks.sheet_of_entries(file, entries)
