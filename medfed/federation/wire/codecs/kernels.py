@@ -29,6 +29,34 @@ _WIDEST = 62
 
 
 @compiled()
+def _log2(x: int) -> int:
+    """floor(log2(x)) of x >= 1."""
+    n = 0
+    while x > 1:
+        x >>= 1
+        n += 1
+    return n
+
+
+@compiled()
+def _put(words: Array, at: int, value: int, width: int) -> int:
+    """Writes the ``width`` low bits of ``value``, which has no others."""
+    word, shift = at >> 6, np.uint64(at & 63)
+    bits = np.uint64(value)
+    words[word] |= bits << shift
+    if (at & 63) + width > 64:
+        words[word + 1] |= bits >> (np.uint64(64) - shift)
+    return at + width
+
+
+@compiled()
+def _put_unary(words: Array, at: int, count: int) -> int:
+    """Writes ``count`` zeros, which are there already, and a one."""
+    end: int = _put(words, at + count, 1, 1)
+    return end
+
+
+@compiled()
 def _get(words: Array, at: int, width: int) -> int:
     """Reads ``width`` <= 62 bits; a word beyond the last bit must exist."""
     word, shift = at >> 6, np.uint64(at & 63)
@@ -56,6 +84,67 @@ def _get_unary(words: Array, at: int, end: int) -> int:
             at += 1
         return at - start if at < end else -1
     return -1
+
+
+@compiled()
+def count_bits(values: Array, kind: int, b: int) -> int:
+    """The length in bits of all ``values`` in a code."""
+    total = 0
+    for i in range(values.shape[0]):
+        if kind == RICE:
+            total += (values[i] >> b) + 1 + b
+            continue
+        n = _log2(values[i] + 1)
+        if kind == GAMMA:
+            total += 2 * n + 1
+        elif kind == DELTA:
+            total += n + 2 * _log2(n + 1) + 1
+        else:
+            total += 1
+            while n > 0:
+                total += n + 1
+                n = _log2(n)
+    return total
+
+
+@compiled()
+def _put_omega(words: Array, at: int, x: int) -> int:
+    """Writes x >= 1; the groups are found from the last to the first."""
+    groups = np.empty(8, np.int64)
+    count = 0
+    while x > 1:
+        groups[count] = x
+        count += 1
+        x = _log2(x)
+    for i in range(count - 1, -1, -1):
+        n = _log2(groups[i])
+        at = _put(words, at, 1, 1)
+        at = _put(words, at, groups[i] - (1 << n), n)
+    return at + 1
+
+
+@compiled()
+def write(words: Array, values: Array, kind: int, b: int) -> None:
+    """Writes all ``values`` >= 0 into words that are zero and long enough."""
+    at = 0
+    for i in range(values.shape[0]):
+        if kind == RICE:
+            high = values[i] >> b
+            at = _put_unary(words, at, high)
+            at = _put(words, at, values[i] - (high << b), b)
+            continue
+        x = values[i] + 1
+        if kind == OMEGA:
+            at = _put_omega(words, at, x)
+            continue
+        n = _log2(x)
+        if kind == GAMMA:
+            at = _put_unary(words, at, n)
+        else:
+            m = _log2(n + 1)
+            at = _put_unary(words, at, m)
+            at = _put(words, at, n + 1 - (1 << m), m)
+        at = _put(words, at, x - (1 << n), n)
 
 
 @compiled()

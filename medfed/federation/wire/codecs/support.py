@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated
 
 import numpy as np
@@ -53,42 +52,20 @@ class IntegerCode:
 
     def bits(self, values: Array) -> int:
         """Returns the exact number of bits of ``(n,)`` integers >= 0."""
-        if self.kind == "rice":
-            return int((values >> self.b).sum()) + (1 + self.b) * values.size
-        return int(_lengths(self.kind)[_log2(values.astype(np.int64, copy=False) + 1)].sum())
+        # Imported on first use: compiled code has no business in `import medfed`.
+        from medfed.federation.wire.codecs import kernels
+
+        return int(kernels.count_bits(values.astype(np.int64, copy=False), *self._arguments))
 
     def pack(self, values: Array) -> bytes:
         """Returns ``(n,)`` integers from 0 to 2^61 as whole bytes."""
-        pieces = self._pieces(values)
-        lengths = np.zeros(values.size, np.int64) + sum(zeros + width for zeros, _, width in pieces)
-        at = np.cumsum(lengths) - lengths
-        bits = np.zeros(int(lengths.sum()), np.bool_)
-        for zeros, number, width in pieces:
-            at = at + zeros
-            for place in range(int(width.max(initial=0))):
-                bits[at[(number >> place & 1).astype(np.bool_)] + place] = True
-            at = at + width
-        return np.packbits(bits, bitorder="little").tobytes()
+        from medfed.federation.wire.codecs import kernels
 
-    def _pieces(self, values: Array) -> list[tuple[Array, Array, Array]]:
-        """The bits of each integer as pieces: so many zeros, then a number of so many bits."""
-        x, none = values.astype(np.int64, copy=False) + 1, np.zeros(values.size, np.int64)
-        one, n = none + 1, _log2(x)
-        if self.kind == "rice":
-            high = x - 1 >> self.b
-            return [(high, one, one), (none, x - 1 - (high << self.b), none + self.b)]
-        if self.kind == "omega":
-            pieces = [(one, none, none)]
-            while n.any():
-                more = np.minimum(n, 1)
-                pieces = [(none, more, more), (none, x - (one << n), n), *pieces]
-                x, n = np.maximum(n, 1), _log2(np.maximum(n, 1))
-            return pieces
-        last = (none, x - (one << n), n)
-        if self.kind == "gamma":
-            return [(n, one, one), last]
-        m = _log2(n + 1)
-        return [(m, one, one), (none, n + 1 - (one << m), m), last]
+        values = values.astype(np.int64, copy=False)
+        bits = self.bits(values)
+        words = np.zeros(bits // _WORD + 2, np.uint64)
+        kernels.write(words, values, *self._arguments)
+        return words.tobytes()[: (bits + 7) // 8]
 
     def unpack(self, payload: Payload, count: int, limit: int) -> Array:
         """Returns the next ``count`` integers of a payload.
@@ -106,27 +83,15 @@ class IntegerCode:
         words = np.zeros(payload.left // 8 + 2, np.uint64)
         words.view(np.uint8)[: payload.left] = payload.peek()
         values = np.empty(count, np.int64)
-        kind = KINDS.index(self.kind)
-        used = int(kernels.read(words, end, values, kind, self.b, limit))
+        used = int(kernels.read(words, end, values, *self._arguments, limit))
         if used < 0:
             raise CodecError("A stream of integers is cut short or damaged.")
         payload.take((used + 7) // 8)
         return values
 
-
-def _log2(x: Array) -> Array:
-    """floor(log2(x)) of ``(n,)`` integers from 1 to 2^62."""
-    n: Array = (x.astype(np.float64).view(np.int64) >> 52) - 1023  # the exponent
-    n -= x >> n == 0  # where x was rounded up to a power of two
-    return n
-
-
-@cache
-def _lengths(kind: str) -> Array:
-    """The bits that an Elias code takes for x >= 1, by floor(log2(x)), which alone decides them."""
-    pieces = IntegerCode(kind)._pieces(2 ** np.arange(62) - 1)
-    lengths: Array = np.sum([zeros + width for zeros, _, width in pieces], axis=0)
-    return lengths
+    @property
+    def _arguments(self) -> tuple[int, int]:
+        return KINDS.index(self.kind), self.b
 
 
 def golomb_code(rate: float) -> IntegerCode:
