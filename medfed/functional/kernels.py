@@ -133,12 +133,9 @@ def solve_chain(g: Array, gamma: float, out: Array) -> None:
     """Writes the minimiser of ``||w - g||^2 / 2 + gamma (sum_i |w_i - w_{i+1}| + |w_d|)``.
 
     The bounds are computed in float64 and kept in the dtype of ``out``: rounding keeps order, so
-    clipping rounded bounds is rounding the clipped value.
-
-    Args:
-        g: ``(d,)`` finite float32 or float64 array, d at least 1.
-        gamma: Above 0 and finite.
-        out: ``(d,)`` array of the same dtype, overwritten.
+    clipping rounded bounds is rounding the clipped value. `g` is ``(d,)`` finite float32 or float64
+    array, d at least 1. `gamma`: above 0 and finite. `out` is ``(d,)`` array of the same dtype,
+    overwritten.
     """
     high = np.empty_like(out)
     _forward(g, gamma, out, high)
@@ -158,14 +155,9 @@ def partition(sums: Array, m: int) -> Array:
     """Splits sorted points into the ``m`` intervals with the least squared error.
 
     ``least[j]`` is the error of the first j points in k intervals. The best begin of the last one
-    never falls as j grows, so each is searched for between two that are known: O(m n log n).
-
-    Args:
-        sums: ``(3, n + 1)`` sums over the first j points of w, w x and w x^2, w being weights.
-        m: Intervals, 1 to n, none of them empty.
-
-    Returns:
-        ``(m,)`` int64 begins, in ascending order.
+    never falls as j grows, so each is searched for between two that are known: O(m n log n). `sums`
+    is ``(3, n + 1)`` sums over the first j points of w, w x and w x^2, w being weights. `m`:
+    intervals, 1 to n, none of them empty. Returns ``(m,)`` int64 begins, in ascending order.
     """
     n = sums.shape[1] - 1
     begins = np.zeros((m, n + 1), np.int64)
@@ -249,19 +241,13 @@ def admm_step(
 ) -> Array:
     """One iteration: overwrites ``a`` and ``z``, returns sums for the new row norms.
 
-    Args:
-        arrays: ``(M, d)`` splitting plus scaled dual and ``(N, d)`` Z, both updated in place;
-            ``(N, d)`` V, the point to stay close to; ``(N,)`` masses, how much each node's distance
-            from it counts; ``(M, 2)`` node indices of the edges.
-        system: ``(N, N)`` inverse of diag(mass) + rho L, empty where N is large, and ``(N,)``
-            1 / (mass + 2 rho degree), the lengths of the gradient steps.
-        rho: Penalty, a scalar of the dtype of ``a``.
-        cut: ``(M,)`` one number per row, see the module docstring.
-        norm: 1, 2 or 0 for infinity.
-        width: Columns in a block.
-
-    Returns:
-        ``(M, width)`` float64: for p = 2 the squared norms of the rows once summed over columns.
+    `arrays` is ``(M, d)`` splitting plus scaled dual and ``(N, d)`` Z, both updated in place; ``(N,
+    d)`` V, the point to stay close to; ``(N,)`` masses, how much each node's distance from it
+    counts; ``(M, 2)`` node indices of the edges. `system` is ``(N, N)`` inverse of diag(mass) + rho
+    L, empty where N is large, and ``(N,)`` 1 / (mass + 2 rho degree), the lengths of the gradient
+    steps. `cut` is ``(M,)`` one number per row, see the module docstring. `norm`: 1, 2 or 0 for
+    infinity. Returns ``(M, width)`` float64: for p = 2 the squared norms of the rows once summed
+    over columns.
     """
     (a, z, v, mass, edges), (inverse, scale) = arrays, system
     count, d = a.shape
@@ -333,16 +319,9 @@ def _node_sums(v: Array, z: Array, mass: float, pull: Array, sums: Array) -> Non
 def residual_norms(arrays: Arrays, rho: float, cut: Array, norm: int, width: int) -> Array:
     """The norms in Boyd's stopping rule, in one read of the arrays.
 
-    Args:
-        arrays: As the last :func:`admm_step` left them.
-        rho: Penalty, a scalar of the dtype of ``a``.
-        cut: ``(M,)`` one number per row, fitting ``a``.
-        norm: 1, 2 or 0 for infinity.
-        width: Columns in a block.
-
-    Returns:
-        ``(5, width)`` float64: once summed over columns, the squared norms of ZQ - W,
-        mass (V - Z) - Omega Q^T, ZQ, W and Omega Q^T.
+    `cut` is ``(M,)`` one number per row, fitting ``a``. `norm`: 1, 2 or 0 for infinity. Returns
+    ``(5, width)`` float64: once summed over columns, the squared norms of ZQ - W, mass (V - Z) -
+    Omega Q^T, ZQ, W and Omega Q^T.
     """
     a, z, v, mass, edges = arrays
     count, d = a.shape
@@ -389,12 +368,9 @@ def clip_levels(a: Array, tau: Array, levels: Array) -> None:
     """Finds for each row the level t with sum(max(|a| - t, 0)) = tau, starting from ``levels``.
 
     Newton's method on a convex piecewise-linear function: exact after finitely many steps from any
-    start, and after one or two from the level of the previous iteration.
-
-    Args:
-        a: ``(M, d)`` rows.
-        tau: ``(M,)`` float64 radii; infinity is allowed.
-        levels: ``(M,)`` float64, overwritten; 0 where the row lies inside the ball.
+    start, and after one or two from the level of the previous iteration. `a` is ``(M, d)`` rows.
+    `tau` is ``(M,)`` float64 radii; infinity is allowed. `levels` is ``(M,)`` float64, overwritten;
+    0 where the row lies inside the ball.
     """
     total, count = np.empty(_CHUNK), np.empty(_CHUNK)
     for e in range(a.shape[0]):
@@ -442,11 +418,8 @@ def _round(x: Array, cuts: Array, values: Array, out: Array) -> None:
 def round_all(x: Array, cuts: Array, values: Array, out: Array) -> None:
     """Writes the nearest centre of each element.
 
-    Args:
-        x: ``(n,)`` float32 or float64.
-        cuts: ``(m - 1,)`` of :class:`medfed.functional.quantize.Levels`, in the same dtype.
-        values: ``(m,)`` centres, in the same dtype.
-        out: ``(n,)`` of the same dtype, overwritten; not x itself.
+    `x` is ``(n,)`` float32 or float64. `values` is ``(m,)`` centres, in the same dtype. `out` is
+    ``(n,)`` of the same dtype, overwritten; not x itself.
     """
     for lo in range(0, x.shape[0], _CHUNK):
         _round(x[lo : lo + _CHUNK], cuts, values, out[lo : lo + _CHUNK])
@@ -456,10 +429,7 @@ def round_all(x: Array, cuts: Array, values: Array, out: Array) -> None:
 def locate_all(x: Array, cuts: Array, out: Array) -> bool:
     """Writes the index of each element's nearest centre; returns whether there is no NaN.
 
-    Args:
-        x: ``(n,)`` float32 or float64.
-        cuts: ``(m - 1,)`` of :class:`medfed.functional.quantize.Levels`, in the same dtype.
-        out: ``(n,)`` int64, overwritten.
+    `x` is ``(n,)`` float32 or float64. `out` is ``(n,)`` int64, overwritten.
     """
     index = np.empty(_CHUNK, np.int32)
     missing = 0
@@ -476,13 +446,9 @@ def locate_all(x: Array, cuts: Array, out: Array) -> bool:
 def shrink_all(y: Array, cuts: Array, values: Array, tau: float, x: Array, nearest: Array) -> None:
     """Writes the proximal map of the distance to the nearest centre, and that centre.
 
-    Args:
-        y: ``(n,)`` float32 or float64.
-        cuts: ``(m - 1,)`` of :class:`medfed.functional.quantize.Levels`, in the same dtype.
-        values: ``(m,)`` centres, in the same dtype.
-        tau: 0 or more, a scalar of the same dtype.
-        x: ``(n,)`` of the same dtype, overwritten; may be y itself.
-        nearest: ``(n,)`` of the same dtype, overwritten.
+    `y` is ``(n,)`` float32 or float64. `values` is ``(m,)`` centres, in the same dtype. `x` is
+    ``(n,)`` of the same dtype, overwritten; may be y itself. `nearest` is ``(n,)`` of the same
+    dtype, overwritten.
     """
     for lo in range(0, y.shape[0], _CHUNK):
         part, out, q = y[lo : lo + _CHUNK], x[lo : lo + _CHUNK], nearest[lo : lo + _CHUNK]
@@ -497,15 +463,10 @@ def shrink_all(y: Array, cuts: Array, values: Array, tau: float, x: Array, neare
 def tally(x: Array, gradient: Array, cuts: Array, values: Array) -> tuple[Array, Array, bool]:
     """Counts the elements around each centre and sums their gradients, in one pass.
 
-    Args:
-        x: ``(n,)`` float32 or float64.
-        gradient: ``(n,)`` of the same dtype, or empty where there is none.
-        cuts: ``(m - 1,)`` of :class:`medfed.functional.quantize.Levels`, in the same dtype.
-        values: ``(m,)`` centres, in the same dtype.
-
-    Returns:
-        ``(m, 3)`` int64, for each centre the numbers of its elements below, at and above it;
-        ``(m,)`` float64 sums; and whether there is no NaN in x.
+    `x` is ``(n,)`` float32 or float64. `gradient` is ``(n,)`` of the same dtype, or empty where
+    there is none. `values` is ``(m,)`` centres, in the same dtype. Returns ``(m, 3)`` int64, for
+    each centre the numbers of its elements below, at and above it; ``(m,)`` float64 sums; and
+    whether there is no NaN in x.
     """
     counts = np.zeros((values.shape[0], 3), np.int64)
     sums = np.zeros(values.shape[0])
@@ -531,17 +492,11 @@ def collect(
 ) -> int:
     """The elements strictly between two bounds, and how many lie before them.
 
-    Args:
-        x: ``(n,)`` float32 or float64.
-        cuts: ``(m - 1,)`` of :class:`medfed.functional.quantize.Levels`, in the same dtype.
-        values: ``(m,)`` centres, in the same dtype.
-        bounds: ``(m, 2)`` of the roots, see :mod:`medfed.functional.quantize`.
-        between: ``(n + 1,)`` of the dtype of x, receives the elements of all centres.
-        numbers: ``(m, 3)`` int64 zeros, receives for each centre the numbers of its elements
-            elsewhere, from the centre to the bounds, and between them.
-
-    Returns:
-        How many lie between the bounds.
+    `x` is ``(n,)`` float32 or float64. `values` is ``(m,)`` centres, in the same dtype. `bounds` is
+    ``(m, 2)`` of the roots, see :mod:`medfed.functional.quantize`. `between` is ``(n + 1,)`` of the
+    dtype of x, receives the elements of all centres. `numbers` is ``(m, 3)`` int64 zeros, receives
+    for each centre the numbers of its elements elsewhere, from the centre to the bounds, and
+    between them.
     """
     index, kind = np.empty(_CHUNK, np.int32), np.empty(_CHUNK, np.int32)
     count = 0
@@ -565,17 +520,10 @@ def collect(
 def walk(state: Arrays, tau: float, bounds: Array, between: Array, numbers: Array) -> Array:
     """The roots of the slopes: each centre passes the elements ahead of it, one after the other.
 
-    Args:
-        state: ``(m,)`` float64 mu, ``(m,)`` centres, and ``(m, 3)`` their counts from
-            :func:`tally`.
-        tau: 0 or more; infinity is allowed.
-        bounds: ``(m, 2)`` of the roots, see :mod:`medfed.functional.quantize`.
-        between: Elements from :func:`collect` in ascending order, so that those of the first centre
-            come first.
-        numbers: ``(m, 3)`` from :func:`collect`.
-
-    Returns:
-        ``(m,)`` float64.
+    `state` is ``(m,)`` float64 mu, ``(m,)`` centres, and ``(m, 3)`` their counts from
+    :func:`tally`. `tau`: 0 or more; infinity is allowed. `bounds` is ``(m, 2)`` of the roots, see
+    :mod:`medfed.functional.quantize`. `numbers` is ``(m, 3)`` from :func:`collect`. Returns
+    ``(m,)`` float64.
     """
     mu, values, counts = state
     roots = np.empty(mu.shape[0])

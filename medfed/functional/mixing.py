@@ -31,7 +31,7 @@ def exponentiated_gradient(membership: Tensor, gradient: Tensor, step: float) ->
         ``(..., K)`` tensor in the dtype of ``membership``.
 
     Raises:
-        ValueError: If a shape differs, the step is negative or the gradient is not finite.
+        ValueError: If the gradient is not finite.
 
     Example:
         >>> c = torch.tensor([0.5, 0.5])
@@ -64,7 +64,7 @@ def cosine_affinity(rows: Tensor) -> Tensor:
         ``(N, N)`` symmetric float64 tensor in [0, 1].
 
     Raises:
-        ValueError: If the shape is wrong or an entry is not finite.
+        ValueError: If an entry is not finite.
 
     Example:
         >>> cosine_affinity(torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 3.0]])).tolist()

@@ -219,7 +219,6 @@ def fused_lasso(g: Tensor, gamma: float) -> Tensor:
         ``(d,)`` tensor in the dtype and on the device of ``g``, sharing no memory with it.
 
     Raises:
-        ConfigError: If ``g`` is no such tensor, or gamma is negative or NaN.
         ValueError: If ``g`` holds NaN or infinity, or numbers whose sum overflows.
 
     Example:

@@ -37,7 +37,6 @@ def frequent_directions(rows: Tensor, size: int) -> Tensor:
         ``(size, d)`` tensor B in the dtype of the input, directions in falling order.
 
     Raises:
-        ConfigError: If the input is no floating matrix or the size is below 1.
         ValueError: If the input holds NaN or infinity.
 
     Example:
@@ -68,7 +67,6 @@ def data_sketch(images: Tensor, size: int = 8, pixels: int = 16) -> Tensor:
         ``(size, d)`` tensor; d = C * pixels ** axes for images.
 
     Raises:
-        ConfigError: If the shape or a size cannot be used.
         ValueError: If the input holds NaN or infinity.
 
     Example:
@@ -144,9 +142,6 @@ def label_sketch(counts: Tensor, channels: Tensor | None = None) -> Tensor:
     Returns:
         ``(K,)`` or ``(K + C,)`` float64 tensor; each of the two parts sums to 1, or is 0.
 
-    Raises:
-        ConfigError: If a count is negative or not finite, or a shape is wrong.
-
     Example:
         >>> label_sketch(torch.tensor([1, 3]))
         tensor([0.2500, 0.7500], dtype=torch.float64)
@@ -167,9 +162,6 @@ def sketch_vector(sketch: Tensor) -> Tensor:
     Returns:
         For a data sketch B the ``(d (d + 1) / 2,)`` float64 vector of B^T B, which does not change
         when the rows of B are rotated; a vector in float64 as it is.
-
-    Raises:
-        ConfigError: If the sketch is neither.
 
     Example:
         >>> rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])

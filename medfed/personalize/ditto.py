@@ -21,9 +21,6 @@ class Ditto(KeepsModel, OnboardingRules, FedAvg):
 
     Attributes:
         strength: λ ≥ 0, how strongly v is tied to w (0 is local training of v).
-
-    Raises:
-        ConfigError: If λ is negative.
     """
 
     strength: Annotated[float, check_not_negative] = 1.0

@@ -40,9 +40,6 @@ class EASGD(OnboardingRules, FedAvg):
     Attributes:
         beta: In (0, 1]: the share of the way to the mean that the centre goes.
         alpha: In (0, 1]: the share of its gap that a client goes back; None is the paper's beta/N.
-
-    Raises:
-        ConfigError: If one is out of range.
     """
 
     beta: Annotated[float, within("(0, 1]")] = 0.9

@@ -28,9 +28,6 @@ class FedAvgM(ServerOptimizer):
 
     Attributes:
         beta: The share of m that remains after a round, in [0, 1); 0 with eta_g = 1 is FedAvg.
-
-    Raises:
-        ConfigError: If beta is out of range.
     """
 
     beta: Annotated[float, within("[0, 1)")] = 0.9

@@ -41,9 +41,6 @@ class FedDyn(FedAvg):
 
     Attributes:
         strength: alpha > 0; a small alpha takes large steps, as w goes h / alpha beyond the mean.
-
-    Raises:
-        ConfigError: If alpha is not positive.
     """
 
     strength: Annotated[float, check_positive] = 0.1

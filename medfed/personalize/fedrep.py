@@ -18,9 +18,6 @@ class FedRep(FedAvg):
 
     Attributes:
         head_share: Share of the local steps that go to the head, in (0, 1).
-
-    Raises:
-        ConfigError: If the share is out of range.
     """
 
     personal: str | tuple[str, ...] = "task"

@@ -25,9 +25,6 @@ class FedSim(FedAvg):
 
     Attributes:
         personal_rate: Step size of the personal part over that of the shared one, >= 0.
-
-    Raises:
-        ConfigError: If the rate is negative.
     """
 
     personal: str | tuple[str, ...] = "task"

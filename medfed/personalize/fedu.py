@@ -44,9 +44,6 @@ class FedU(KnownModels):
     Attributes:
         strength: lambda >= 0 (0 is local training).
         graph: The similarity graph.
-
-    Raises:
-        ConfigError: If lambda is negative.
     """
 
     strength: Annotated[float, check_not_negative] = 0.03

@@ -41,9 +41,6 @@ class MARINA(GradientMethod):
     Attributes:
         full: The probability p, in (0, 1], of a round in which clients send whole gradients.
         seed: The run's seed, for the coin.
-
-    Raises:
-        ConfigError: If p is out of range.
     """
 
     full: Annotated[float, within("(0, 1]")] = 0.1

@@ -42,9 +42,6 @@ class Scaffold(FedAvg):
     Attributes:
         server_lr: eta_g >= 0, the share of the mean displacement that the server goes.
         option: ``I`` computes control variates from extra gradients, ``II`` from displacements.
-
-    Raises:
-        ConfigError: If the share is negative.
     """
 
     server_lr: Annotated[float, check_not_negative] = 1.0
