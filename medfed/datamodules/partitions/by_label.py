@@ -19,18 +19,13 @@ half up.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from medfed.common.seeding import derive_seed, numpy_rng
+from medfed.datamodules.extending import *
 from medfed.datamodules.partitions import base
-from medfed.datamodules.readers.base import Patient
-from medfed.standalone.checks import check_count, check_optional_count, check_positive, within
-from medfed.standalone.errors import ConfigError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -9,22 +9,14 @@ tumour, 2 oedema, 4 enhancing tumour (3 since 2023).
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.base import Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, hospitals_of, institutions
 from medfed.datamodules.readers.samples import official_splits, open_training
-from medfed.datamodules.splits import Split
-from medfed.standalone.csv_files import Sheet
-from medfed.standalone.errors import ConfigError, DataError, few
-from medfed.standalone.files import is_visible
-from medfed.standalone.names import fold
-from medfed.standalone.volumes import FILES, AbsentFileError, Pattern, find_file, is_volume, stem_of
+from medfed.standalone.volumes import FILES, AbsentFileError, Pattern, find_file
 
 log = logging.getLogger(__name__)
 _FILES, _WHOLE = {"FLAIR": "FLAIR.nii.gz", "T1": "T1.nii.gz"}, {"whole": [1]}

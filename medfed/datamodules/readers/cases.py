@@ -8,30 +8,15 @@ from __future__ import annotations
 import logging
 import re
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.schemas import parse_json
-from medfed.datamodules.readers.base import (
-    Missing,
-    Patient,
-    VolumeReader,
-    are_exclusive,
-    with_hospitals,
-)
-from medfed.datamodules.readers.persons import persons_of, search_name
-from medfed.standalone.checks import check_known
-from medfed.standalone.csv_files import csv_rows
-from medfed.standalone.errors import DataError, did_you_mean
-from medfed.standalone.names import fold, same
+from medfed.datamodules.extending import *
 from medfed.standalone.preparation import Preparation, among, zscore
-from medfed.standalone.volumes import check_finite, read_geometry, read_together
+from medfed.standalone.volumes import check_finite, read_together
 
 log = logging.getLogger(__name__)
 

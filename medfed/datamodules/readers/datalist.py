@@ -10,27 +10,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.base import Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, as_names, hospitals_of, read_json
-from medfed.datamodules.splits import Split
-from medfed.standalone.csv_files import Sheet
-from medfed.standalone.errors import ConfigError, DataError, few
-from medfed.standalone.files import is_visible, slashed
 from medfed.standalone.names import fold as fold_name
-from medfed.standalone.volumes import (
-    SUFFIXES,
-    existing,
-    is_volume,
-    read_geometry,
-    stem_of,
-    suffix_of,
-)
+from medfed.standalone.volumes import SUFFIXES, existing
 
 Regions = dict[str, tuple[int, ...]]
 

@@ -7,16 +7,10 @@ Repository, 1989, doi:10.24432/C52P4X: the files ``processed.{centre}.data``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from pathlib import Path
 
-import numpy as np
-
+from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.base import check_names
 from medfed.datamodules.readers.table import Table, counted, join_tables, read_csv
-from medfed.standalone.csv_files import as_number, csv_rows
-from medfed.standalone.errors import DataError
 
 log = logging.getLogger(__name__)
 

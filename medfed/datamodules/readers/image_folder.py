@@ -5,19 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
+from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.base import check_names, given_path
-from medfed.datamodules.readers.persons import persons_of, search_name
 from medfed.datamodules.readers.samples import (
     SPLIT_NAMES,
     ImageSet,
@@ -26,12 +20,6 @@ from medfed.datamodules.readers.samples import (
     official_splits,
     open_training,
 )
-from medfed.datamodules.splits import Split
-from medfed.standalone.checks import checked
-from medfed.standalone.csv_files import Sheet, listed_columns
-from medfed.standalone.errors import ConfigError, DataError, few
-from medfed.standalone.files import is_visible, slashed, visible_files
-from medfed.standalone.names import same
 from medfed.standalone.pictures import SUFFIXES, Color, read_image, white_of
 
 log = logging.getLogger(__name__)

@@ -13,24 +13,15 @@ Analysis 42, 2017.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from medfed.common.seeding import derive_seed
+from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.base import Patient, Reader
 from medfed.datamodules.readers.cases import named_centres
-from medfed.standalone.checks import check_not_negative, checked
 from medfed.standalone.ct_patches import Candidates, Points, centre_voxels, find_scans, read_points
 from medfed.standalone.ct_scans import ScanSpec, places, read_scan
-from medfed.standalone.errors import DataError
 from medfed.standalone.files import sha256
 from medfed.standalone.itk import source_of
-from medfed.standalone.volumes import read_geometry
 
 RULE = (
     "all nodules; of the other candidates those that rank first by a hash of seed, series and "

@@ -7,27 +7,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
-from numpy.typing import NDArray
-
+from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.account import Account
-from medfed.datamodules.readers.base import check_names
 from medfed.datamodules.readers.samples import official_splits, open_training
-from medfed.datamodules.splits import Split
 from medfed.standalone import csv_files
-from medfed.standalone.checks import check_known
-from medfed.standalone.csv_files import Categories, Limits, Sheet, as_number, missing_words
-from medfed.standalone.errors import ConfigError, DataError, few
-from medfed.standalone.names import alike, code_among, fold, tidy
+from medfed.standalone.csv_files import Categories, Limits, missing_words
+from medfed.standalone.names import alike, code_among, tidy
 from medfed.standalone.pictures import SUFFIXES
-from medfed.standalone.volumes import is_volume
 
 _MOST_FOUND, _MOST_NAMED = 20, 100  # categories of a column that nobody, or somebody, named
 _NUMBERED = 10  # rows from which 1, 2, 3 ... are taken for row numbers
@@ -110,15 +100,15 @@ def _say_codes(sheet: Sheet, coded: Mapping[str, str], auto: bool) -> None:
 
 def _named(sheet: Sheet, name: str) -> tuple[str, ...]:
     names = tuple(sorted({text for text in sheet.texts(name) if text is not None}, key=in_order))
-    check_count(name, len(names))
+    check_categories(name, len(names))
     return names
 
 
-def check_count(name: str, count: int) -> None:
+def check_categories(name: str, count: int) -> None:
     """Refuses more categories than a column may have.
 
     Example:
-        >>> check_count("stage", 4)
+        >>> check_categories("stage", 4)
     """
     if count > _MOST_NAMED:
         raise ConfigError(
@@ -436,7 +426,7 @@ def with_categories(table: Table, names: Sequence[str]) -> Table:
         if name not in categories:
             values, codes = np.unique(column, return_inverse=True)
             values = values[~np.isnan(values)]
-            check_count(name, len(values))
+            check_categories(name, len(values))
             column[:] = np.where(np.isnan(column), np.nan, codes)
             categories[name] = tuple(tidy(repr(float(v))) for v in values)
     return replace(table, features=features, categories=categories)
