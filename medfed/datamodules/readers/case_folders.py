@@ -72,20 +72,17 @@ class FolderReader(CaseReader):
         ordered = sorted(folders, key=lambda folder: folder.name)
         if self._sites is None:
             return [self._case(folder) for folder in ordered]
-        listed = self._listed(self._sites)
-        kept = [f for f in ordered if fold(f.name) in listed]
-        if not kept:
+        listed, table = self._listed(self._sites), self._sites["file"]
+        left = [folder.name for folder in ordered if fold(folder.name) not in listed]
+        if len(left) == len(ordered):
             raise DataError(
-                f"{self._sites['file']} lists no folder of {self.path}; it has "
-                f"{few(list(listed))}, and the folders are {few([f.name for f in ordered])}."
+                f"{table} lists no folder of {self.path}; it has {few(list(listed))}, and the "
+                f"folders are {few(left)}."
             )
-        if len(kept) < len(ordered):
-            left = few([f.name for f in ordered if fold(f.name) not in listed])
-            log.warning("%s does not list %s, which are left out.", self._sites["file"], left)
-        return [
-            replace(self._case(f), centre=listed[fold(f.name)][0], split=listed[fold(f.name)][1])
-            for f in kept
-        ]
+        if left:
+            log.warning("%s does not list %s, which are left out.", table, few(left))
+        placed = ((folder, listed.get(fold(folder.name))) for folder in ordered)
+        return [replace(self._case(f), centre=of[0], split=of[1]) for f, of in placed if of]
 
     def indices(self) -> list[Path]:
         """See `Reader.indices`."""
@@ -123,17 +120,7 @@ class FolderReader(CaseReader):
 
     def case_folders(self) -> list[Path]:
         """Lists the folders of the cases."""
-        return [folder for folder in self.path.iterdir() if is_visible_folder(folder)]
-
-
-def is_visible_folder(path: Path) -> bool:
-    """Returns whether this is a folder that is not hidden.
-
-    Example:
-        >>> is_visible_folder(Path(".git"))
-        False
-    """
-    return path.is_dir() and is_visible(path.name)
+        return [folder for folder in looks.visible(self.path) if folder.is_dir()]
 
 
 MASK = ("*_seg.nii.gz", "*_seg.nii", "*-seg.nii.gz", "*-seg.nii")
@@ -169,7 +156,7 @@ class BratsChallengeReader(FolderReader):
         cases: list[Path] = []
         for folder in super().case_folders():
             # A case has images; a folder that holds only folders, such as HGG, is a group of cases.
-            inner = [f for f in folder.iterdir() if is_visible_folder(f)]
+            inner = [f for f in looks.visible(folder) if f.is_dir()]
             cases += [folder] if any(folder.glob("[!.]*.nii*")) or not inner else inner
         names: dict[str, Path] = {}
         for folder in cases:

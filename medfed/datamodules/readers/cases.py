@@ -242,7 +242,9 @@ def named_centres(folder: Path, cases: Iterable[str]) -> dict[str, str]:
     """
     cases = list(cases)
     if (path := folder / "centres.json").exists():
-        named = _from_json(path)
+        named = read_json(path)
+        if not all(isinstance(name, str) for name in named.values()):
+            raise DataError(f'{path} must be an object of {{"case": "hospital"}}.')
     elif (path := folder / "centres.csv").exists():
         named = _from_csv(path, {fold(case) for case in cases})
     else:
@@ -285,13 +287,6 @@ def institutions(folder: Path, cases: Sequence[str]) -> dict[str, str]:
             centres |= dict.fromkeys(row, older[0])
     centres |= {case: match[1] for case in cases if (match := _INSTITUTION.match(case))}
     return {case: centres[case] for case in cases if case in centres}
-
-
-def _from_json(path: Path) -> dict[str, str]:
-    content = read_json(path)
-    if not all(isinstance(name, str) for name in content.values()):
-        raise DataError(f'{path} must be an object of {{"case": "hospital"}}.')
-    return content
 
 
 def _from_csv(path: Path, cases: Collection[str]) -> dict[str, str]:

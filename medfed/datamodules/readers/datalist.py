@@ -236,10 +236,7 @@ class DatalistReader(CaseReader):
         if (count := self._index.get("numTraining")) not in (None, there):
             log.warning(
                 "%s says numTraining %s, but %s %d masks.",
-                self._file,
-                str(count)[:20],
-                where,
-                there,
+                *(self._file, str(count)[:20], where, there),
             )
 
     def _channel_names(self) -> list[str]:

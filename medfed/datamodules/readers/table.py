@@ -76,11 +76,8 @@ def find_kinds(
         _say_codes(sheet, coded, auto)
     if left_out:
         listed = few([f"{name[:60]} ({why})" for name, why in left_out.items()], 8)
-        log.warning(
-            "%s: left out %s; set data.features, data.categorical or data.ages to change this.",
-            sheet.path,
-            listed,
-        )
+        keys = "data.features, data.categorical or data.ages"
+        log.warning("%s: left out %s; set %s to change this.", sheet.path, listed, keys)
     _check_features(sheet, kept)
     _say_alike(sheet, categories)
     return tuple(kept), categories
@@ -130,12 +127,8 @@ def _check_features(sheet: Sheet, names: Sequence[str]) -> None:
 def _say_alike(sheet: Sheet, categories: Categories) -> None:
     for name, texts in categories.items():
         for twice in alike(texts)[:1]:
-            log.warning(
-                "%s, column %s: %s count as different categories.",
-                sheet.path,
-                name,
-                " and ".join(map(repr, twice)),
-            )
+            both = " and ".join(map(repr, twice))
+            log.warning("%s, column %s: %s count as different categories.", sheet.path, name, both)
 
 
 def in_order(text: str) -> tuple[float, str]:
@@ -505,12 +498,8 @@ def _classes(
             f"one is the positive class, such as data.positive=[{yes}]."
         )
     if len(names) == 2 and as_number(names[1]) == float("inf"):
-        log.info(
-            "%s: the positive class is %s, not %s; set data.positive to change this.",
-            sheet.path,
-            names[1][:60],
-            names[0][:60],
-        )
+        text = "%s: the positive class is %s, not %s; set data.positive to change this."
+        log.info(text, sheet.path, names[1][:60], names[0][:60])
     index = {name: i for i, name in enumerate(names)}
     return np.array([index[v] for v in values], dtype=np.int64), tuple(names)
 
