@@ -27,7 +27,7 @@ PUBLISHED = {
     "va": (200, 51),
 }
 # No living patient has these; all of Switzerland's cholesterol, for one, is 0.
-NEVER_ZERO = ("trestbps", "chol")
+_NEVER_ZERO = ("trestbps", "chol")
 
 
 def read_heart(
@@ -56,7 +56,7 @@ def read_heart(
     for name, table in tables.items():
         file = table.files[0]
         missing = table.features == -9
-        for never in NEVER_ZERO if zeros_missing else ():
+        for never in _NEVER_ZERO if zeros_missing else ():
             missing[:, FEATURES.index(never)] |= table.features[:, FEATURES.index(never)] == 0
         cells = np.where(missing, np.nan, table.features)[:, taken]
         kept = np.full(len(cells), not complete) | ~np.isnan(cells).any(axis=1)

@@ -97,15 +97,15 @@ def _say_codes(sheet: Sheet, coded: Mapping[str, str], auto: bool) -> None:
 
 def _named(sheet: Sheet, name: str) -> tuple[str, ...]:
     names = tuple(sorted({text for text in sheet.texts(name) if text is not None}, key=in_order))
-    check_categories(name, len(names))
+    _check_categories(name, len(names))
     return names
 
 
-def check_categories(name: str, count: int) -> None:
+def _check_categories(name: str, count: int) -> None:
     """Refuses more categories than a column may have.
 
     Example:
-        >>> check_categories("stage", 4)
+        >>> _check_categories("stage", 4)
     """
     if count > _MOST_NAMED:
         raise ConfigError(
@@ -314,11 +314,11 @@ def read_csv(
     official = open_training(official_splits(sheet, split, sheet.known(split))) if split else ()
     return Table(
         *(names, cells, labels, named, patients, centres, files, categories, official),
-        accounts=accounts_of(sheet, names),
+        accounts=_accounts_of(sheet, names),
     )
 
 
-def accounts_of(sheet: Sheet, names: Sequence[str]) -> tuple[Account, Account]:
+def _accounts_of(sheet: Sheet, names: Sequence[str]) -> tuple[Account, Account]:
     """Returns what was taken of a sheet: its rows, and their cells in the columns `names`."""
     rows = {
         why: (len(numbers), f"data row {numbers[0]}" * (numbers[0] > 0))
@@ -341,7 +341,7 @@ def accounts_of(sheet: Sheet, names: Sequence[str]) -> tuple[Account, Account]:
 
 
 def counted(path: Path, features: NDArray[np.float64], left: int = 0) -> tuple[Account, Account]:
-    """Returns what was taken of a file of which only the values are known; see `accounts_of`.
+    """Returns what was taken of a file of which only the values are known; see `_accounts_of`.
 
     Example:
         >>> rows, cells = counted(Path("a.csv"), np.array([[1.0, np.nan]]), 2)
@@ -419,7 +419,7 @@ def with_categories(table: Table, names: Sequence[str]) -> Table:
         if name not in categories:
             values, codes = np.unique(column, return_inverse=True)
             values = values[~np.isnan(values)]
-            check_categories(name, len(values))
+            _check_categories(name, len(values))
             column[:] = np.where(np.isnan(column), np.nan, codes)
             categories[name] = tuple(tidy(repr(float(v))) for v in values)
     return replace(table, features=features, categories=categories)
