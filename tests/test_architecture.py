@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import networkx as nx
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "medfed"
@@ -53,23 +54,38 @@ def test_no_cycle():
     assert not cycles
 
 
-def test_methods_take_what_they_are_written_with_from_one_module():
-    """No method imports from elsewhere what ``medfed.method`` gives; its groups name all of it."""
-    tree = ast.parse((PACKAGE / "method.py").read_text(encoding="utf-8"))
+@pytest.mark.parametrize(
+    ("door", "folders", "before"),
+    [
+        ("method", ["personalize"], ()),
+        (
+            "datamodules.extending",
+            ["datamodules/readers", "datamodules/partitions"],
+            ("readers/base.py", "readers/persons.py"),
+        ),
+    ],
+    ids=["methods", "readers and partitions"],
+)
+def test_extensions_take_what_they_are_written_with_from_one_module(door, folders, before):
+    """None imports from elsewhere what that module gives; its groups name all of it.
+
+    `before`: the files that it imports itself.
+    """
+    tree = ast.parse((PACKAGE / f"{door.replace('.', '/')}.py").read_text(encoding="utf-8"))
     imported = (n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom))
-    given = {alias.name for n in imported for alias in n.names}
+    given = {alias.asname or alias.name for n in imported for alias in n.names}
     (listed,) = (ast.literal_eval(n.value) for n in tree.body if isinstance(n, ast.Assign))
     assert sorted(listed) == sorted(given - {"annotations"})
-    for path in sorted((PACKAGE / "personalize").glob("*.py")):
+    for path in sorted(p for folder in folders for p in (PACKAGE / folder).glob("*.py")):
         nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         names = {
-            alias.name
+            alias.asname or alias.name
             for node in nodes
             if isinstance(node, ast.Import)
-            or (isinstance(node, ast.ImportFrom) and node.module != "medfed.method")
+            or (isinstance(node, ast.ImportFrom) and node.module != f"medfed.{door}")
             for alias in node.names
         }
-        assert not names & set(listed), path.name
+        assert path.as_posix().endswith(before) or not names & set(listed), path.name
 
 
 def test_the_federation_draws_nothing():

@@ -41,7 +41,7 @@ from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.files import digest, sha256
 from medfed.standalone.preparation import one_thread
 
-AHEAD = 2  # batches that each process prepares ahead
+_AHEAD = 2  # batches that each process prepares ahead
 _clients: dict[str, ClientData] = {}  # in a worker: the data of all clients
 
 
@@ -75,7 +75,7 @@ class BatchWorkers:
         tasks = ((client, seed, number, index.numpy()) for number, index in enumerate(order))
         waiting: deque[Future[dict[str, NDArray[Any]]]] = deque()
         try:
-            for task in islice(tasks, AHEAD * self.workers):
+            for task in islice(tasks, _AHEAD * self.workers):
                 waiting.append(self.pool.submit(_make, *task))
             while waiting:
                 made = waiting.popleft().result()

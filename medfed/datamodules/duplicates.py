@@ -93,11 +93,9 @@ x (train of a) = y (test of a). A test sample is then in the training data: remo
     def _harm(self) -> str:
         """Says what harm the copies do."""
         over = [{p.split for p in group} for group in self.groups]
-        trained = [splits for splits in over if "train" in splits]
-        if any("test" in splits for splits in trained):
-            return "A test sample is then in the training data"
-        if any("val" in splits for splits in trained):
-            return "A sample that selects the round is then in the training data"
+        for split, what in (("test", "A test sample"), ("val", "A sample that selects the round")):
+            if any({"train", split} <= splits for splits in over):
+                return f"{what} is then in the training data"
         return "They then count more than once"
 
 

@@ -29,7 +29,7 @@ from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.tables.agreement import converse_here, packed, unpacked
 from medfed.standalone.pictures import SUFFIXES, unit_range
 
-HEAVIEST = 10.0  # weight of a positive finding: a rarer one would rule the loss
+_HEAVIEST = 10.0  # weight of a positive finding: a rarer one would rule the loss
 
 
 @dataclass(eq=False, repr=False)
@@ -116,7 +116,7 @@ class ImageDataModule(OnDiskDataModule):
         counts = finding_counts(self._labels_of(plan.patients["train"]))
         answer = yield packed({"counts": counts.tolist()})
         absent, present = torch.tensor(unpacked(answer, {"counts": len(counts)})["counts"]).chunk(2)
-        return torch.where(present > 0, absent / present, 1.0).clamp(1 / HEAVIEST, HEAVIEST)
+        return torch.where(present > 0, absent / present, 1.0).clamp(1 / _HEAVIEST, _HEAVIEST)
 
     def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """See the base class."""

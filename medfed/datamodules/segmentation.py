@@ -314,10 +314,9 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
     def resampled_shapes(self, cases: Sequence[str]) -> list[tuple[int, ...]]:
         """Voxels of each case after resampling, before cropping."""
         shapes = [tuple(self.scans.shape(self.cases[case])) for case in cases]
-        if (spacing := self.spacing) is None:
-            return shapes
-        for at, case in enumerate(cases):
-            axes = zip(shapes[at], self.scans.spacing(self.cases[case]), spacing, strict=False)
+        wanted = self.spacing or ()
+        for at, case in enumerate(cases if wanted else ()):
+            axes = zip(shapes[at], self.scans.spacing(self.cases[case]), wanted, strict=False)
             sides = tuple(max(1, round(n * old / new)) for n, old, new in axes)
             shapes[at] = sides + shapes[at][len(sides) :]
         return shapes

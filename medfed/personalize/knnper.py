@@ -28,11 +28,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
-
-import torch
-
 from medfed.federation.split import modules_of
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg

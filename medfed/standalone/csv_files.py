@@ -113,7 +113,7 @@ _DATE = re.compile(
 _LIKE_A_NUMBER = re.compile(r"[<>≤≥≈~=±+\-\s]*([.,]?\d|inf)", re.IGNORECASE)
 _NAMES = ("patient", "centre", "label")  # roles whose cells are names
 _LIMIT = re.compile(r"([<>≤≥])=?\s*([\d.,]+)")
-REMOVE = " or remove the row"
+_MEND = " or remove the row"
 NOWHERE = ", remove the row, or leave out all rows without a hospital by {}.unplaced=drop"
 Limits = Literal["refuse", "half", "value"]
 
@@ -260,7 +260,7 @@ class Sheet:
         drop = unplaced == "drop" and centre.lower() in self.places
         return self.labelled(centre) if drop else self
 
-    def known(self, name: str, instead: str = REMOVE) -> list[str]:
+    def known(self, name: str, instead: str = _MEND) -> list[str]:
         """The cells of a column that may not be missing: label, patient or centre."""
         for number, text in self.cells(name):
             if self.lacks(text):
@@ -269,7 +269,7 @@ class Sheet:
                 )
         return [text for _, text in self.cells(name)]
 
-    def names(self, name: str, instead: str = REMOVE, of: Callable[[str], str] = fold) -> list[str]:
+    def names(self, name: str, instead: str = _MEND, of: Callable[[str], str] = fold) -> list[str]:
         """The names in a column, of labels, patients, hospitals or cases; see `names.same`."""
         texts, first = self.known(name, instead), dict[str, str]()
         where = f"{self.path}, column {name}"
@@ -337,9 +337,8 @@ class Sheet:
         limits = any(map(_LIMIT.fullmatch, texts))
         limit = "take limits by data.limits=half or data.limits=value, " if limits else ""
         if len(texts) < 3 and not any(map(str.isdigit, "".join(texts))):
-            limit = (
-                f"take {' and '.join(texts)} for missing by 'data.missing=[{','.join(texts)}]', "
-            )
+            words = f"'data.missing=[{','.join(texts)}]'"
+            limit = f"take {' and '.join(texts)} for missing by {words}, "
         if len(wrong) > 1:
             first = [
                 f"{n[:60]} ({_dated(t[:20], ' ')} in data row {self.number(row)})"
@@ -412,7 +411,7 @@ def listed_columns(
     cells = {}
     for role, name in columns.items():
         if name.lower() in sheet.places:
-            instead = NOWHERE.format("data.reader") if role == "centre" else REMOVE
+            instead = NOWHERE.format("data.reader") if role == "centre" else _MEND
             cells[role] = (sheet.names if role in _NAMES else sheet.known)(name, instead)
         elif role in needed or name != role:
             raise DataError(
@@ -507,10 +506,8 @@ def read_features(
     F), NaN where a cell is missing, -1 where a category is unknown; the cells of all other columns
     by name; and those of the columns with categories.
     """
-    sheet, categories = (
-        Sheet.read(path, None, missing_words(missing), limits, False),
-        categories or {},
-    )
+    sheet = Sheet.read(path, None, missing_words(missing), limits, has_keys=False)
+    categories = categories or {}
     ages = {name: match.groups() for name in names if (match := AGE.fullmatch(name))}
     sheet = sheet.aged([n for n, of in ages.items() if {c.lower() for c in of} <= {*sheet.places}])
     known = {column.lower() for column in sheet.columns}
@@ -520,7 +517,7 @@ def read_features(
             f"{few(names)}. Leave the cells of unknown values empty."
         )
     used = {name.lower() for name in names}
-    others = {c: [row[i] for row in sheet.rows] for i, c in enumerate(sheet.columns)}
-    kept = {c: cells for c, cells in others.items() if c.lower() not in used}
+    others = ((at, name) for at, name in enumerate(sheet.columns) if name.lower() not in used)
+    kept = {name: [row[at] for row in sheet.rows] for at, name in others}
     texts = {name: sheet.texts(name) for name in categories}
     return read_cells(sheet, names, categories), kept, texts

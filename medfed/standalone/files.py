@@ -143,7 +143,7 @@ def replacing(path: Path, sync: bool = False) -> Iterator[Path]:
             _synchronise(partial)
         partial.replace(path)
         if sync:
-            sync_folder(path.parent)
+            _sync_folder(path.parent)
 
 
 @contextmanager
@@ -294,7 +294,7 @@ def cannot_write(
     return WriteError(f"Cannot write {place} ({error.strerror or error}); {room}{otherwise}.")
 
 
-def sync_folder(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     """Writes a folder's names to the disk, if the system can do that (Windows cannot)."""
     if os.name == "posix":
         _synchronise(folder)

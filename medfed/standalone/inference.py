@@ -19,7 +19,7 @@ from torch import Tensor
 from .grids import on_grid
 
 Network = Callable[[Tensor], Tensor]
-CERTAIN = 10.0  # logit of the cropped background
+_CERTAIN = 10.0  # logit of the cropped background
 _MULTIPLES = (1, 2, 4, 8, 16, 32, 64)  # of which networks need the sides of an image
 
 
@@ -142,9 +142,9 @@ class RegionInference(Inference):
             outputs = blended(image, *window, mode="gaussian")
         if grids is None:
             return outputs
-        outside = torch.full((outputs.shape[1],), -CERTAIN, device=outputs.device)
+        outside = torch.full((outputs.shape[1],), -_CERTAIN, device=outputs.device)
         if self.exclusive:
-            outside[0] = CERTAIN
+            outside[0] = _CERTAIN
         parts = zip(outputs, grids, strict=True)
         return torch.stack([on_grid(one, grid, size, outside=outside) for one, grid in parts])
 
@@ -157,7 +157,7 @@ class RegionInference(Inference):
             if multiple > 1 and all(side % multiple == 0 for side in size):
                 continue  # no other margin than before
             try:
-                outputs = with_margin(network, image, multiple)
+                outputs = _with_margin(network, image, multiple)
             except (RuntimeError, ValueError) as error:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
@@ -177,7 +177,7 @@ class RegionInference(Inference):
     def masks(self, probabilities: Tensor) -> Tensor:
         """Returns which voxels belong to which region, bool ``(B, R, *spatial)``."""
         if self.exclusive:
-            return exclusive_masks(probabilities)
+            return _exclusive_masks(probabilities)
         return probabilities > self._levels(probabilities[0])
 
     def outlines(self, probabilities: Tensor) -> Tensor:
@@ -191,14 +191,14 @@ class RegionInference(Inference):
         return torch.tensor(self.threshold).to(like).view(-1, *[1] * (like.ndim - 1))
 
 
-def with_margin(network: Network, image: Tensor, multiple: int) -> Tensor:
+def _with_margin(network: Network, image: Tensor, multiple: int) -> Tensor:
     """Passes images through a network in a margin of zeros, and cuts the margin off the answer.
 
     `image` is ``(B, C, *spatial)``.
 
     Example:
         >>> sizes = []
-        >>> with_margin(lambda x: sizes.append(x.shape) or x, torch.ones(1, 1, 3, 4), 4)
+        >>> _with_margin(lambda x: sizes.append(x.shape) or x, torch.ones(1, 1, 3, 4), 4)
         tensor([[[[1., 1., 1., 1.],
                   [1., 1., 1., 1.],
                   [1., 1., 1., 1.]]]])
@@ -218,13 +218,13 @@ def blended(image: Tensor, *window: Any, **more: Any) -> Tensor:
     return outputs
 
 
-def exclusive_masks(probabilities: Tensor) -> Tensor:
+def _exclusive_masks(probabilities: Tensor) -> Tensor:
     """Assigns every voxel to its most probable class, if no voxel is in two regions.
 
     `probabilities` is ``(B, R, *spatial)`` of the R regions; the rest up to 1 is background.
 
     Example:
-        >>> exclusive_masks(torch.tensor([[[0.3, 0.4, 0.2], [0.1, 0.35, 0.45]]])).int().tolist()
+        >>> _exclusive_masks(torch.tensor([[[0.3, 0.4, 0.2], [0.1, 0.35, 0.45]]])).int().tolist()
         [[[0, 1, 0], [0, 0, 1]]]
     """
     background = 1 - probabilities.sum(1, keepdim=True)
@@ -236,7 +236,7 @@ def exclusive_masks(probabilities: Tensor) -> Tensor:
 def margins(probabilities: Tensor) -> Tensor:
     """Maps the probabilities of exclusive regions so that 0.5 is where two classes are equal.
 
-    A contour at 0.5 then lies between the voxels of :func:`exclusive_masks` and the others.
+    A contour at 0.5 then lies between the voxels of :func:`_exclusive_masks` and the others.
     `probabilities` is ``(R, *spatial)``.
 
     Example:

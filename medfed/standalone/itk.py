@@ -137,7 +137,7 @@ def voxels(path: Path) -> NDArray[Any]:
         return np.asarray(mapped).T
     try:
         if packed:
-            check_packed(file.read_bytes()[start:], _length(reader))
+            _check_packed(file.read_bytes()[start:], _length(reader))
         array = sitk.GetArrayFromImage(reader.Execute())
     except zlib.error as error:
         raise corrupt(file, error) from error
@@ -146,12 +146,12 @@ def voxels(path: Path) -> NDArray[Any]:
     return np.asarray(array.transpose(2, 1, 0, *range(3, array.ndim)))
 
 
-def check_packed(data: bytes, length: int) -> None:
+def _check_packed(data: bytes, length: int) -> None:
     """Unpacks a zlib or gzip stream of `length` bytes, and checks its checksum.
 
     Example:
-        >>> check_packed(zlib.compress(b"ab"), 2)
-        >>> check_packed(zlib.compress(b"ab")[:-1], 2)
+        >>> _check_packed(zlib.compress(b"ab"), 2)
+        >>> _check_packed(zlib.compress(b"ab")[:-1], 2)
         Traceback (most recent call last):
         ...
         zlib.error: the packed data end too early

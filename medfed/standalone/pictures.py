@@ -278,7 +278,7 @@ def read_image(
     from PIL import Image
 
     with opened(file) as picture:
-        plain = eight_bits(_shown(picture), white).convert("L" if color == "grey" else "RGB")
+        plain = _eight_bits(_shown(picture), white).convert("L" if color == "grey" else "RGB")
     height, width = size
     if plain.size != (width, height):
         plain = plain.resize((width, height), Image.Resampling.BILINEAR)
@@ -286,7 +286,7 @@ def read_image(
     return pixels[None] if color == "grey" else np.ascontiguousarray(np.moveaxis(pixels, -1, 0))
 
 
-def eight_bits(image: Image.Image, white: int = 65535) -> Image.Image:
+def _eight_bits(image: Image.Image, white: int = 65535) -> Image.Image:
     """Scales 16-bit grey values to 8 bits, which Pillow's own conversion would clip.
 
     `white`: the value that becomes 255; larger ones, too.
@@ -294,7 +294,7 @@ def eight_bits(image: Image.Image, white: int = 65535) -> Image.Image:
     Example:
         >>> from PIL import Image
         >>> image = Image.fromarray(np.array([[0, 257 * 100, 65535]], np.uint16))
-        >>> np.asarray(eight_bits(image)).tolist()
+        >>> np.asarray(_eight_bits(image)).tolist()
         [[0, 100, 255]]
     """
     from PIL import Image

@@ -117,14 +117,14 @@ class Rule:
         return {"name": "zscore", "nonzero": nonzero, "channel_wise": True}
 
 
-def record_of(rules: Sequence[Rule]) -> dict[str, Any]:
+def _record_of(rules: Sequence[Rule]) -> dict[str, Any]:
     """Returns the rules of all channels as JSON: one record where they are the same.
 
     Example:
-        >>> record_of([Rule("zscore"), Rule("zscore")])
+        >>> _record_of([Rule("zscore"), Rule("zscore")])
         {'name': 'zscore', 'nonzero': False, 'channel_wise': True}
         >>> rules = (Rule("window", -175.0, 250.0), Rule("zscore_nonzero"))
-        >>> rules_from(record_of(rules), 2) == rules
+        >>> rules_from(_record_of(rules), 2) == rules
         True
     """
     if len(set(rules)) == 1:
@@ -133,7 +133,7 @@ def record_of(rules: Sequence[Rule]) -> dict[str, Any]:
 
 
 def rules_from(record: Mapping[str, Any], channels: int) -> tuple[Rule, ...]:
-    """Returns the rules that `record_of` recorded."""
+    """Returns the rules that `_record_of` recorded."""
     if record.get("name") == "by_channel":
         return tuple(rules_from(each, 1)[0] for each in record["channels"])
     name = str(record.get("name"))
@@ -312,7 +312,7 @@ class Preparation:
             True
         """
         mm = None if self.spacing is None else list(self.spacing)
-        rules = record_of(self.rules)
+        rules = _record_of(self.rules)
         return {"normalization": rules, "resampled_to": mm, "crop_foreground": self.crop}
 
     @classmethod

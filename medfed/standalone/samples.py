@@ -39,7 +39,7 @@ def inputs_of(
     return columns.encode(rows, numbers if scaling is None else from_facts(scaling).scale(numbers))
 
 
-def unusual_cells(
+def _unusual_cells(
     rows: NDArray[np.float64],
     columns: Columns,
     facts: Mapping[str, Any],
@@ -54,7 +54,7 @@ def unusual_cells(
         >>> columns = Columns(("age", "sex"), {"sex": ("f", "m")}, ("sex",))
         >>> facts = {"input": {"indicators": ["sex"], "lowest": [40], "highest": [60]}}
         >>> rows = np.array([[50.0, 0.0], [130.0, -1.0], [np.nan, np.nan]])
-        >>> unusual = unusual_cells(rows, columns, facts, {"sex": ["f", "x", None]})
+        >>> unusual = _unusual_cells(rows, columns, facts, {"sex": ["f", "x", None]})
         >>> for row, cells in unusual.items():
         ...     print(row, cells)
         2 ['age is 130, outside of about 40 to 60 in training', "sex is 'x', unknown in training"]
@@ -94,14 +94,14 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
         write_text(path, csv_text(header, written))
 
 
-def predict_rows(predictor: Predictor, source: Path, output: Path) -> None:
+def _predict_rows(predictor: Predictor, source: Path, output: Path) -> None:
     """Predicts the rows of one CSV file, features by the names in the header."""
     if source.is_dir():
         raise DataError(f"{source} is a folder; name one CSV file in input.")
     facts = predictor.facts["input"]
     columns, limits = Columns.from_facts(facts), {k: facts[k] for k in _CELLS if facts.get(k)}
     rows, others, texts = read_features(source, columns.names, columns.categories, **limits)
-    unusual = unusual_cells(rows, columns, predictor.facts, texts)
+    unusual = _unusual_cells(rows, columns, predictor.facts, texts)
     seen = torch.from_numpy(inputs_of(rows, columns, predictor.facts)) * predictor.present
     answers = predictor.classify(seen, source).tolist()
     _warn(unusual, source, output)
@@ -149,13 +149,13 @@ def predict_table(
     coordinates are of another frame.
     """
     if kind == "table":
-        predict_rows(predictor, source, output)
+        _predict_rows(predictor, source, output)
     elif kind == "images":
         root = source if source.is_dir() else source.parent
         images: list[list[object]] = []
         each(
             find_images(source),
-            lambda file: images.extend(rows_of_image(file, root, predictor)),
+            lambda file: images.extend(_rows_of_image(file, root, predictor)),
             "images",
             lambda: write_csv(output, ["image", *predictor.columns], images) if images else None,
         )
@@ -240,19 +240,19 @@ def _patches(
     return torch.from_numpy(ct_patches.to_unit(patches, spec.window, predictor.present.numpy()))
 
 
-def rows_of_image(file: Path, root: Path, predictor: Predictor) -> list[list[object]]:
+def _rows_of_image(file: Path, root: Path, predictor: Predictor) -> list[list[object]]:
     """Classifies the image of a file, or the images of an ``.npz`` file."""
     name = file.relative_to(root).as_posix()
     if file.suffix.lower() != ".npz":
-        return [[name, *predictor.classify(read_pixels(file, predictor), file)[0].tolist()]]
+        return [[name, *predictor.classify(_read_pixels(file, predictor), file)[0].tolist()]]
     rows: list[list[object]] = []
-    for key, images in read_arrays(file).items():
+    for key, images in _read_arrays(file).items():
         answers = predictor.classify(pixels_of(images, f"{file}, {key}", predictor), file)
         rows += ([f"{name}/{key}/{n}", *answer] for n, answer in enumerate(answers.tolist()))
     return rows
 
 
-def read_pixels(file: Path, predictor: Predictor) -> Tensor:
+def _read_pixels(file: Path, predictor: Predictor) -> Tensor:
     """Reads one image as in training.
 
     `file`: an image, or a NumPy array ``(C, *spatial)`` of the values that training had. Returns
@@ -270,7 +270,7 @@ def read_pixels(file: Path, predictor: Predictor) -> Tensor:
     return pixels_of(pixels[None], str(file), predictor)
 
 
-def read_arrays(file: Path) -> dict[str, NDArray[np.uint8]]:
+def _read_arrays(file: Path) -> dict[str, NDArray[np.uint8]]:
     """Reads the images of an ``.npz`` file: ``images``, or ``test_images`` and so on (MedMNIST).
 
     `file`: the file; it is read without pickle. Returns images ``(n, C, *spatial)`` by the name of

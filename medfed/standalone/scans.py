@@ -60,18 +60,18 @@ def walk(
     yield from visit(root)
 
 
-def say_left_out(root: Path, others: Sequence[Path], what: str) -> None:
+def _say_left_out(root: Path, others: Sequence[Path], what: str) -> None:
     """Says in one line which files were found that are none of what is wanted."""
     if others:
         names = few([p.relative_to(root).as_posix() for p in others], 3)
         _log.warning("No %s, and left out, below %s: %s.", what, root, names)
 
 
-def stem_below(path: Path, root: Path, stem: str) -> str:
+def _stem_below(path: Path, root: Path, stem: str) -> str:
     """Returns the name of an input: its path below the folder of all, without its suffix.
 
     Example:
-        >>> stem_below(Path("in/p1/scan.nii.gz"), Path("in"), "scan")
+        >>> _stem_below(Path("in/p1/scan.nii.gz"), Path("in"), "scan")
         'p1/scan'
     """
     return (path.relative_to(root).parent / stem).as_posix()
@@ -235,7 +235,7 @@ def find_cases(
 ) -> Sequence[ScanFiles | PictureFile]:
     """Lists the scans or pictures that an input names, for a model that segments them."""
     if facts["input"]["kind"] == "pictures":
-        return find_pictures(path, apart_from)
+        return _find_pictures(path, apart_from)
     return find_scans(path, facts, apart_from)
 
 
@@ -278,17 +278,17 @@ def find_scans(
         )
     of_headers = {".raw", ".zraw", ".gz"}
     others = [p for p in inside if p not in volume_paths and p.suffix.lower() not in of_headers]
-    say_left_out(path, others, "volumes")
+    _say_left_out(path, others, "volumes")
     stems = {p: p.name if p.is_dir() else volumes.stem_of(p) for p in volume_paths}
-    scans = [s for p in volume_paths for s in scans_in(p, stem_below(p, path, stems[p]))]
+    scans = [s for p in volume_paths for s in scans_in(p, _stem_below(p, path, stems[p]))]
     return sorted(scans, key=lambda scan: (scan.id, scan.path.is_dir(), scan.path))
 
 
-def find_pictures(path: Path, apart_from: Path | None = None) -> list[PictureFile]:
+def _find_pictures(path: Path, apart_from: Path | None = None) -> list[PictureFile]:
     """Lists the pictures that an input names: a file, or all below a folder."""
     files = _files_of_kind(path, "a picture", "pictures", pictures.SUFFIXES, apart_from)
     root = path if path.is_dir() else path.parent
-    return [PictureFile(stem_below(file, root, file.stem), file) for file in files]
+    return [PictureFile(_stem_below(file, root, file.stem), file) for file in files]
 
 
 def find_images(path: Path) -> list[Path]:
@@ -307,7 +307,7 @@ def _files_of_kind(
     files = [f for f in inside if f.suffix.lower() in endings]
     if not files:
         raise DataError(f"{path} has no {what} ({', '.join(endings)}); name their folder in input.")
-    say_left_out(path, [f for f in inside if f not in set(files)], what)
+    _say_left_out(path, [f for f in inside if f not in set(files)], what)
     return files
 
 

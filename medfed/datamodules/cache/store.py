@@ -27,16 +27,8 @@ from numpy.typing import NDArray
 
 from medfed.common.console import Steps
 from medfed.common.processes import WatchedPool, held, start_worker
+from medfed.standalone import files
 from medfed.standalone.errors import DataError, MedfedError
-from medfed.standalone.files import (
-    atomic,
-    digest,
-    locked,
-    remove_partial,
-    sha256,
-    write_json,
-    writing,
-)
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -127,7 +119,7 @@ class Recipe:
         """
         # Without the sources' times: a changed scan is an error (see `find`), never a second cache.
         ids = [item.id for item in self.items]
-        return f"{self.kind}_{digest([FORMAT, self.joined, dict(self.settings), ids])[:12]}"
+        return f"{self.kind}_{files.digest([FORMAT, self.joined, dict(self.settings), ids])[:12]}"
 
 
 @dataclass(frozen=True)
@@ -160,7 +152,7 @@ class Store:
     @property
     def checksum(self) -> str:
         """SHA-256 over the checksums of all items: equal for equal contents."""
-        return digest([[e.id, e.checksum] for e in self.entries])
+        return files.digest([[e.id, e.checksum] for e in self.entries])
 
     def write(self) -> None:
         """Writes the manifest, sealed by its own hash."""
@@ -173,7 +165,9 @@ class Store:
             "format": FORMAT,
             "checksum": self.checksum,
         }
-        write_json(self.folder / MANIFEST, {**content, "seal": digest(content)}, sync=True)
+        files.write_json(
+            self.folder / MANIFEST, {**content, "seal": files.digest(content)}, sync=True
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -241,7 +235,7 @@ def find(recipe: Recipe, root: Path) -> Store | None:
     folder = root / recipe.name
     try:
         content = json.loads((folder / MANIFEST).read_text())
-        if content.pop("seal") != digest(content) or content["format"] != FORMAT:
+        if content.pop("seal") != files.digest(content) or content["format"] != FORMAT:
             raise ValueError("it is incomplete or of another version")
         store = Store(folder, recipe, [Entry(**e) for e in content["entries"]], content["files"])
     except (FileNotFoundError, NotADirectoryError):
@@ -283,14 +277,14 @@ def build(recipe: Recipe, root: Path, workers: int | None = None, quiet: bool = 
             'if __name__ == "__main__":'
         )
     folder = root / recipe.name
-    with writing(folder, ELSEWHERE):
+    with files.writing(folder, ELSEWHERE):
         (folder / ITEMS).mkdir(parents=True, exist_ok=True)
-        with locked(folder):
+        with files.locked(folder):
             store = _whole(recipe, root)
             if store is None:
                 (folder / MANIFEST).unlink(missing_ok=True)
-                remove_partial(folder)
-                remove_partial(folder / ITEMS)
+                files.remove_partial(folder)
+                files.remove_partial(folder / ITEMS)
                 store = _finish(recipe, folder, _make_all(recipe, folder, workers, quiet))
             if recipe.joined:
                 shutil.rmtree(folder / ITEMS, ignore_errors=True)
@@ -361,7 +355,7 @@ def _make_item(
     if (kept := _kept(seal, index, item, sources)) is not None:
         return kept
     try:
-        hashes = [sha256(path) for path in item.hashed]
+        hashes = [files.sha256(path) for path in item.hashed]
         arrays = read(*item.args)
     except MedfedError:
         raise
@@ -370,12 +364,12 @@ def _make_item(
         raise DataError(f"{item.id} cannot be prepared from {names}: {error}") from error
     count = len(next(iter(arrays.values())))
     entry = Entry(item.id, sorted(arrays), count, checksum(arrays), sources, hashes)
-    with writing(folder, ELSEWHERE):
+    with files.writing(folder, ELSEWHERE):
         seal.unlink(missing_ok=True)
         for name, array in arrays.items():
-            with atomic(folder / shard(index, name), sync) as file:
+            with files.atomic(folder / shard(index, name), sync) as file:
                 np.lib.format.write_array(file, array, allow_pickle=False)
-        write_json(seal, asdict(entry), sync)
+        files.write_json(seal, asdict(entry), sync)
     return entry
 
 
@@ -412,7 +406,7 @@ def _join(folder: Path, name: str, counts: Sequence[int]) -> None:
     first = next(parts)
     descr, shape = np.lib.format.dtype_to_descr(first.dtype), (sum(counts), *first.shape[1:])
     header = {"descr": descr, "fortran_order": False, "shape": shape}
-    with atomic(folder / f"{name}.npy") as file:
+    with files.atomic(folder / f"{name}.npy") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for part, count in zip(chain([first], parts), counts, strict=True):
             if (part.dtype, part.shape) != (first.dtype, (count, *first.shape[1:])):

@@ -20,13 +20,13 @@ from medfed.standalone.checks import check_not_negative
 
 Masks = dict[str, NDArray[np.bool_]]  # of the compartments
 
-# The compartments with an intensity, in the order of `INTENSITIES`.
-COMPARTMENTS = ("csf", "grey", "white", "oedema", "necrosis", "rim", "spot", "scar", "vessel")
+# The compartments with an intensity, in the order of `_INTENSITIES`.
+_COMPARTMENTS = ("csf", "grey", "white", "oedema", "necrosis", "rim", "spot", "scar", "vessel")
 
 CHANNELS = ("FLAIR", "T1w", "T1gd", "T2w")
 
 # Rows as CHANNELS; columns: csf, grey, white, oedema, necrosis, rim, spot, scar, vessel.
-INTENSITIES = np.array(
+_INTENSITIES = np.array(
     [
         [0.15, 0.55, 0.47, 0.86, 0.50, 0.72, 0.80, 0.72, 0.45],
         [0.22, 0.60, 0.80, 0.60, 0.42, 0.55, 0.70, 0.45, 0.60],
@@ -36,7 +36,7 @@ INTENSITIES = np.array(
     dtype=np.float32,
 )
 # Added in full at protocol = 1: fluid less well suppressed, flatter tissue contrast.
-PROTOCOL = np.array(
+_PROTOCOL = np.array(
     [
         [0.30, 0.02, 0.06, -0.10, 0.12, -0.06, -0.06, 0.00, 0.05],
         [0.05, 0.06, -0.06, 0.00, 0.04, 0.00, 0.00, 0.05, 0.00],
@@ -86,7 +86,7 @@ def make_head(rng: Rng, shape: tuple[int, int, int], hospital: MriHospital) -> H
     radius = _norm(grid, (0.0, 0.0, 0.0), (0.78, 0.93, 1.15))
     radius += 0.03 * cohort.smooth_noise(rng, shape, 6)
     brain = radius < 1
-    masks = {name: np.zeros(shape, bool) for name in COMPARTMENTS}
+    masks = {name: np.zeros(shape, bool) for name in _COMPARTMENTS}
     masks.update(_tissue(rng, grid, radius))
     _add_others(rng, grid, radius, masks, hospital)
     label = _add_tumour(rng, grid, radius, masks, hospital)
@@ -168,13 +168,13 @@ def _add_tumour(rng: Rng, grid: Array, radius: Array, masks: Masks, hospital: Mr
 
 def _blend(masks: Masks, brain: NDArray[np.bool_]) -> Array:
     """Later compartments cover earlier ones; edges are blurred as by partial volume."""
-    owner = np.full(brain.shape, COMPARTMENTS.index("white"))
-    for index, name in enumerate(COMPARTMENTS):
+    owner = np.full(brain.shape, _COMPARTMENTS.index("white"))
+    for index, name in enumerate(_COMPARTMENTS):
         owner[masks[name]] = index
     for name in ("oedema", "necrosis", "rim"):  # the tumour lies over the look-alikes
-        owner[masks[name]] = COMPARTMENTS.index(name)
+        owner[masks[name]] = _COMPARTMENTS.index(name)
     edge = {"oedema": 1.1, "scar": 1.0}
-    widths = enumerate(edge.get(name, 0.5) for name in COMPARTMENTS)
+    widths = enumerate(edge.get(name, 0.5) for name in _COMPARTMENTS)
     masks_of = (((owner == i).astype(np.float32), (w, w, w / 3)) for i, w in widths)
     weights = np.stack([gaussian_filter(mask, width, truncate=3) for mask, width in masks_of])
     total = weights.sum(axis=0, keepdims=True)
@@ -186,7 +186,7 @@ def acquire(rng: Rng, head: Head, hospital: MriHospital) -> NDArray[np.int16]:
 
     Returns (H, W, D, 4) int16, 0 outside the brain and at least 1 inside.
     """
-    table = INTENSITIES + hospital.protocol * PROTOCOL
+    table = _INTENSITIES + hospital.protocol * _PROTOCOL
     visible = np.clip(hospital.strength * rng.uniform(0.6, 1.3), 0.35, 1.1)
     table[:, TUMOUR] = table[:, [WHITE]] + visible * (table[:, TUMOUR] - table[:, [WHITE]])
     table *= rng.normal(1, 0.06, size=table.shape)  # a different scan for every patient

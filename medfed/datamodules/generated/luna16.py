@@ -154,8 +154,8 @@ def _paint_nodule(rng: Rng, canvas: Canvas, nodule: Nodule, subsolid: bool) -> N
 
 Shape = tuple[int, int, int]
 Tube = tuple[Point, Point, float]  # start, end, radius
-MAX_TUBES = 420  # pieces of vessel in one lung
-DIAMETERS = (4.0, 20.0)  # of nodules, mm
+_MAX_TUBES = 420  # pieces of vessel in one lung
+_DIAMETERS = (4.0, 20.0)  # of nodules, mm
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ def _walk(chest: Chest, calibre: tuple[float, float], taper: float) -> list[Tube
     aim = np.array([-side, rng.uniform(-1.3, 1.3), rng.uniform(-0.9, 0.9)])
     tips = [(share * chest.canvas.half, _unit(aim), rng.uniform(*calibre))]
     pieces: list[Tube] = []
-    while tips and len(pieces) < MAX_TUBES:
+    while tips and len(pieces) < _MAX_TUBES:
         point, heading, radius = tips.pop(0)
         heading = _unit(heading + 0.22 * rng.standard_normal(3))
         end = point + heading * rng.uniform(4, 7)
@@ -292,7 +292,7 @@ def add_nodules(chest: Chest) -> None:
     """Paints the nodules of one patient, at least one."""
     rng, hospital = chest.rng, chest.hospital
     for _ in range(max(int(rng.poisson(hospital.nodules)), 1)):
-        diameter = float(np.clip(rng.lognormal(np.log(hospital.diameter), 0.38), *DIAMETERS))
+        diameter = float(np.clip(rng.lognormal(np.log(hospital.diameter), 0.38), *_DIAMETERS))
         pleural = rng.random() < hospital.pleural
         centre = chest.free_place(diameter, *((0.88, 0.97) if pleural else (0, 0.85)))
         if centre is not None:
@@ -351,10 +351,10 @@ def _bump(chest: Chest) -> Point | None:
     return place
 
 
-IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0)
+_IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0)
 FLIPPED = (-1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 1.0)
-FIELD_OF_VIEW = (154.0, 230.0)  # mm; 0.6 to 0.9 mm at a matrix of 256
-SUBSETS = 10
+_FIELD_OF_VIEW = (154.0, 230.0)  # mm; 0.6 to 0.9 mm at a matrix of 256
+_SUBSETS = 10
 
 
 @dataclass(frozen=True)
@@ -388,7 +388,7 @@ class LunaCohort(ScanCohort):
         owners = self.owners(CtHospital, self.seed)
         seed, each = self.patients_seed(self.seed), enumerate(owners)
         series = [_series(seed, hospital.name, n % self.each) for n, hospital in each]
-        for subset in range(min(SUBSETS, len(series))):
+        for subset in range(min(_SUBSETS, len(series))):
             (folder / f"subset{subset}").mkdir()
         with ThreadPoolExecutor(max_workers=2) as pool:  # each scan has its generator
             one = partial(self._write_scan, folder)
@@ -406,7 +406,7 @@ class LunaCohort(ScanCohort):
         """One scan; returns its rows of annotations and candidates."""
         rng = numpy_rng(self.patients_seed(self.seed), "luna16", series)
         # Rounded as in headers.
-        pixel = round(rng.uniform(*FIELD_OF_VIEW) / max(self.shape[:2]), 4)
+        pixel = round(rng.uniform(*_FIELD_OF_VIEW) / max(self.shape[:2]), 4)
         thickness = np.clip(hospital.thickness * rng.uniform(0.85, 1.15), 1.0, 2.5)
         spacing = pixel, pixel, round(float(thickness), 2)
         chest = make_chest(rng, self.shape, spacing, hospital)
@@ -417,8 +417,8 @@ class LunaCohort(ScanCohort):
         # One scan in four is stored from left to right and back to front, like some of LUNA16.
         flipped = number % 4 == 3
         origin = middle + chest.canvas.half * ([1, 1, -1] if flipped else [-1, -1, -1])
-        place = folder / f"subset{number % SUBSETS}"
-        stored = (voxels[:, ::-1, ::-1], FLIPPED) if flipped else (voxels, IDENTITY)
+        place = folder / f"subset{number % _SUBSETS}"
+        stored = (voxels[:, ::-1, ::-1], FLIPPED) if flipped else (voxels, _IDENTITY)
         write_scan(place, series, stored[0], spacing, origin.tolist(), stored[1])
         annotations = [_row(series, n.centre + middle, f"{n.diameter:.4f}") for n in chest.nodules]
         # A detector finds some nodules twice.
@@ -436,7 +436,7 @@ def write_scan(
     voxels: NDArray[np.int16],
     spacing: Sequence[float] = (1.0, 1.0, 1.0),
     origin: Sequence[float] = (0.0, 0.0, 0.0),
-    direction: Sequence[float] = IDENTITY,
+    direction: Sequence[float] = _IDENTITY,
 ) -> Path:
     """Writes ``<series>.mhd`` and ``<series>.raw``, by SimpleITK.
 

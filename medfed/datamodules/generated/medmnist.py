@@ -26,7 +26,7 @@ PLASMA, CYTOPLASM, NUCLEUS, GRANULE = np.array(
     [[0.93, 0.87, 0.84], [0.80, 0.70, 0.82], [0.42, 0.25, 0.58], [0.86, 0.48, 0.46]]
 )
 # By class: lobes of the nucleus, angle between two, their distance from the middle, and size.
-LOBES = ((4, 1.2, 0.42, 0.29), (2, 2.2, 0.42, 0.35), (1, 0.0, 0.05, 0.7), (3, 0.6, 0.3, 0.4))
+_LOBES = ((4, 1.2, 0.42, 0.29), (2, 2.2, 0.42, 0.35), (1, 0.0, 0.05, 0.7), (3, 0.6, 0.3, 0.4))
 Plane = NDArray[np.float64]
 Pair = Sequence[float] | NDArray[np.float64]
 
@@ -97,7 +97,7 @@ def _draw_cell(rng: np.random.Generator, label: int, size: int) -> NDArray[np.ui
     if label == 1:
         grains = gaussian_filter(rng.random((size, size)), 0.5) > 0.55
         _paint(image, cell * grains * rng.uniform(0.3, 0.8), GRANULE)
-    count, step, far, width = LOBES[label]
+    count, step, far, width = _LOBES[label]
     turn = rng.uniform(0, 2 * np.pi)
     for angle in turn + step * np.arange(count) + rng.normal(0, 0.1, count):
         centre = radius * far * np.array([np.cos(angle), np.sin(angle)])

@@ -9,23 +9,16 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.seeding import numpy_rng
-from medfed.datamodules.readers.base import Patient
-from medfed.standalone.checks import check_fields
-from medfed.standalone.errors import ConfigError
+from medfed.datamodules.extending import *
 
 if TYPE_CHECKING:
     from medfed.datamodules.scanner import Scanner
-    from medfed.datamodules.splits import Split
 
 Ids = Sequence[str]
 Shares = tuple[float, ...]  # (K,) of sum 1

@@ -6,13 +6,10 @@ not leave out, duplicate or change any data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from medfed.common.seeding import numpy_rng
+from medfed.datamodules.extending import *
 from medfed.datamodules.partitions.base import Partition, RoundRobin, Traits, in_order
-from medfed.datamodules.readers.base import Patient, check_names
-from medfed.standalone.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True)

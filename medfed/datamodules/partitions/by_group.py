@@ -10,22 +10,16 @@ figure shows it. `ChannelMissing` takes channels from the clients of another par
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.seeding import numpy_rng, torch_rng
+from medfed.datamodules.extending import *
 from medfed.datamodules.partitions import base
 from medfed.datamodules.partitions.by_label import apportion
-from medfed.datamodules.readers.base import Patient, check_names
 from medfed.datamodules.scanner import Scanner, scanners_from
-from medfed.standalone.checks import check_not_negative, within
-from medfed.standalone.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -19,18 +19,13 @@ half up.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from medfed.common.seeding import derive_seed, numpy_rng
+from medfed.datamodules.extending import *
 from medfed.datamodules.partitions import base
-from medfed.datamodules.readers.base import Patient
-from medfed.standalone.checks import check_count, check_optional_count, check_positive, within
-from medfed.standalone.errors import ConfigError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -339,7 +334,7 @@ class Shards(base.Dealt):
         return owner
 
 
-ATTEMPTS = 1000
+_ATTEMPTS = 1000
 
 
 @dataclass(frozen=True)
@@ -371,12 +366,12 @@ class Dirichlet(base.Dealt):
             array([1, 1, 1, 0, 1, 1, 1, 0])
         """
         counts = base.count_classes(patients)
-        for attempt in range(ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
             owner = self._owners(counts, derive_seed(seed, "dirichlet", attempt))
             if np.bincount(owner, minlength=self.num_clients).min() >= self.min_patients:
                 return owner
         raise ConfigError(
-            f"In {ATTEMPTS} draws with partition.alpha={self.alpha}, all {self.num_clients} "
+            f"In {_ATTEMPTS} draws with partition.alpha={self.alpha}, all {self.num_clients} "
             f"clients never got {self.min_patients} of the {len(patients)} patients; "
             "use a larger alpha, fewer clients or a smaller min_patients."
         )

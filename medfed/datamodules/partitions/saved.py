@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import torch
 from msgspec import Meta
 from torch import Tensor
 
-from medfed.common.schemas import parse_json
+from medfed.datamodules.extending import *
 from medfed.datamodules.partitions.base import Ids, Order, Partition, Shares, Traits
-from medfed.datamodules.readers.base import Patient, check_names
 from medfed.datamodules.scanner import Scanner
-from medfed.datamodules.splits import SPLITS, Split
-from medfed.standalone.errors import DataError
 
 
 class _Content(TypedDict):

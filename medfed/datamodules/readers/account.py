@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from medfed.standalone.errors import few
-from medfed.standalone.files import is_visible as is_visible
-from medfed.standalone.files import visible_files as visible_files
+from medfed.datamodules.extending import *
 
 
 @dataclass(frozen=True)

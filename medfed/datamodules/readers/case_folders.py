@@ -9,22 +9,14 @@ tumour, 2 oedema, 4 enhancing tumour (3 since 2023).
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.base import Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, hospitals_of, institutions
 from medfed.datamodules.readers.samples import official_splits, open_training
-from medfed.datamodules.splits import Split
-from medfed.standalone.csv_files import Sheet
-from medfed.standalone.errors import ConfigError, DataError, few
-from medfed.standalone.files import is_visible
-from medfed.standalone.names import fold
-from medfed.standalone.volumes import FILES, AbsentFileError, Pattern, find_file, is_volume, stem_of
+from medfed.standalone.volumes import FILES, AbsentFileError, Pattern, find_file
 
 log = logging.getLogger(__name__)
 _FILES, _WHOLE = {"FLAIR": "FLAIR.nii.gz", "T1": "T1.nii.gz"}, {"whole": [1]}
@@ -80,20 +72,17 @@ class FolderReader(CaseReader):
         ordered = sorted(folders, key=lambda folder: folder.name)
         if self._sites is None:
             return [self._case(folder) for folder in ordered]
-        listed = self._listed(self._sites)
-        kept = [f for f in ordered if fold(f.name) in listed]
-        if not kept:
+        listed, table = self._listed(self._sites), self._sites["file"]
+        left = [folder.name for folder in ordered if fold(folder.name) not in listed]
+        if len(left) == len(ordered):
             raise DataError(
-                f"{self._sites['file']} lists no folder of {self.path}; it has "
-                f"{few(list(listed))}, and the folders are {few([f.name for f in ordered])}."
+                f"{table} lists no folder of {self.path}; it has {few(list(listed))}, and the "
+                f"folders are {few(left)}."
             )
-        if len(kept) < len(ordered):
-            left = few([f.name for f in ordered if fold(f.name) not in listed])
-            log.warning("%s does not list %s, which are left out.", self._sites["file"], left)
-        return [
-            replace(self._case(f), centre=listed[fold(f.name)][0], split=listed[fold(f.name)][1])
-            for f in kept
-        ]
+        if left:
+            log.warning("%s does not list %s, which are left out.", table, few(left))
+        placed = ((folder, listed.get(fold(folder.name))) for folder in ordered)
+        return [replace(self._case(f), centre=of[0], split=of[1]) for f, of in placed if of]
 
     def indices(self) -> list[Path]:
         """See `Reader.indices`."""
@@ -131,17 +120,7 @@ class FolderReader(CaseReader):
 
     def case_folders(self) -> list[Path]:
         """Lists the folders of the cases."""
-        return [folder for folder in self.path.iterdir() if is_visible_folder(folder)]
-
-
-def is_visible_folder(path: Path) -> bool:
-    """Returns whether this is a folder that is not hidden.
-
-    Example:
-        >>> is_visible_folder(Path(".git"))
-        False
-    """
-    return path.is_dir() and is_visible(path.name)
+        return [folder for folder in looks.visible(self.path) if folder.is_dir()]
 
 
 MASK = ("*_seg.nii.gz", "*_seg.nii", "*-seg.nii.gz", "*-seg.nii")
@@ -177,7 +156,7 @@ class BratsChallengeReader(FolderReader):
         cases: list[Path] = []
         for folder in super().case_folders():
             # A case has images; a folder that holds only folders, such as HGG, is a group of cases.
-            inner = [f for f in folder.iterdir() if is_visible_folder(f)]
+            inner = [f for f in looks.visible(folder) if f.is_dir()]
             cases += [folder] if any(folder.glob("[!.]*.nii*")) or not inner else inner
         names: dict[str, Path] = {}
         for folder in cases:

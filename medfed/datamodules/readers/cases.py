@@ -8,30 +8,15 @@ from __future__ import annotations
 import logging
 import re
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.schemas import parse_json
-from medfed.datamodules.readers.base import (
-    Missing,
-    Patient,
-    VolumeReader,
-    are_exclusive,
-    with_hospitals,
-)
-from medfed.datamodules.readers.persons import persons_of, search_name
-from medfed.standalone.checks import check_known
-from medfed.standalone.csv_files import csv_rows
-from medfed.standalone.errors import DataError, did_you_mean
-from medfed.standalone.names import fold, same
+from medfed.datamodules.extending import *
 from medfed.standalone.preparation import Preparation, among, zscore
-from medfed.standalone.volumes import check_finite, read_geometry, read_together
+from medfed.standalone.volumes import check_finite, read_together
 
 log = logging.getLogger(__name__)
 
@@ -257,7 +242,9 @@ def named_centres(folder: Path, cases: Iterable[str]) -> dict[str, str]:
     """
     cases = list(cases)
     if (path := folder / "centres.json").exists():
-        named = _from_json(path)
+        named = read_json(path)
+        if not all(isinstance(name, str) for name in named.values()):
+            raise DataError(f'{path} must be an object of {{"case": "hospital"}}.')
     elif (path := folder / "centres.csv").exists():
         named = _from_csv(path, {fold(case) for case in cases})
     else:
@@ -300,13 +287,6 @@ def institutions(folder: Path, cases: Sequence[str]) -> dict[str, str]:
             centres |= dict.fromkeys(row, older[0])
     centres |= {case: match[1] for case in cases if (match := _INSTITUTION.match(case))}
     return {case: centres[case] for case in cases if case in centres}
-
-
-def _from_json(path: Path) -> dict[str, str]:
-    content = read_json(path)
-    if not all(isinstance(name, str) for name in content.values()):
-        raise DataError(f'{path} must be an object of {{"case": "hospital"}}.')
-    return content
 
 
 def _from_csv(path: Path, cases: Collection[str]) -> dict[str, str]:

@@ -10,37 +10,24 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.base import Patient, check_names
 from medfed.datamodules.readers.cases import CaseReader, as_names, hospitals_of, read_json
-from medfed.datamodules.splits import Split
-from medfed.standalone.errors import ConfigError, DataError, few
-from medfed.standalone.files import is_visible, slashed
 from medfed.standalone.names import fold as fold_name
-from medfed.standalone.volumes import (
-    SUFFIXES,
-    existing,
-    is_volume,
-    read_geometry,
-    stem_of,
-    suffix_of,
-)
+from medfed.standalone.volumes import SUFFIXES, existing
 
 Regions = dict[str, tuple[int, ...]]
 
 
-def listed_labels(labels: object, path: Path) -> Regions:
+def _listed_labels(labels: object, path: Path) -> Regions:
     """Reads the entry ``labels`` of a ``dataset.json``.
 
     Example:
-        >>> listed_labels({"0": "background", "2": "tumour", "1": "liver"}, Path("dataset.json"))
+        >>> _listed_labels({"0": "background", "2": "tumour", "1": "liver"}, Path("dataset.json"))
         {'liver': (1,), 'tumour': (2,)}
-        >>> listed_labels({"background": 0, "whole": [1, 2], "core": 2}, Path("dataset.json"))
+        >>> _listed_labels({"background": 0, "whole": [1, 2], "core": 2}, Path("dataset.json"))
         {'whole': (1, 2), 'core': (2,)}
     """
     regions: Regions = {}
@@ -71,7 +58,7 @@ def listed_labels(labels: object, path: Path) -> Regions:
     return regions
 
 
-def chosen_regions(
+def _chosen_regions(
     wanted: Mapping[str, Sequence[int]] | Sequence[str] | None, listed: Regions
 ) -> Regions:
     """Returns the regions that the user chose.
@@ -80,9 +67,9 @@ def chosen_regions(
 
     Example:
         >>> listed = {"liver": (1,), "tumour": (2,)}
-        >>> chosen_regions(["tumour"], listed)
+        >>> _chosen_regions(["tumour"], listed)
         {'tumour': (2,)}
-        >>> chosen_regions({"whole": [1, 2], "tumour": [2]}, listed)
+        >>> _chosen_regions({"whole": [1, 2], "tumour": [2]}, listed)
         {'whole': (1, 2), 'tumour': (2,)}
     """
     if wanted is None:
@@ -150,7 +137,7 @@ class DatalistReader(CaseReader):
         known = self._channel_names()
         names = check_names("channel", channels or known, known)
         labels = self._labels_of(regions)
-        chosen = chosen_regions(regions, labels)
+        chosen = _chosen_regions(regions, labels)
         values = {v for each in (*labels.values(), *chosen.values()) for v in each}
         super().__init__(self._file.parent, names, chosen, sorted(values), series=series, **more)
         self._select = [known.index(name) for name in names]
@@ -249,10 +236,7 @@ class DatalistReader(CaseReader):
         if (count := self._index.get("numTraining")) not in (None, there):
             log.warning(
                 "%s says numTraining %s, but %s %d masks.",
-                self._file,
-                str(count)[:20],
-                where,
-                there,
+                *(self._file, str(count)[:20], where, there),
             )
 
     def _channel_names(self) -> list[str]:
@@ -281,7 +265,7 @@ class DatalistReader(CaseReader):
         """The list's entry, unless the user gives all of it."""
         if "labels" not in self._index and isinstance(wanted, Mapping):
             return {}
-        return listed_labels(self._index.get("labels"), self._file)
+        return _listed_labels(self._index.get("labels"), self._file)
 
     def _places(
         self, entries: list[Mapping[str, Any]]

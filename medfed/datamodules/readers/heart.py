@@ -7,16 +7,10 @@ Repository, 1989, doi:10.24432/C52P4X: the files ``processed.{centre}.data``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from pathlib import Path
 
-import numpy as np
-
+from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.base import check_names
 from medfed.datamodules.readers.table import Table, counted, join_tables, read_csv
-from medfed.standalone.csv_files import as_number, csv_rows
-from medfed.standalone.errors import DataError
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +27,7 @@ PUBLISHED = {
     "va": (200, 51),
 }
 # No living patient has these; all of Switzerland's cholesterol, for one, is 0.
-NEVER_ZERO = ("trestbps", "chol")
+_NEVER_ZERO = ("trestbps", "chol")
 
 
 def read_heart(
@@ -62,7 +56,7 @@ def read_heart(
     for name, table in tables.items():
         file = table.files[0]
         missing = table.features == -9
-        for never in NEVER_ZERO if zeros_missing else ():
+        for never in _NEVER_ZERO if zeros_missing else ():
             missing[:, FEATURES.index(never)] |= table.features[:, FEATURES.index(never)] == 0
         cells = np.where(missing, np.nan, table.features)[:, taken]
         kept = np.full(len(cells), not complete) | ~np.isnan(cells).any(axis=1)

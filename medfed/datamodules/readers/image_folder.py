@@ -5,19 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
+from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.base import check_names, given_path
-from medfed.datamodules.readers.persons import persons_of, search_name
 from medfed.datamodules.readers.samples import (
     SPLIT_NAMES,
     ImageSet,
@@ -26,12 +20,6 @@ from medfed.datamodules.readers.samples import (
     official_splits,
     open_training,
 )
-from medfed.datamodules.splits import Split
-from medfed.standalone.checks import checked
-from medfed.standalone.csv_files import Sheet, listed_columns
-from medfed.standalone.errors import ConfigError, DataError, few
-from medfed.standalone.files import is_visible, slashed, visible_files
-from medfed.standalone.names import same
 from medfed.standalone.pictures import SUFFIXES, Color, read_image, white_of
 
 log = logging.getLogger(__name__)
@@ -62,7 +50,7 @@ def read_image_folder(
     here = _folders(path)
     splits = {} if set(classes or joined or ()) & set(here) else _official(path, here)
     if not (splits or outer or centre_pattern or classes) and (
-        same_ones := inner_folders(path, here)
+        same_ones := _inner_folders(path, here)
     ):
         raise DataError(
             f"{path}: the folders {few(here, 4)} hold the same folders, {few(same_ones, 4)}; say "
@@ -71,7 +59,7 @@ def read_image_folder(
     hospitals = here if outer == "hospitals" and not splits else []
     roots = [path / folder for folder in [*splits, *hospitals]] or [path]
     every = sorted({name for root in roots for name in _folders(root)})
-    names = joined_classes(path, joined, every if classes is None else classes)
+    names = _joined_classes(path, joined, every if classes is None else classes)
     same(names, f"{path}, classes", lambda at: f"the folder {names[at]}")
     if len(names) < 2:
         existing = ", ".join(names) or "none"
@@ -138,7 +126,7 @@ def read_image_table(
     if findings is None:
         cells = listed_columns(sheet, {**columns, "label": label}, ("image", "label"))
         there = {*cells["label"]}
-        names = joined_classes(path, joined, [*map(str, classes or sorted(there))])
+        names = _joined_classes(path, joined, [*map(str, classes or sorted(there))])
         strange = [] if joined else [name for name in names if name not in there]
         if len(names) < 2 or strange:
             what = f"no label {strange[0]}" if len(names) > 1 else f"the only label {few(names)}"
@@ -174,7 +162,7 @@ def read_image_table(
     return _decoded(samples, names, size, color, path)
 
 
-def joined_classes(
+def _joined_classes(
     path: Path, joined: Sequence[str] | None, names: Sequence[str]
 ) -> tuple[str, ...]:
     """Returns the classes of a federation that images join, or the images' own."""
@@ -229,7 +217,7 @@ def _folders(path: Path) -> list[str]:
     return sorted(f.name for f in path.iterdir() if f.is_dir() and is_visible(f.name))
 
 
-def inner_folders(path: Path, folders: Sequence[str]) -> list[str]:
+def _inner_folders(path: Path, folders: Sequence[str]) -> list[str]:
     """Lists the folders that are in each of several folders, if two or more are."""
     inner = [{n for n in _folders(path / f) if not looks.may_be_mask(n)} for f in folders]
     shared = set.intersection(*inner) if len(inner) > 1 else set()
@@ -304,7 +292,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         guess.took.append(("masks beside pictures", which, "left out: named as their pictures"))
     images = [file for files in below.values() for file in files if file not in {*masks}]
     looks.colours(guess, images)
-    if not split and (inner := inner_folders(path, [*below])):
+    if not split and (inner := _inner_folders(path, [*below])):
         text = f"The folders {few([*below], 4)} each hold {few(inner, 4)}. What are the outer ones?"
         guess.ask("data.reader.outer", text, None, ("hospitals", "classes"))
     if not split:

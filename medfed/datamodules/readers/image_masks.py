@@ -6,26 +6,17 @@ Both also give each picture's patient and hospital.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.base import Patient, VolumeReader, are_exclusive
 from medfed.datamodules.readers.cases import named_centres
-from medfed.datamodules.readers.persons import persons_of
 from medfed.datamodules.readers.samples import channel_names
 from medfed.standalone import pictures
-from medfed.standalone.checks import checked, within
-from medfed.standalone.csv_files import Sheet, listed_columns
-from medfed.standalone.errors import ConfigError, DataError, did_you_mean, few
-from medfed.standalone.files import slashed
 from medfed.standalone.pictures import SUFFIXES, Color
 
 _INDEX = "images.csv"

@@ -9,23 +9,16 @@ again, so a question may depend on another's answer.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from medfed.datamodules.readers.persons import KNOWN, search_name
+from medfed.datamodules.extending import *
+from medfed.datamodules.readers.persons import KNOWN
 from medfed.datamodules.tables.columns import HOSPITAL, PATIENT
 from medfed.standalone import pictures, volumes
-from medfed.standalone.csv_files import Sheet, like_a_number
-from medfed.standalone.errors import DataError, few
-from medfed.standalone.files import is_visible, slashed
-from medfed.standalone.names import same
+from medfed.standalone.csv_files import like_a_number
 
 Answers = Mapping[str, Any]
 NO = "null: no"

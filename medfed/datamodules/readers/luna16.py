@@ -13,33 +13,24 @@ Analysis 42, 2017.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from medfed.common.seeding import derive_seed
+from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.base import Patient, Reader
 from medfed.datamodules.readers.cases import named_centres
-from medfed.standalone.checks import check_not_negative, checked
 from medfed.standalone.ct_patches import Candidates, Points, centre_voxels, find_scans, read_points
 from medfed.standalone.ct_scans import ScanSpec, places, read_scan
-from medfed.standalone.errors import DataError
 from medfed.standalone.files import sha256
 from medfed.standalone.itk import source_of
-from medfed.standalone.volumes import read_geometry
 
-RULE = (
+_RULE = (
     "all nodules; of the other candidates those that rank first by a hash of seed, series and "
     "place among the rows of their series, negatives_per_positive for every nodule of the data set"
 )
 Mask = NDArray[np.bool_]
 
 
-def subsample(points: Points, usable: Mask, ratio: float | None, seed: int) -> Mask:
+def _subsample(points: Points, usable: Mask, ratio: float | None, seed: int) -> Mask:
     """Chooses candidates; see `readers.luna16.Luna16Reader`.
 
     `usable` is (n,) bool, whether a candidate's scan exists; only these nodules count. `ratio`:
@@ -48,7 +39,7 @@ def subsample(points: Points, usable: Mask, ratio: float | None, seed: int) -> M
     Example:
         >>> value = np.array([1.0, 0.0, 0.0, 0.0, 0.0])
         >>> points = Points(("1.2",), np.zeros(5, int), np.zeros((5, 3)), value, np.arange(1, 6))
-        >>> subsample(points, np.ones(5, bool), 2.0, seed=0).sum()
+        >>> _subsample(points, np.ones(5, bool), 2.0, seed=0).sum()
         np.int64(3)
     """
     positive = points.value == 1
@@ -84,7 +75,7 @@ def mix(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 log = logging.getLogger(__name__)
 
-CANDIDATE_FILES = ("candidates_V2.csv", "candidates.csv")
+_CANDIDATE_FILES = ("candidates_V2.csv", "candidates.csv")
 
 
 class Luna16Reader(Reader):
@@ -121,7 +112,7 @@ class Luna16Reader(Reader):
                 "known: 0 (non-nodule) and 1 (nodule). Mend the row."
             )
         usable = self._usable(points, missing)
-        kept = usable & subsample(points, usable, negatives_per_positive, seed)
+        kept = usable & _subsample(points, usable, negatives_per_positive, seed)
         self._counts = {"listed": _count(points.value), "kept": _count(points.value[kept])}
         if not kept.any():
             raise DataError(
@@ -174,7 +165,7 @@ class Luna16Reader(Reader):
     def record(self) -> dict[str, Any]:
         """See `Reader.record`: how the candidates were chosen."""
         chosen = {
-            "rule": "all candidates" if self.negatives_per_positive is None else RULE,
+            "rule": "all candidates" if self.negatives_per_positive is None else _RULE,
             "negatives_per_positive": self.negatives_per_positive,
             "seed": self.seed,
             **self._counts,
@@ -224,7 +215,7 @@ def _count(labels: NDArray[np.float64]) -> dict[str, int]:
 
 
 def _find_csv(path: Path, name: str | None) -> Path:
-    names = CANDIDATE_FILES if name is None else (name,)
+    names = _CANDIDATE_FILES if name is None else (name,)
     for file in (path / n for n in names):
         if file.is_file():
             return file
@@ -289,7 +280,7 @@ def read_with_nodules(
 
 def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     """Guesses by the names of folders and tables; see `looks`."""
-    tables = [name for name in CANDIDATE_FILES if (path / name).is_file()]
+    tables = [name for name in _CANDIDATE_FILES if (path / name).is_file()]
     if not any(path.glob("subset*")) or not (tables or (path / "annotations.csv").is_file()):
         return None
     guess = looks.Guess("luna16" if tables else "luna16_scans", path)

@@ -8,17 +8,9 @@ Source: J. Yang et al., "MedMNIST v2", Scientific Data 10:41, 2023. A file holds
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
-
+from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.base import given_path
 from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names
-from medfed.datamodules.splits import SPLITS, Split
-from medfed.standalone.errors import DataError, few
 from medfed.standalone.pictures import arrays_of, channels_first
 
 Bytes = NDArray[np.uint8]

@@ -46,24 +46,22 @@ def persons_of(names: Sequence[str], pattern: str | None, where: Path) -> list[s
             fold(search_name("patient", pattern, f.name, Path(n)))
             for f, n in zip(files, names, strict=True)
         ]
-    persons, kinds = list(map(fold, names)), Counter[str]()
-    for kind, known in KNOWN.items():
-        for n, file in enumerate(files):
-            if match := re.match(known, file.name, re.IGNORECASE):
-                persons[n] = fold(match[1])
-        if persons != list(map(fold, names)):
-            kinds[kind] += 1
+    kind, folded = "left and right", list(map(fold, names))
+    for what, known in KNOWN.items():
+        matches = [re.match(known, file.name, re.IGNORECASE) for file in files]
+        persons = [fold(m[1]) if m else n for m, n in zip(matches, folded, strict=True)]
+        if persons != folded:
+            kind = what
             break
     else:
-        persons = _pairs(files, persons)
-        kinds["left and right"] += 1
+        persons = _pairs(files, folded)
     if len(set(persons)) < len(names):
         twice = next(person for person, count in Counter(persons).items() if count > 1)
         first, second, *_ = (n for n, p in zip(names, persons, strict=True) if p == twice)
         log.warning(
             "%s: %d names are those of %d patients (%s), such as %s and %s of %s; "
             "'data.reader.patient_pattern=\"(.*)\"' makes each a patient of its own.",
-            *(where, len(names), len(set(persons)), next(iter(kinds)), first, second, twice),
+            *(where, len(names), len(set(persons)), kind, first, second, twice),
         )
     return persons
 

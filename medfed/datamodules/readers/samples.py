@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from medfed.datamodules.extending import *
 from medfed.datamodules.partitions.by_label import thin
-from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.splits import SPLITS, Split
-from medfed.standalone.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from medfed.standalone.csv_files import Sheet
 
 Index = NDArray[np.int64]
 SPLIT_NAMES: dict[str, Split] = {

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from medfed.datamodules.extending import *
 from medfed.datamodules.readers.samples import ImageSet, Samples
 from medfed.datamodules.readers.table import Table
-from medfed.standalone.errors import ConfigError
 
 
 def breast_cancer() -> Table:

@@ -7,27 +7,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
-from numpy.typing import NDArray
-
+from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.account import Account
-from medfed.datamodules.readers.base import check_names
 from medfed.datamodules.readers.samples import official_splits, open_training
-from medfed.datamodules.splits import Split
 from medfed.standalone import csv_files
-from medfed.standalone.checks import check_known
-from medfed.standalone.csv_files import Categories, Limits, Sheet, as_number, missing_words
-from medfed.standalone.errors import ConfigError, DataError, few
-from medfed.standalone.names import alike, code_among, fold, tidy
+from medfed.standalone.csv_files import Categories, Limits, missing_words
+from medfed.standalone.names import alike, code_among, tidy
 from medfed.standalone.pictures import SUFFIXES
-from medfed.standalone.volumes import is_volume
 
 _MOST_FOUND, _MOST_NAMED = 20, 100  # categories of a column that nobody, or somebody, named
 _NUMBERED = 10  # rows from which 1, 2, 3 ... are taken for row numbers
@@ -86,11 +76,8 @@ def find_kinds(
         _say_codes(sheet, coded, auto)
     if left_out:
         listed = few([f"{name[:60]} ({why})" for name, why in left_out.items()], 8)
-        log.warning(
-            "%s: left out %s; set data.features, data.categorical or data.ages to change this.",
-            sheet.path,
-            listed,
-        )
+        keys = "data.features, data.categorical or data.ages"
+        log.warning("%s: left out %s; set %s to change this.", sheet.path, listed, keys)
     _check_features(sheet, kept)
     _say_alike(sheet, categories)
     return tuple(kept), categories
@@ -110,15 +97,15 @@ def _say_codes(sheet: Sheet, coded: Mapping[str, str], auto: bool) -> None:
 
 def _named(sheet: Sheet, name: str) -> tuple[str, ...]:
     names = tuple(sorted({text for text in sheet.texts(name) if text is not None}, key=in_order))
-    check_count(name, len(names))
+    _check_categories(name, len(names))
     return names
 
 
-def check_count(name: str, count: int) -> None:
+def _check_categories(name: str, count: int) -> None:
     """Refuses more categories than a column may have.
 
     Example:
-        >>> check_count("stage", 4)
+        >>> _check_categories("stage", 4)
     """
     if count > _MOST_NAMED:
         raise ConfigError(
@@ -140,12 +127,8 @@ def _check_features(sheet: Sheet, names: Sequence[str]) -> None:
 def _say_alike(sheet: Sheet, categories: Categories) -> None:
     for name, texts in categories.items():
         for twice in alike(texts)[:1]:
-            log.warning(
-                "%s, column %s: %s count as different categories.",
-                sheet.path,
-                name,
-                " and ".join(map(repr, twice)),
-            )
+            both = " and ".join(map(repr, twice))
+            log.warning("%s, column %s: %s count as different categories.", sheet.path, name, both)
 
 
 def in_order(text: str) -> tuple[float, str]:
@@ -331,11 +314,11 @@ def read_csv(
     official = open_training(official_splits(sheet, split, sheet.known(split))) if split else ()
     return Table(
         *(names, cells, labels, named, patients, centres, files, categories, official),
-        accounts=accounts_of(sheet, names),
+        accounts=_accounts_of(sheet, names),
     )
 
 
-def accounts_of(sheet: Sheet, names: Sequence[str]) -> tuple[Account, Account]:
+def _accounts_of(sheet: Sheet, names: Sequence[str]) -> tuple[Account, Account]:
     """Returns what was taken of a sheet: its rows, and their cells in the columns `names`."""
     rows = {
         why: (len(numbers), f"data row {numbers[0]}" * (numbers[0] > 0))
@@ -358,7 +341,7 @@ def accounts_of(sheet: Sheet, names: Sequence[str]) -> tuple[Account, Account]:
 
 
 def counted(path: Path, features: NDArray[np.float64], left: int = 0) -> tuple[Account, Account]:
-    """Returns what was taken of a file of which only the values are known; see `accounts_of`.
+    """Returns what was taken of a file of which only the values are known; see `_accounts_of`.
 
     Example:
         >>> rows, cells = counted(Path("a.csv"), np.array([[1.0, np.nan]]), 2)
@@ -436,7 +419,7 @@ def with_categories(table: Table, names: Sequence[str]) -> Table:
         if name not in categories:
             values, codes = np.unique(column, return_inverse=True)
             values = values[~np.isnan(values)]
-            check_count(name, len(values))
+            _check_categories(name, len(values))
             column[:] = np.where(np.isnan(column), np.nan, codes)
             categories[name] = tuple(tidy(repr(float(v))) for v in values)
     return replace(table, features=features, categories=categories)
@@ -515,12 +498,8 @@ def _classes(
             f"one is the positive class, such as data.positive=[{yes}]."
         )
     if len(names) == 2 and as_number(names[1]) == float("inf"):
-        log.info(
-            "%s: the positive class is %s, not %s; set data.positive to change this.",
-            sheet.path,
-            names[1][:60],
-            names[0][:60],
-        )
+        text = "%s: the positive class is %s, not %s; set data.positive to change this."
+        log.info(text, sheet.path, names[1][:60], names[0][:60])
     index = {name: i for i, name in enumerate(names)}
     return np.array([index[v] for v in values], dtype=np.int64), tuple(names)
 

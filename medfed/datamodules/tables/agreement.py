@@ -31,7 +31,7 @@ ComBat", NeuroImage 2022. Column f of row j at hospital i is
 symbol        here              fitted by
 ============  ================  =================================================================
 alpha, sigma  ``Combat.whole``  least squares with a constant per hospital, from the sums of all
-beta          ``slopes``        hospitals (`pooled_fit`)
+beta          ``slopes``        hospitals (`_pooled_fit`)
 gamma, delta  `harmonised`      empirical Bayes over the columns of a hospital, which sends nothing
 ============  ================  =================================================================
 
@@ -71,7 +71,7 @@ _STEPS, _CLOSE = 10_000, 1e-13
 _BEYOND = 100  # times the range of most clients
 
 
-def sums_with(covariates: Sequence[int], apart: Array) -> dict[str, list[float]]:
+def _sums_with(covariates: Sequence[int], apart: Array) -> dict[str, list[float]]:
     """Sums over the known cells of each column, of covariates, their products, and with the cells.
 
     `covariates` is (K,) their positions. `apart` is (N, P) cells, less the medians of all; NaN is
@@ -83,7 +83,7 @@ def sums_with(covariates: Sequence[int], apart: Array) -> dict[str, list[float]]
     return {n: values.ravel().tolist() for n, values in zip(("x", "xx", "xy"), sums, strict=True)}
 
 
-def pooled_fit(
+def _pooled_fit(
     sums: Sequence[Mapping[str, Sequence[float]]], median: Array, covariates: int
 ) -> tuple[Array, Array, Array]:
     """Least squares with a constant per hospital, from every hospital's sums.
@@ -95,7 +95,7 @@ def pooled_fit(
         >>> none = {"x": [], "xx": [], "xy": []}
         >>> one = {"count": [2], "sum": [4], "squares": [10]} | none  # of 1 and 3
         >>> two = {"count": [2], "sum": [12], "squares": [74]} | none  # of 5 and 7
-        >>> [x.tolist() for x in pooled_fit([one, two], np.zeros(1), 0)]
+        >>> [x.tolist() for x in _pooled_fit([one, two], np.zeros(1), 0)]
         [[4.0], [1.0], [[]]]
     """
     shape, k = (len(sums), len(median)), covariates
@@ -133,7 +133,7 @@ class Combat:
         moved = ~self.kept & (np.isfinite(apart).sum(axis=0) > 1)
         shift, scale = np.zeros(len(moved)), np.ones(len(moved))
         if moved.any():
-            shift[moved], scale[moved] = location_and_scale(apart[:, moved])
+            shift[moved], scale[moved] = _location_and_scale(apart[:, moved])
         mean, slopes = whole.mean + whole.sd * shift, (1 - 1 / scale) / whole.sd * self.slopes.T
         return replace(
             whole,
@@ -144,14 +144,14 @@ class Combat:
         )
 
 
-def location_and_scale(apart: Array) -> tuple[Array, Array]:
+def _location_and_scale(apart: Array) -> tuple[Array, Array]:
     """Johnson's gamma and delta of one hospital, by empirical Bayes over its columns.
 
     With fewer than three columns, or columns that are all alike, they are its means and deviations.
     `apart` is (N, P) standardised cells; NaN is missing.
 
     Example:
-        >>> [x.round(2).tolist() for x in location_and_scale(np.array([[1.0], [3.0]]))]
+        >>> [x.round(2).tolist() for x in _location_and_scale(np.array([[1.0], [3.0]]))]
         [[2.0], [1.41]]
     """
     count = (~np.isnan(apart)).sum(axis=0)
@@ -266,14 +266,14 @@ def sums_of(outcomes: Array) -> list[float]:
     return [float(len(outcomes)), float(outcomes.sum()), float(np.square(outcomes).sum())]
 
 
-def scale_of(sums: Sequence[Sequence[float]]) -> list[float]:
+def _scale_of(sums: Sequence[Sequence[float]]) -> list[float]:
     """Returns mean and deviation (divided by N) of all outcomes together.
 
     The result is the deviation is 1 where all outcomes are the same. Of its 16 digits, sums about 0
     leave 4 where the mean is a million times as large.
 
     Example:
-        >>> scale_of([sums_of(np.array([5.0, 7.0])), sums_of(np.array([3.0, 9.0]))])
+        >>> _scale_of([sums_of(np.array([5.0, 7.0])), sums_of(np.array([3.0, 9.0]))])
         [6.0, 2.23606797749979]
     """
     count, total, squares = (np.array([column]) for column in np.sum(sums, axis=0))
@@ -479,14 +479,14 @@ class OutcomeScale(Fact):
         claims.refuse(
             _contradict(count, sums[:, 1], sums[:, 2]), "sums of the outcome that no data have"
         )
-        each = np.array([scale_of([one]) for one in sums.tolist()])
+        each = np.array([_scale_of([one]) for one in sums.tolist()])
         middle, sd = np.median(each, axis=0)
         if len(each) > 2:  # of two nobody knows which is wrong
             claims.refuse(
                 np.abs(each - middle).max(axis=1) > _BEYOND * sd,
                 "outcomes far from those of all others",
             )
-        return {"outcome": scale_of(sums.tolist())}
+        return {"outcome": _scale_of(sums.tolist())}
 
 
 class Cuts(Fact):
@@ -589,7 +589,7 @@ class Moments(Fact):
             "squares": np.nansum(apart**2, axis=0).tolist(),
         }
         if self.settings.covariates is not None:
-            sums |= sums_with(self.settings.positions, apart)
+            sums |= _sums_with(self.settings.positions, apart)
         return sums
 
     def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
@@ -614,7 +614,7 @@ class Moments(Fact):
                 bound = most if name == "x" else most * reach.max(initial=0)
                 claims.refuse(np.abs(each) > bound, "products of columns that no data have")
             kept = np.isin(self.settings.numeric, agreed["kept"])
-            within = pooled_fit(messages, median, k)
+            within = _pooled_fit(messages, median, k)
             fitted = {"mean": np.where(kept, mean, within[0]), "sd": np.where(kept, sd, within[1])}
             fitted["slopes"] = np.where(kept[:, None], 0.0, within[2]).ravel()
         return {name: values.tolist() for name, values in fitted.items()}
