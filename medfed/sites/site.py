@@ -233,10 +233,8 @@ class Site:
         self.gate.tested = self.gate.tested or is_test
         loss = self.client.training_loss if asked.trained else None
         module.losses = {} if loss is None else {self.name: loss}
-        diverged = bool(module.diverged({self.name: self.metrics}))
-        return wire.Measured.to(
-            asked, metrics=_leaving(self.metrics), diverged=diverged, point=point, small=small
-        )
+        diverged, metrics = bool(module.diverged({self.name: self.metrics})), _leaving(self.metrics)
+        return wire.Measured.to(asked, metrics=metrics, diverged=diverged, point=point, small=small)
 
     @_reply.register
     def _across(self, asked: wire.Across) -> Reply:
@@ -272,14 +270,10 @@ class Site:
             digest_file(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
         self.gate.here = asked.round
-        loss = self.client.training_loss
         epsilon = None if self.keeper is None else self.keeper.epsilon(self)
-        return wire.Committed.to(
-            asked,
-            **self._spent(),
-            loss=None if loss is None else scores.rounded(loss),
-            epsilon=epsilon,
-        )
+        if (loss := self.client.training_loss) is not None:
+            loss = scores.rounded(loss)
+        return wire.Committed.to(asked, **self._spent(), loss=loss, epsilon=epsilon)
 
     @_reply.register
     def _load(self, asked: wire.Load) -> Reply:
@@ -419,6 +413,7 @@ class ConfiguredSite:
 
     def __post_init__(self) -> None:
         policy.check_study(self.policy, self.config)
+        self.rounds = self.config.rounds
         self._greeting: Greeting | None = None
         self._start = start.Start()
         self._statements: list[bytes | None] = []
@@ -432,11 +427,6 @@ class ConfiguredSite:
         sites = None if agreed.cut else agreed.sites
         config = file.config(agreed)
         return cls(config, file.site, sites, file.policy, agreed.sites, agreed.joins)
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds are agreed on."""
-        return self.config.rounds
 
     def greeting(self) -> Greeting:
         """Reads configuration and data once; returns the facts that all sites must share."""
