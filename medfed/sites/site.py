@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import torch
 
@@ -51,9 +51,6 @@ from medfed.standalone import files
 from medfed.standalone.errors import CheckpointError, CodecError, DataError
 from medfed.studies.parts import Part, Separate
 
-if TYPE_CHECKING:
-    from medfed.sites.site_folder import SiteFolder
-
 Kept = dict[str, Any]
 
 
@@ -67,6 +64,27 @@ class _Round(TypedDict):
     client: dict[str, dict[str, Any]]
 
 
+class Keeper(Protocol):
+    """Keeps a site's results in its folder."""
+
+    def begin(self, site: Site, asked: wire.Begin) -> None:
+        """Called at the start of a session."""
+
+    def guard(self, site: Site) -> None:
+        """Called when the site has joined a federation, before it trains."""
+
+    def after(self, site: Site, asked: Request, reply: Reply) -> None:
+        """Called before the answer to a request leaves; an error it raises becomes the answer."""
+
+    def joined(
+        self, site: Site, newcomer: Newcomer, model: Tensors, metrics: dict[str, float]
+    ) -> None:
+        """Called with the model of a site that has joined a trained federation."""
+
+    def epsilon(self, site: Site) -> float | None:
+        """Returns what the run has spent on the site's patients, if it may be said."""
+
+
 @dataclass(eq=False)
 class Site:
     """Answers a coordinator; see :class:`medfed.sites.wire.Answers`.
@@ -78,7 +96,7 @@ class Site:
 
     workplace: Agreement
     folder: Path
-    keeper: SiteFolder | None = None
+    keeper: Keeper | None = None
     signer: masks.Signer | None = None
     counted: policy.Counted | None = None
 
