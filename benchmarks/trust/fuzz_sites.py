@@ -115,12 +115,7 @@ class Desk:
 
     def __init__(self, name: str) -> None:
         self.name, self.policy = name, NO_LIMITS
-        self.members, self.joins, self.parts = None, 0, ()
-
-    @property
-    def rounds(self) -> int:
-        """See :class:`medfed.sites.site.ConfiguredSite`."""
-        return 1 << 20
+        self.members, self.joins, self.parts, self.rounds = None, 0, (), 1 << 20
 
     def greeting(self) -> Greeting:
         """See :class:`medfed.sites.site.ConfiguredSite`."""

@@ -6,7 +6,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeVar, cast
@@ -100,6 +100,12 @@ class Caller:
         """Returns a request of this session."""
         return kind(site, self.session, **rest)
 
+    def requests(
+        self, kind: Callable[..., Asked], sites: Iterable[str], **rest: Any
+    ) -> dict[str, Asked]:
+        """Returns the same request to each of some sites."""
+        return {site: self.request(kind, site, **rest) for site in sites}
+
     def all(
         self, requests: Mapping[str, Asking[Answer]], timeout: float | None = None
     ) -> tuple[dict[str, Answer], dict[str, str]]:
@@ -158,10 +164,8 @@ class Caller:
         futures = {c: self.in_thread(self.hello, r, self.terms.hello) for c, r in requests.items()}
         end, least = time.monotonic() + self.terms.hello, self.terms.quorum * len(futures)
         while waiting := [f for f in futures.values() if not f.done()]:
-            answered = sum(
-                f.done() and isinstance(f.result(), wire.Reply) for f in futures.values()
-            )
-            if answered >= least:
+            answers = (f.result() for f in futures.values() if f.done())
+            if sum(isinstance(answer, wire.Reply) for answer in answers) >= least:
                 end, least = min(end, time.monotonic() + self.terms.timeout), math.inf
             if (left := end - time.monotonic()) <= 0:
                 break
@@ -206,7 +210,7 @@ def greet(caller: Caller, some: bool = False) -> dict[str, Greeting]:
     `some`: whether some sites are enough, as for a resumed run; the caller then continues with
     those and records why the others are missing.
     """
-    asked = {c: caller.request(wire.Hello, c) for c in caller.sites}
+    asked = caller.requests(wire.Hello, caller.sites)
     replies = caller.greet_some(asked) if some else caller.everyone(asked)
     greetings = {c: r.greeting for c, r in replies.items()}
     first, *others = caller.sites
@@ -228,9 +232,7 @@ def agree_on_data(
     next(server, None)
     while True:
         body = answers[-1] if answers else b""
-        asked = {
-            c: caller.request(wire.Agree, c, phase=len(answers), body=body) for c in caller.sites
-        }
+        asked = caller.requests(wire.Agree, caller.sites, phase=len(answers), body=body)
         replies = caller.everyone(asked)
         facts = {c: r.facts for c, r in replies.items() if r.facts is not None}
         if len(facts) == len(replies):

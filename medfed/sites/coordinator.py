@@ -68,9 +68,38 @@ class Masks(NamedTuple):
     keys: dict[str, wire.PublicKeys]
     boxes: dict[str, dict[str, str]]
 
+    @classmethod
+    def of(
+        cls, announced: Mapping[str, wire.Announced], ask: Callable[..., Mapping[str, wire.Shared]]
+    ) -> Masks:
+        """Lets all sites that have announced keys divide their secrets among them.
+
+        `ask`: sends a kind of request with its content to all sites, of which each must answer.
+
+        Raises:
+            Lost: If a site leaves another one out.
+        """
+        keys = {c: reply.keys for c, reply in announced.items()}
+        boxes = {c: reply.boxes for c, reply in ask(wire.Shares, keys=keys).items()}
+        wrong = {c: "its shares are not for all sites" for c in keys if {*boxes[c], c} != {*keys}}
+        if wrong:
+            raise Lost(wrong)
+        return cls(context_of(next(iter(announced.values())), [*keys]), keys, boxes)
+
     def for_site(self, site: str) -> dict[str, str]:
         """What a site is sent with its message."""
         return {other: given[site] for other, given in self.boxes.items() if other != site}
+
+    def rest(
+        self, sent: Sequence[str], replies: Mapping[str, wire.Unmasked], length: int, **kind: Any
+    ) -> Any:
+        """What to add to the sum of what some sites have sent, so that no mask is left in it.
+
+        Raises:
+            ValueError: If the shares do not fit together.
+        """
+        shares = {c: reply.shares for c, reply in replies.items()}
+        return unmasked(self.context, self.keys, sent, shares, length, **kind)
 
 
 @dataclass(eq=False)
@@ -116,17 +145,15 @@ class Requests:
             return Masks("", {}, {})
         asked = self.of_phase(wire.Keys, current, where, cohort=sites)
         announced = self.needed(asked)
-        keys = {c: reply.keys for c, reply in announced.items()}
         for before in {tuple(reply.given) for reply in announced.values()}:
             if not self.attendance.summed and len(before) >= FEWEST and {*before} < {*sites}:
                 self.attendance.summed = before
                 raise Lost({})
-        shares = self.of_phase(wire.Shares, current, where, keys=keys)
-        boxes = {c: reply.boxes for c, reply in self.needed(shares).items()}
-        wrong = {c: "its shares are not for all sites" for c in sites if {*boxes[c], c} != {*sites}}
-        if wrong:
-            raise Lost(wrong)
-        return Masks(context_of(asked[sites[0]], sites), keys, boxes)
+
+        def ask(kind: type[wire.Shares], **more: Any) -> dict[str, wire.Shared]:
+            return self.needed(self.of_phase(kind, current, where, **more))
+
+        return Masks.of(announced, ask)
 
     def unmasked(
         self, current: Round, where: Mapping[str, int], masks: Masks, packets: dict[str, Packet]
@@ -145,9 +172,8 @@ class Requests:
         replies, why = self.caller.all(asked)
         if len(replies) < needed(len(masks.keys)):
             raise Lost(why)
-        shares = {c: reply.shares for c, reply in replies.items()}
         try:
-            rest = unmasked(masks.context, masks.keys, sites, shares, length)
+            rest = masks.rest(sites, replies, length)
         except ValueError as error:
             raise SiteError(
                 f"Round {current.number + 1} cannot be summed ({first_line(error)}): a site gives "
@@ -408,7 +434,7 @@ class Coordinator:
         return self.caller.request(wire.Evaluate, site, split=split, trained=trained, **place)
 
     def _commit(self, where: dict[str, int], trained: Sequence[str]) -> None:
-        asked, progress = {}, self.progress
+        asked, progress = dict[str, wire.Commit](), self.progress
         for site in trained:
             at = progress.at[site]
             rounds = sorted({at, *(one[site] for one in progress.rounds.values())} - {START})
@@ -441,9 +467,8 @@ class Coordinator:
         """
         self.attendance.say("tests", rounds)
         self._turn += 1
-        at = self.progress.rounds.get(rounds - 1 if selected is None else selected)
-        at = self.progress.at if at is None else at
-        self._at = at
+        last = rounds - 1 if selected is None else selected
+        at = self._at = self.progress.rounds.get(last, self.progress.at)
         where = {"round": rounds, "attempt": self._turn}
         chosen = {"selected": START if selected is None else selected}
         tested: Metrics = {}

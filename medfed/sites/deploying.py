@@ -253,10 +253,9 @@ def deployment_of(keys: sections.Section, typed: Sequence[str]) -> Deployment:
         return Deployment(*named, terms=terms, onboard=site)
     study = None if keys.study is None else read_plan(Path(str(keys.study)).expanduser())
     plan = None if study is None else msgspec.to_builtins(study.agreed)
-    agreed, coordinator_only, said = agreement.Agreed.of(
-        typed, [str(site) for site in keys.sites], bool(keys.cut), plan
-    )
-    for line in said:
+    what = typed, [*map(str, keys.sites)], bool(keys.cut), plan
+    agreed, coordinator_only, remarks = agreement.Agreed.of(*what)
+    for line in remarks:
         _print(line)
     config = agreed.config()
     method = str(config.algorithm["_target_"]).rpartition(".")[2].lower()
@@ -341,9 +340,8 @@ class Follower:
 
     def _last(self) -> str:
         """The latest checkpoint, which shows whether a job made progress."""
-        return max(
-            (path.name for path in RunFolder(Path(self.deployment.folder)).rounds), default=""
-        )
+        rounds = RunFolder(Path(self.deployment.folder)).rounds
+        return max((path.name for path in rounds), default="")
 
     def _job(self, deployment: Deployment, scratch: Path) -> str | None:
         """Runs one job; returns why it failed, ``None`` if the run has finished."""

@@ -35,20 +35,14 @@ class Refusal(Exception):  # noqa: N818 - it becomes a reply
 
 
 class Agreement(Protocol):
-    """What a site must know of its workplace: see :class:`medfed.sites.site.ConfiguredSite`.
-
-    `rounds`: how many rounds are agreed on.
-    """
+    """What a site must know of its workplace: see :class:`medfed.sites.site.ConfiguredSite`."""
 
     name: str  # the site
+    rounds: int  # how many are agreed on
     members: Sequence[str] | None  # all sites of the agreement, in order; ``None``: any
     joins: int  # steps that the site may take as the last one, which joins; 0: it trains with all
     parts: Sequence[Part | Separate]  # the parts of a study of statistics; none: it trains
     policy: Policy  # what the site allows
-
-    @property
-    def rounds(self) -> int:
-        """See above."""
 
     def greeting(self) -> wire.Greeting:
         """Returns the facts that all sites must share."""

@@ -123,17 +123,12 @@ def write_install(folder: Path, lock: Path | None = None) -> None:
     files.write_text(folder / LOCK, "\n".join([*places, *(line for *_, line in locked), ""]))
     known = {d.name.lower().replace("_", "-"): d.metadata.json for d in metadata.distributions()}
     licences = {n: m.get("license_expression") or m.get("license", "") for n, m in known.items()}
-    parts = [
-        (
-            name,
-            version,
-            str(licences.get(name, "")).split("\n")[0],
-            re.findall(r"sha256:(\w{64})", line),
-        )
-        for name, version, line in locked
-    ]
-    words = {"version": medfed.__version__, "parts": parts}
-    files.write_text(folder / "sbom.cdx.json", files.filled(TEMPLATES / "sbom.json", **words))
+    parts = []
+    for name, version, line in locked:
+        licence, *_ = str(licences.get(name, "")).split("\n")
+        parts.append((name, version, licence, re.findall(r"sha256:(\w{64})", line)))
+    bill = files.filled(TEMPLATES / "sbom.json", version=medfed.__version__, parts=parts)
+    files.write_text(folder / "sbom.cdx.json", bill)
     shutil.copyfile(TEMPLATES / "install.sh", folder / "install.sh")
     written = sorted(path for path in folder.rglob("*") if path.is_file())
     sums = (f"{files.sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in written)

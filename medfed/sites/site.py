@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import torch
 
@@ -52,9 +52,6 @@ from medfed.standalone.errors import CheckpointError, CodecError, DataError
 from medfed.standalone.neighbours import store_in
 from medfed.studies.parts import Part, Separate
 
-if TYPE_CHECKING:
-    from medfed.sites.site_folder import SiteFolder
-
 Kept = dict[str, Any]
 
 
@@ -68,6 +65,27 @@ class _Round(TypedDict):
     client: dict[str, dict[str, Any]]
 
 
+class Keeper(Protocol):
+    """Keeps a site's results in its folder."""
+
+    def begin(self, site: Site, asked: wire.Begin) -> None:
+        """Called at the start of a session."""
+
+    def guard(self, site: Site) -> None:
+        """Called when the site has joined a federation, before it trains."""
+
+    def after(self, site: Site, asked: Request, reply: Reply) -> None:
+        """Called before the answer to a request leaves; an error it raises becomes the answer."""
+
+    def joined(
+        self, site: Site, newcomer: Newcomer, model: Tensors, metrics: dict[str, float]
+    ) -> None:
+        """Called with the model of a site that has joined a trained federation."""
+
+    def epsilon(self, site: Site) -> float | None:
+        """Returns what the run has spent on the site's patients, if it may be said."""
+
+
 @dataclass(eq=False)
 class Site:
     """Answers a coordinator; see :class:`medfed.sites.wire.Answers`.
@@ -79,7 +97,7 @@ class Site:
 
     workplace: Agreement
     folder: Path
-    keeper: SiteFolder | None = None
+    keeper: Keeper | None = None
     signer: masks.Signer | None = None
     counted: policy.Counted | None = None
 
@@ -234,10 +252,8 @@ class Site:
         self.gate.tested = self.gate.tested or is_test
         loss = self.client.training_loss if asked.trained else None
         module.losses = {} if loss is None else {self.name: loss}
-        diverged = bool(module.diverged({self.name: self.metrics}))
-        return wire.Measured.to(
-            asked, metrics=_leaving(self.metrics), diverged=diverged, point=point, small=small
-        )
+        diverged, metrics = bool(module.diverged({self.name: self.metrics})), _leaving(self.metrics)
+        return wire.Measured.to(asked, metrics=metrics, diverged=diverged, point=point, small=small)
 
     @_reply.register
     def _across(self, asked: wire.Across) -> Reply:
@@ -278,14 +294,10 @@ class Site:
             digest_file(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
         self.gate.here = asked.round
-        loss = self.client.training_loss
         epsilon = None if self.keeper is None else self.keeper.epsilon(self)
-        return wire.Committed.to(
-            asked,
-            **self._spent(),
-            loss=None if loss is None else scores.rounded(loss),
-            epsilon=epsilon,
-        )
+        if (loss := self.client.training_loss) is not None:
+            loss = scores.rounded(loss)
+        return wire.Committed.to(asked, **self._spent(), loss=loss, epsilon=epsilon)
 
     @_reply.register
     def _load(self, asked: wire.Load) -> Reply:
@@ -425,6 +437,7 @@ class ConfiguredSite:
 
     def __post_init__(self) -> None:
         policy.check_study(self.policy, self.config)
+        self.rounds = self.config.rounds
         self._greeting: Greeting | None = None
         self._start = start.Start()
         self._statements: list[bytes | None] = []
@@ -438,11 +451,6 @@ class ConfiguredSite:
         sites = None if agreed.cut else agreed.sites
         config = file.config(agreed)
         return cls(config, file.site, sites, file.policy, agreed.sites, agreed.joins)
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds are agreed on."""
-        return self.config.rounds
 
     def greeting(self) -> Greeting:
         """Reads configuration and data once; returns the facts that all sites must share."""

@@ -147,9 +147,8 @@ class SiteFolder:
                 packet = Packet.from_bytes(body, site.federation.most_elements)
                 count(self._of_round, packet, number, packet.phase, self.name, way)
         elif isinstance(asked, wire.Commit):
-            begun = [
-                e for e in self.ledger.entries if e.round < number or e.phase == "preprocessing"
-            ]
+            every = self.ledger.entries
+            begun = [e for e in every if e.round < number or e.phase == "preprocessing"]
             self.ledger = Ledger([*begun, *self._of_round.entries])
             files.write_text(run.ledger_csv, self.ledger.to_csv())
             self._spent = site.client.steps_done, site.client.passes

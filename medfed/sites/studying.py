@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from medfed.common.console import shown, size
 from medfed.common.floors import LEAST, TIMES
@@ -28,6 +30,7 @@ from medfed.records.bundles import packed, unpacked
 from medfed.run import assembly
 from medfed.sites import calls, masks, wire
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints
+from medfed.sites.coordinator import Lost, Masks
 from medfed.sites.gate import Refusal
 from medfed.sites.policy import COUNTED, Counted, Policy, VetoError, check_noise
 from medfed.sites.site import Site, versions_here
@@ -263,14 +266,10 @@ class Conductor:
         calls.greet(caller)
         facts, _, _ = calls.agree_on_data(caller, _nothing())
         clients = [wire.Client(c, of.num_samples) for c, of in facts.items()]
-        begin = wire.Begin
-        caller.everyone(
-            {c: caller.request(begin, c, job=self.job, clients=clients) for c in caller.sites}
-        )
+        caller.everyone(caller.requests(wire.Begin, caller.sites, job=self.job, clients=clients))
         for name, body in self.bundles.items():
             _log.info("Sends %s, %s, to each site.", name, size(len(body)))
-            ask = caller.request
-            caller.everyone({c: ask(wire.Bring, c, of=name, body=body) for c in caller.sites})
+            caller.everyone(caller.requests(wire.Bring, caller.sites, of=name, body=body))
         tables: list[Table] = []
         every = [*parts(self.plan)]
         for number, part in enumerate(every):
@@ -284,10 +283,8 @@ class Conductor:
         return tables
 
     def _estimates(self, number: int, part: Separate) -> list[Table]:
-        asked = {
-            c: self.caller.request(wire.Ask, c, round=number, body=b"[]") for c in self.caller.sites
-        }
-        replies, why = self.caller.all(asked, self.caller.terms.timeout)
+        asked = self.caller.requests(wire.Ask, self.caller.sites, round=number, body=b"[]")
+        replies, why = self.caller.all(asked)
         each = {}
         for site, reply in replies.items():
             try:
@@ -327,36 +324,33 @@ class Conductor:
         self, where: Mapping[str, int], body: bytes, sites: list[str]
     ) -> tuple[Whole | None, dict[str, str]]:
         """Makes keys, shares and the sum; ``None`` if a site is lost too early."""
-        ask, seconds = self.caller.request, self.caller.terms.timeout
-        asked = {c: ask(wire.Keys, c, cohort=sites, **where) for c in sites}
-        announced, why = self.caller.all(asked, seconds)
-        if why:
-            return None, why
-        keys = {c: reply.keys for c, reply in announced.items()}
-        shared, why = self.caller.all(
-            {c: ask(wire.Shares, c, keys=keys, **where) for c in sites}, seconds
+        requests, least = self.caller.requests, masks.needed(len(sites))
+
+        def ask(kind: Any, **more: Any) -> dict[str, Any]:
+            replies, why = self.caller.all(requests(kind, sites, **where, **more))
+            if why:
+                raise Lost(why)
+            return replies
+
+        try:
+            announced = ask(wire.Keys, cohort=sites)
+            hidden = Masks.of(announced, ask)
+        except Lost as lost:
+            return None, lost.why
+        asked = requests(wire.Ask, sites, body=body, **where)
+        replies, why = self.caller.all(
+            {c: replace(one, boxes=hidden.for_site(c)) for c, one in asked.items()}
         )
-        if why:
+        sizes = Counter(len(reply.body) for reply in replies.values()).most_common(1)
+        odd = [c for c, r in replies.items() if len(r.body) != sizes[0][0] or len(r.body) % 8]
+        why |= dict.fromkeys(odd, "its numbers are not as many as those of the others")
+        if odd or len(replies) < least:
             return None, why
-        boxes = {c: {o: shared[o].boxes[c] for o in sites if o != c} for c in sites}
-        told, why = self.caller.all(
-            {c: ask(wire.Ask, c, body=body, boxes=boxes[c], **where) for c in sites}, seconds
-        )
-        if len(told) < masks.needed(len(sites)) or not told:
-            return None, why
-        there = [*told]
-        given, lost = self.caller.all(
-            {c: ask(wire.Unmask, c, sent=there, **where) for c in there}, seconds
-        )
-        if len(given) < masks.needed(len(sites)):
-            return None, why | lost
-        vectors = [np.frombuffer(reply.body, "<u8") for reply in told.values()]
-        length = len(vectors[0])
-        if any(len(vector) != length for vector in vectors):
-            raise SiteError("Two sites send numbers of other lengths; check their versions.")
-        context = masks.context_of(asked[sites[0]], sites)
-        shares = {c: reply.shares for c, reply in given.items()}
-        rest = masks.unmasked(context, keys, there, shares, length, _MASKED)
+        given, gone = self.caller.all(requests(wire.Unmask, replies, sent=[*replies], **where))
+        if len(given) < least:
+            return None, why | gone
+        vectors = [np.frombuffer(reply.body, "<u8") for reply in replies.values()]
+        rest = hidden.rest([*replies], given, len(vectors[0]), kind=_MASKED)
         total = np.stack([*vectors, rest]).sum(axis=0, dtype=_MASKED)
         return np.asarray(total.view(np.int64)), why
 

@@ -8,12 +8,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from medfed.commands.deploy import main
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.main import keep_bundle
 from medfed.federation.wire.ledger import Ledger
 from medfed.run.onboarding import onboard
+from medfed.sites import wire
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.deploying import FINISHED, STOPPED, Deployment, outcome, run_coordinator
 from medfed.sites.newcomers import agreed_for
@@ -121,6 +123,30 @@ def test_another_configuration_and_a_site_that_is_not_there_stop_it(done):
     assert how == STOPPED
     assert f"Site {NEW} has another configuration than the run: " in why
     assert joined(root, order, Direct({}))[1].startswith(f"{NEW}: it did not answer")
+
+
+@pytest.mark.parametrize(
+    ("claimed", "why"),
+    [({"auroc": 3.0}, "its auroc is 3."), ({"made_up": 0.5}, "it has other metrics.")],
+    ids=["impossible", "unknown"],
+)
+def test_a_hospital_with_metrics_that_it_cannot_have_is_named(claimed, why, done):
+    root, _ = done
+    agreed = agreed_for(root / "server", NEW, STEPS)
+    honest, before = at(root, NEW, agreed).sites[NEW], left_in(root / "server")
+    record = (root / "server" / "onboarding.json").read_bytes()
+
+    class Lying:
+        def answer(self, request: bytes) -> bytes:
+            reply = wire.Reply.from_bytes(honest.answer(request))
+            if isinstance(reply, wire.Joined) and reply.metrics:
+                reply = replace(reply, metrics={**reply.metrics, **claimed})
+            return reply.to_bytes()
+
+    order = Deployment("clinical", agreed.record(), str(root / "server"), onboard=NEW)
+    assert joined(root, order, Direct({NEW: Lying()})) == (STOPPED, f"{NEW}: {why}")
+    assert left_in(root / "server") == before
+    assert (root / "server" / "onboarding.json").read_bytes() == record
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,31 @@ def test_a_site_that_is_lost_is_named_and_the_sum_is_that_of_the_others(tables, 
     assert plain(found) == plain(simulation(tables, plan, without="delta"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "lie", "why"),
+    [
+        (wire.Shared, {"boxes": {}}, "its shares are not for all sites"),
+        (wire.Told, {"body": bytes(16)}, "its numbers are not as many as those of the others"),
+        (wire.Told, {"body": b"odd"}, "its numbers are not as many as those of the others"),
+    ],
+    ids=["no_shares", "few_numbers", "no_numbers"],
+)
+def test_a_site_that_lies_in_a_sum_is_named_and_left_out(kind, lie, why, tables, tmp_path):
+    plan = Plan({"age": PLAN.columns["age"]})
+    transport = sites(tables, tmp_path, plan)
+    honest = transport.sites["delta"]
+
+    class Lying:
+        def answer(self, request: bytes) -> bytes:
+            reply = wire.Reply.from_bytes(honest.answer(request))
+            return (replace(reply, **lie) if isinstance(reply, kind) else reply).to_bytes()
+
+    transport.sites["delta"] = Lying()
+    found, remarks = conducted(transport, plan)
+    assert remarks == [f"delta took no part in age: {why}."]
+    assert plain(found) == plain(simulation(tables, plan, without="delta"))
+
+
 def test_a_study_trains_nothing_and_measures_no_model(tables, tmp_path):
     """Every other request of a coordinator is refused, also after a session has begun."""
     transport = sites(tables, tmp_path)

@@ -66,8 +66,7 @@ def describe(node: Mapping[str, Any], place: str = "model.network") -> Plain:
             f"Bundles know no network {target}; they know {', '.join(_BUILDERS)}, classes of MONAI "
             "and PyTorch, and those of a plugin folder."
         )
-    plain: Plain = _plain(node, place)
-    return plain
+    return _plain_node(node, place)
 
 
 def describe_mixture(plain: Plain, places: Sequence[str], count: int, activation: str) -> Plain:
@@ -197,17 +196,15 @@ def bounded(entries: int, numbers: int) -> Iterator[None]:
         if left[what] < 0:
             raise CheckpointError("its network is far larger than its weights")
 
-    hooks = [
+    def register(_: nn.Module, __: str, tensor: Tensor | None) -> None:
+        count("numbers", 0 if tensor is None else tensor.numel())
+
+    # Whose handles remove the hooks when they are left.
+    with (
         register_module_module_registration_hook(lambda *_: count("layers", 1)),
-        register_module_parameter_registration_hook(
-            lambda _, __, tensor: count("numbers", 0 if tensor is None else tensor.numel())
-        ),
-    ]
-    try:
+        register_module_parameter_registration_hook(register),
+    ):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def check_state(network: nn.Module, state: Mapping[str, Tensor]) -> None:

@@ -128,8 +128,8 @@ def used_instances(
         if n.startswith(f"canonical.{k}.")
     }
     common = {n: t for n, t in loaded.items() if n.startswith("common.")}
-    network = describe_mixture(plain, places, len(kept), activation)
     every = {"membership": membership[kept], **common, **instances}
+    network = describe_mixture(plain, places, len(kept), activation)
     first = _names(build_network(network))
     return network, {n: every[n] for n, entry in first.items() if n == entry and n in every}
 

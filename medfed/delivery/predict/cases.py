@@ -81,8 +81,7 @@ class OutputFolder:
 
     def is_whole(self, case: Case) -> bool:
         """Whether the files of a case are complete."""
-        row = self._rows.get(case.name)
-        return row is not None and not row["error"]
+        return self._rows.get(case.name, {"error": _INTERRUPTED})["error"] == ""
 
     def is_done(self, case: Case) -> bool:
         """Whether a case was predicted from the files as they are now, and the results are here."""
@@ -123,19 +122,18 @@ class OutputFolder:
         """Says which files somebody has changed since, and which targets are to be written."""
         known, changed, moved = self._files(case.name), list[str](), list[Path]()
         for target in case.targets:
-            new = made / target.name
             if self.overwrite or not target.exists():
                 moved.append(target)
             elif target.stat().st_size != known.get(target.name):
-                kind = _compared(target, new)
+                kind = _compared(target, made / target.name)
                 if kind == "part":
                     moved.append(target)
                 elif kind == "other" and done and target.name in known:
                     changed.append(f"{target.name} was changed after the prediction")
                 elif kind == "other":
                     check_targets([target], False, ())
-        for one in changed:
-            _log.warning("%s: %s, and stays.", case.name, one)
+        for sentence in changed:
+            _log.warning("%s: %s, and stays.", case.name, sentence)
         return changed, moved
 
     def failed(self, case: Case, sentence: str) -> None:
@@ -288,8 +286,8 @@ def predict_cases(
     """Predicts cases one at a time; a bad one does not stop the others."""
     check_apart([(case.name, case.targets) for case in cases], what)
     check_place(options)
-    named = columns(predictor, unit)
-    table, left_out = _table(named, what), 0
+    named, left_out = columns(predictor, unit), 0
+    table = _table(named, what)
 
     with ExitStack() as stack:
         record = None
@@ -348,10 +346,10 @@ def _kind(column: str) -> str:
 def _table(named: Sequence[str], what: str) -> Table:
     kinds = {name: kind for name in named if (kind := _kind(name)) in _UNITS}
     heads = [f"{shown(n.removesuffix(f'_{k}'))} ({_UNITS[k][1]})" for n, k in kinds.items()]
-    table = Table(what.removesuffix("s"), *heads, "file")
-    for column in table.columns[1:-1]:
-        column.justify = "right"
-    table.columns[-1].overflow = "fold"  # a path is to be copied
+    table = Table(what.removesuffix("s"))
+    for head in heads:
+        table.add_column(head, justify="right")
+    table.add_column("file", overflow="fold")  # a path is to be copied
     return table
 
 

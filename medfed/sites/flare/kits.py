@@ -167,15 +167,13 @@ def allow(kit: Path, prefixes: Sequence[str] = PREFIXES) -> None:
     """
     local = kit / "local"
     path = local / "resources.json"
-    resources = json.loads(
-        (path if path.exists() else path.with_suffix(".json.default")).read_text()
-    )
+    usual = path.with_suffix(".json.default")
+    resources = json.loads((path if path.exists() else usual).read_text())
     listed = resources.setdefault("class_allow_list", [])
     listed += [prefix for prefix in prefixes if prefix not in listed]
     resources["allow_log_streaming"] = False
-    resources["components"] = [
-        one for one in resources["components"] if one["id"] != "site_log_streamer"
-    ]
+    parts = resources["components"]
+    resources["components"] = [one for one in parts if one["id"] != "site_log_streamer"]
     write_json(path, resources)
     rights = TEMPLATES / "authorization.json"
     write_text(local / rights.name, rights.read_text(encoding="utf-8"))
