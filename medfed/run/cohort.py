@@ -132,9 +132,10 @@ def print_plan(data: FederatedDataModule, network: str) -> None:
 
 def _table(cohort: CohortRecord) -> Table:
     title, share = _prevalence(cohort)
+    names = dict(zip(cohort.clients, map(shown, cohort.clients), strict=True))
     rows = {
         name: {
-            "client": shown(name),
+            "client": names[name],
             "patients": f"{h.patients:,} of {h.of:,}",
             "train / val / test": " / ".join(f"{n:,}" for n in h.splits.values()),
             "samples": f"{h.samples:,} of {h.samples_of:,}"

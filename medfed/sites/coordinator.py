@@ -21,7 +21,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from medfed.common.tensors import State
-from medfed.federation.federation import Round, count
+from medfed.federation.federation import Round
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.packet import Packet
 from medfed.functional.conformal import common
@@ -286,7 +286,7 @@ class Coordinator:
             values[owner] = {c: dict(metrics.get(c, {})) for c in there}
             ways: dict[str, Direction] = {c: "up" if c == owner else "down" for c in others}
             for site, way in ways.items():
-                count(federation.ledger, packet, rounds, "across", site, way)
+                federation.ledger.count(packet.sizes(), rounds, "across", site, way)
         if refused:
             _log.warning("Not every model was tested at every site: %s.", calls.sentence(refused))
         self.attendance.say("has finished", rounds)

@@ -22,7 +22,6 @@ from medfed.common.scores import Record, failures_count, undefined_in
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import Exchanged
 from medfed.federation.budget import Passes
-from medfed.federation.federation import count
 from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.reference import Newcomer
@@ -143,7 +142,7 @@ class SiteFolder:
             ways: tuple[tuple[Direction, bytes], ...] = (("down", asked.body), ("up", reply.body))
             for way, body in ways:
                 packet = Packet.from_bytes(body, site.federation.most_elements)
-                count(self._of_round, packet, number, packet.phase, self.name, way)
+                self._of_round.count(packet.sizes(), number, packet.phase, self.name, way)
         elif isinstance(asked, wire.Commit):
             begun = [
                 e for e in self.ledger.entries if e.round < number or e.phase == "preprocessing"
@@ -228,7 +227,7 @@ class SiteFolder:
         evaluation.cases, evaluation.points = dict(module.cases), dict(module.points)
         packet = Packet.from_bytes(asked.body, federation.most_elements)
         ledger = Ledger([e for e in self.ledger.entries if e.phase != "deliver"])
-        count(ledger, packet, asked.round, "deliver", self.name, "down")
+        ledger.count(packet.sizes(), asked.round, "deliver", self.name, "down")
         federation.ledger, module.next_round = ledger, asked.round
         config = place.config.replacing({"folder": str(folder)})
         experiment = self._experiment(config, module, evaluation)
