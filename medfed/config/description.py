@@ -169,12 +169,12 @@ class Privacy:
 
 
 def _keys(values: Mapping[str, Any], name: str, kind: type[_Keys], such: str) -> _Keys | None:
-    given = values.get(name)
+    keys = values.get(name)
     try:
-        return None if given is None else fit(given, kind)
+        return None if keys is None else fit(keys, kind)
     except ValueError as error:
         raise ConfigError(
-            f"privacy.{name}={given} cannot be used ({first_line(error)}); write "
+            f"privacy.{name}={keys} cannot be used ({first_line(error)}); write "
             f"privacy.{name}={such}. Its keys are {', '.join(kind.__struct_fields__)}."
         ) from error
 
