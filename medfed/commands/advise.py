@@ -86,13 +86,13 @@ def main(config: RunDescription) -> None:
         from medfed.benchmark.absence import advise_without
         from medfed.benchmark.advice import advise
 
-    asked = config.values
+    keys = config.values
     overrides = [o for o in config.overrides or () if key_of(o) not in OWN]
-    methods = list(dict.fromkeys(_listed(asked.methods)))
-    pilot: dict[str, Any] = {"folds": asked.folds, "repeats": asked.repeats}
-    pilot |= {"rounds": asked.pilot_rounds, "out": Path(str(asked.out))}
-    pilot["workers"] = asked.workers or len(os.sched_getaffinity(0))
-    if asked.without is None:
+    methods = list(dict.fromkeys(_listed(keys.methods)))
+    pilot: dict[str, Any] = {"folds": keys.folds, "repeats": keys.repeats}
+    pilot |= {"rounds": keys.pilot_rounds, "out": Path(str(keys.out))}
+    pilot["workers"] = keys.workers or len(os.sched_getaffinity(0))
+    if keys.without is None:
         advise(overrides, methods, **pilot)
     else:
-        advise_without(overrides, methods[0], sets=asked.without == "sets", **pilot)
+        advise_without(overrides, methods[0], sets=keys.without == "sets", **pilot)

@@ -24,28 +24,28 @@ def check(configs: Sequence[Section], sweep: bool) -> None:
     from medfed.benchmark.suite import check_paths, check_shard, suites, wanted_of
 
     for config in configs:
-        asked = _asked(config)
-        check_shard(asked["shard"])
-        folders, paths = asked["plugins"], asked["paths"]
+        keys = _asked(config)
+        check_shard(keys["shard"])
+        folders, paths = keys["plugins"], keys["paths"]
         if not isinstance(paths, dict):
             raise ConfigError(f"paths={paths} names no suite; write paths.SUITE={paths}.")
         check_paths(paths, suites(folders).values())
-        of = asked["suite"], asked["methods"], asked["size"], asked["arms"], folders
+        of = keys["suite"], keys["methods"], keys["size"], keys["arms"], folders
         for suite in wanted_of(*of)[0]:
             if not suite.path or paths.get(suite.name) is not None:
-                suite.chosen(asked["variants"])
+                suite.chosen(keys["variants"])
 
 
 def _asked(config: Section) -> dict[str, Any]:
     """The keys of the command as arguments of `benchmark`."""
-    asked = config.plain()
-    shard = asked["shard"]
-    return asked | {
-        "plugins": [str(Path(f).expanduser().resolve()) for f in listed(asked["plugins"])],
+    keys = config.plain()
+    shard = keys["shard"]
+    return keys | {
+        "plugins": [str(Path(f).expanduser().resolve()) for f in listed(keys["plugins"])],
         "shard": None if shard is None else str(shard),
-        "out": Path(str(asked["out"])).expanduser(),
-        "data_root": str(asked["data_root"]),
-        "workers": asked["workers"] or len(os.sched_getaffinity(0)),
+        "out": Path(str(keys["out"])).expanduser(),
+        "data_root": str(keys["data_root"]),
+        "workers": keys["workers"] or len(os.sched_getaffinity(0)),
     }
 
 
@@ -61,5 +61,5 @@ def _main(config: Section) -> None:
 @functools.wraps(_main)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command; ``paths.NAME`` may name a suite of a plugin folder."""
-    given = sys.argv[1:] if arguments is None else arguments
-    _main([f"++{a}" if a.startswith("paths.") else a for a in given])
+    words = sys.argv[1:] if arguments is None else arguments
+    _main([f"++{a}" if a.startswith("paths.") else a for a in words])

@@ -88,12 +88,12 @@ def plain(
     def decorate(run: Callable[[list[str]], Any]) -> Main:
         @wraps(run)
         def main(arguments: Sequence[str] | None = None) -> None:
-            given = list(sys.argv[1:] if arguments is None else arguments)
-            if {"-h", "--help"} & set(given) or (needs_words and not given):
+            words = list(sys.argv[1:] if arguments is None else arguments)
+            if {"-h", "--help"} & set(words) or (needs_words and not words):
                 help_of(inspect.getmodule(run).__doc__ or "")
                 return
             with one_sentence():
-                run(given)
+                run(words)
 
         return main
 
@@ -131,19 +131,19 @@ class _Command:
     def read(self, source: dict[str, Any], overrides: Sequence[str]) -> Any:
         """Checks a configuration."""
         read = describe if self.describes else checked
-        asked: Any = read(source, tuple(overrides))
-        check_made(asked.values if self.describes else asked)
-        return asked
+        config: Any = read(source, tuple(overrides))
+        check_made(config.values if self.describes else config)
+        return config
 
-    def folder(self, asked: Any) -> Path | None:
+    def folder(self, config: Any) -> Path | None:
         """Returns the run folder that a configuration names."""
-        folder = asked.folder if self.describes else asked.get("run")
+        folder = config.folder if self.describes else config.get("run")
         return None if folder is None else Path(str(folder))
 
-    def answer(self, asked: Any) -> Any:
+    def answer(self, config: Any) -> Any:
         """Runs the command within Hydra, while Hydra's log is still open."""
-        with one_sentence(self.folder(asked)):
-            return self.run(asked)
+        with one_sentence(self.folder(config)):
+            return self.run(config)
 
 
 @dataclass(frozen=True)
@@ -164,9 +164,9 @@ class _RunOfSweep:
                 with_plugins([f"plugins={literal(name)}" for name in source.get("plugins") or ()])
                 if self.marked and select(source, "trainer.accelerator") != "cpu":
                     processes.take_gpu()
-                asked = command.read(source, as_typed(hydra.overrides.task))
-                folder = command.folder(asked)
-                command.run(asked)
+                checked_config = command.read(source, as_typed(hydra.overrides.task))
+                folder = command.folder(checked_config)
+                command.run(checked_config)
             except Exception as error:
                 if os.environ.get(FULL_ERROR) == "1":
                     traceback.print_exc()
@@ -180,10 +180,10 @@ def _sweep(command: _Command, overrides: Sequence[str], engine: Engine) -> None:
     """Runs all combinations; the failure of one ends no other."""
     failed: list[tuple[Job, str]] = []
     done = 0
-    with ExitStack() as open_until_the_end:
-        sweep = open_until_the_end.enter_context(Sweep(overrides, command.name, engine))
-        said = open_until_the_end.enter_context(tempfile.TemporaryDirectory(prefix="medfed-said-"))
-        open_until_the_end.enter_context(_environment(console.SAID, said))
+    with ExitStack() as stack:
+        sweep = stack.enter_context(Sweep(overrides, command.name, engine))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="medfed-said-"))
+        stack.enter_context(_environment(console.SAID, folder))
         if command.trains:
             refuse_full(sweep.folder, known_by=RECORD)
         if engine.named:
@@ -231,13 +231,13 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
         return
     with one_sentence(), loading():
         flags = parsed(sys.argv[1:])
-        engine, given = Engine.of(flags.overrides)
-        sweeps = flags.multirun or "hydra.mode=MULTIRUN" in given
+        engine, words = Engine.of(flags.overrides)
+        sweeps = flags.multirun or "hydra.mode=MULTIRUN" in words
         if engine.named and not sweeps:
             raise errors.ConfigError(
                 f"{engine.named} is for a sweep; add -m, or leave {engine.named} out."
             )
-        overrides = to_hydra_overrides(command.with_keys(given), sweeps)
+        overrides = to_hydra_overrides(command.with_keys(words), sweeps)
         sys.argv[1:] = ["-m"] * flags.multirun + overrides
         compositions = compose_all(overrides, command.name)
         if (several := compositions[0].sweep) and not sweeps:
@@ -253,18 +253,18 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
         if sweeps:
             _sweep(command, overrides, engine)
             return
-        (asked,) = described
-        if command.trains and asked.resume is None and processes.is_first_process():
-            refuse_full(Path(asked.folder))
-        compositions[0].run(lambda _: command.answer(asked))
+        (config,) = described
+        if command.trains and config.resume is None and processes.is_first_process():
+            refuse_full(Path(config.folder))
+        compositions[0].run(lambda _: command.answer(config))
 
 
 def parsed(arguments: Sequence[str]) -> Namespace:
     """Divides a command line into Hydra's flags and the overrides.
 
     Example:
-        >>> asked = parsed(["-m", "seed=0,1", "--cfg", "job"])
-        >>> asked.multirun, asked.cfg, asked.overrides
+        >>> flags = parsed(["-m", "seed=0,1", "--cfg", "job"])
+        >>> flags.multirun, flags.cfg, flags.overrides
         (True, 'job', ['seed=0,1'])
         >>> parsed(["--multrun"])
         Traceback (most recent call last):
@@ -273,18 +273,18 @@ def parsed(arguments: Sequence[str]) -> Namespace:
 the flags are -m, --multirun, --cfg, --resolve, --package, -p, -c, --info, and everything else is \
 key=value.
     """
-    flags = [argument.split("=")[0] for argument in arguments if argument.startswith("-")]
-    if flag := next((flag for flag in flags if flag not in FLAGS), None):
+    signs = [argument.split("=")[0] for argument in arguments if argument.startswith("-")]
+    if flag := next((sign for sign in signs if sign not in FLAGS), None):
         raise errors.ConfigError(
             f"Unknown flag {flag}{errors.did_you_mean(flag, FLAGS)}; the flags are "
             f"{', '.join(FLAGS)}, and everything else is key=value."
         )
-    asked: Namespace = get_args_parser().parse_intermixed_args(list(arguments))
-    if asked.resolve and asked.cfg is None:
+    flags: Namespace = get_args_parser().parse_intermixed_args(list(arguments))
+    if flags.resolve and flags.cfg is None:
         raise errors.ConfigError(
             "--resolve has a meaning with --cfg alone; write --cfg job --resolve."
         )
-    return asked
+    return flags
 
 
 @contextmanager

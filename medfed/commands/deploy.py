@@ -29,25 +29,25 @@ _OF_A_RUN = ("sites=", "study=", "cut=", "folder=", "resume=", "provision=", "ap
 
 
 @plain(partial(print_help, NAME))
-def main(given: Sequence[str]) -> None:
+def main(words: Sequence[str]) -> None:
     """Runs the command."""
-    deploy(*split(given), given)
+    deploy(*split(words), words)
 
 
-def split(given: Sequence[str]) -> tuple[sections.Section, list[str]]:
+def split(words: Sequence[str]) -> tuple[sections.Section, list[str]]:
     """Splits a command line into this command's keys, composed and checked, and those of train."""
-    if flag := next((a for a in given if a.startswith("-")), None):
+    if flag := next((a for a in words if a.startswith("-")), None):
         raise ConfigError(
             f"medfed {NAME} takes KEY=VALUE, not {flag}: it runs one experiment; leave {flag} out."
         )
     known = set(yaml.safe_load((compose.CONFIG_DIR / f"{NAME}.yaml").read_text()))
-    rest = [a for a in given if a.partition("=")[0].partition(".")[0] not in known]
-    listed = (re.sub(r"^sites=([^\[].*)", r"sites=[\1]", a) for a in given if a not in rest)
+    rest = [a for a in words if a.partition("=")[0].partition(".")[0] not in known]
+    listed = (re.sub(r"^sites=([^\[].*)", r"sites=[\1]", a) for a in words if a not in rest)
     settings = sections.Section(description.resolved(compose.load(list(listed), NAME)))
     check.check_keys(settings)
     check.check_paths(settings.plain())
     if settings.run is not None or settings.onboard is not None:
-        _check_joining(settings, [*rest, *(a for a in given if a.startswith(_OF_A_RUN))])
+        _check_joining(settings, [*rest, *(a for a in words if a.startswith(_OF_A_RUN))])
     elif settings.sites in ("???", []) and settings.provision is None:
         raise ConfigError("Name the hospitals by sites=[NAME,NAME]: the names of their kits.")
     if settings.provision is None and settings.dry_run is None and settings.kit is None:
@@ -72,7 +72,7 @@ def _check_joining(settings: sections.Section, odd: Sequence[str]) -> None:
         )
 
 
-def deploy(keys: sections.Section, rest: Sequence[str], given: Sequence[str]) -> None:
+def deploy(keys: sections.Section, rest: Sequence[str], words: Sequence[str]) -> None:
     """Makes kits, writes a job, or runs the experiment."""
     if keys.provision is not None:
         folder = Path(keys.provision)
@@ -95,7 +95,7 @@ def deploy(keys: sections.Section, rest: Sequence[str], given: Sequence[str]) ->
     try:
         actions.carry_out(deployment, Path(keys.kit), attempts, patience)
     except KeyboardInterrupt as error:
-        again = [o for o in given if not o.startswith(("resume=", "folder="))]
+        again = [o for o in words if not o.startswith(("resume=", "folder="))]
         again += [f"resume={deployment.folder}"] * (keys.onboard is None)
         line = shlex.join(["medfed", NAME, *again])
         error.args = (f"the job was stopped at the sites, too; continue it with: {line}",)

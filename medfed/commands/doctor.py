@@ -21,10 +21,10 @@ from medfed.standalone.errors import ConfigError
 
 
 @plain(partial(print_usage, "medfed doctor"))
-def main(given: Sequence[str]) -> None:
+def main(words: Sequence[str]) -> None:
     """Runs the command."""
-    if given:
-        raise ConfigError(f"medfed doctor takes no arguments; leave {given[0]!r} out.")
+    if words:
+        raise ConfigError(f"medfed doctor takes no arguments; leave {words[0]!r} out.")
     with loading():
         from medfed.run import doctor
 

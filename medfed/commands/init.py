@@ -91,7 +91,7 @@ def guessed(path: Path, answers: Mapping[str, Any]) -> Guess:
 class Interview:
     """What is found, asked and answered; each line is printed once."""
 
-    given: Mapping[str, Any]  # keys on the command line, which nobody is asked about
+    typed: Mapping[str, Any]  # keys on the command line, which nobody is asked about
     yes: bool  # whether the best guess answers
     # The answers so far, by key; without a terminal also the best guesses, so that questions that
     # follow from them are found, too.
@@ -99,12 +99,12 @@ class Interview:
     # The questions without an answer, by key.
     open: dict[str, Question] = field(default_factory=dict)
     lines: dict[str, None] = field(default_factory=dict)  # what was printed
-    _asked: set[str] = field(default_factory=set)
+    _texts: set[str] = field(default_factory=set)
 
     @property
     def keys(self) -> dict[str, Any]:
         """All settled keys."""
-        return {**self.answers, **self.given}
+        return {**self.answers, **self.typed}
 
     def say(self, *lines: str) -> None:
         """Prints the lines that are new."""
@@ -131,9 +131,9 @@ class Interview:
 
     def settle(self, asks: Mapping[str, Question]) -> bool:
         """Settles questions by the user, or by the best guesses; says whether any is new."""
-        new = {k: q for k, q in asks.items() if k not in self.given and q.text not in self._asked}
+        new = {k: q for k, q in asks.items() if k not in self.typed and q.text not in self._texts}
         for key, question in new.items():
-            self._asked.add(question.text)
+            self._texts.add(question.text)
             value, why = question.best, "a guess, as yes=true allows"
             if not self.yes and (answer := _answer(key, question)) is not None:
                 value, why = answer, "answered"
@@ -173,8 +173,8 @@ def _answer(key: str, question: Question) -> Any:
     """What the user answers, in the spelling of a command line; None without a terminal."""
     best = question.best
     try:
-        asked = "" if best is None else _written(best)
-        typed = input(f"{_shown(question)} [{asked}] ").strip() if sys.stdin.isatty() else None
+        best_text = "" if best is None else _written(best)
+        typed = input(f"{_shown(question)} [{best_text}] ").strip() if sys.stdin.isatty() else None
     except EOFError:
         typed = None
     if not typed or typed in question.choices:
@@ -200,7 +200,7 @@ def _written(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def experiment(guess: Guess, keys: Mapping[str, Any], name: str, said: Sequence[str] = ()) -> str:
+def experiment(guess: Guess, keys: Mapping[str, Any], name: str, notes: Sequence[str] = ()) -> str:
     """Returns the yaml of an experiment upon the shipped one that fits the data."""
     base = _EXPERIMENTS.get(guess.data, f"{LIKE.get(guess.data, guess.data)}_pfednet")
     if guess.data == "image_masks":
@@ -210,8 +210,8 @@ def experiment(guess: Guess, keys: Mapping[str, Any], name: str, said: Sequence[
         made = compose.load([*_plugins(keys), f"data={guess.data}", "data.path=x"]).data._target_
         base = f"{_BASES.get(made.rpartition('.')[2], 'organs')}_pfednet"
     line = [f"experiment={base}", f"data={guess.data}", "data.path=x"]
-    asked = [f"{key}=x" for key in keys if key != "plugins"]
-    usual = compose.with_other_data([*line, *asked])[1:]
+    chosen_keys = [f"{key}=x" for key in keys if key != "plugins"]
+    usual = compose.with_other_data([*line, *chosen_keys])[1:]
     whole: dict[str, Any] = dict(o.split("=", 1) for o in usual)
     whole = {k: None if v == "null" else v for k, v in whole.items()}
     whole |= {**keys, "data": guess.data, "data.path": str(guess.path)}
@@ -220,7 +220,7 @@ def experiment(guess: Guess, keys: Mapping[str, Any], name: str, said: Sequence[
     content: dict[str, Any] = {"defaults": [base, *chosen, "_self_"], "name": name}
     for key, value in whole.items():
         sections.put(content, key, value)
-    head = "".join(f"#   {line}\n" for line in said)
+    head = "".join(f"#   {line}\n" for line in notes)
     return f"# @package _global_\n# medfed init took:\n{head}{description.as_yaml(content)}"
 
 
@@ -228,17 +228,17 @@ def module(guess: Guess, keys: Mapping[str, Any], name: str) -> tuple[Any, Any]:
     """Builds the description and the data module of training."""
     with tempfile.TemporaryDirectory() as folder:
         write_text(Path(folder, _FILE.format(name)), experiment(guess, keys, name))
-        asked = compose.described([*_plugins(keys, folder), f"experiment={name}"])
-        return asked, compose.build(asked.data)
+        config = compose.described([*_plugins(keys, folder), f"experiment={name}"])
+        return config, compose.build(config.data)
 
 
 def examined(guess: Guess, talk: Interview, name: str) -> dict[str, Any]:
     """Reads patients and first cases as training will; asks, and says what it finds."""
     answers = {k: v for k, v in talk.answers.items() if v is not None}
-    keys = {**guess.keys, **answers, **talk.given}
+    keys = {**guess.keys, **answers, **talk.typed}
     keys = {k: v for k, v in keys.items() if k not in _PLACE}
     facts: list[tuple[str, object, str]] = []
-    asked, data = module(guess, keys, name)
+    config, data = module(guess, keys, name)
     if isinstance(data, SegmentationDataModule):
         every = [case for p in data.scans.patients() for case in data.scans.cases_of(p)]
         if lacking := Counter(channel for case in every for channel in case.lacks):
@@ -254,14 +254,14 @@ def examined(guess: Guess, talk: Interview, name: str) -> dict[str, Any]:
         if few_slices and data.eval_every > 1 and "data.eval_every" not in keys:
             keys["data.eval_every"] = 1
             facts.append(("data.eval_every", 1, "few slices, so validation measures all"))
-        asked, data = module(guess, keys, name)
+        config, data = module(guess, keys, name)
         size = shapes[0], np.round(data.scans.spacing(every[0]), 2).tolist()
         facts.append(("voxels, mm", size, "sure: the first case"))
         for case in every[:2]:
             data.scans.prepared(case, data.preparation)
-    if asked.rounds < asked.evaluation.every and "evaluation.every" not in keys:
+    if config.rounds < config.evaluation.every and "evaluation.every" not in keys:
         keys["evaluation.every"] = 1
-        facts.append(("evaluation.every", 1, f"there are {asked.rounds} rounds"))
+        facts.append(("evaluation.every", 1, f"there are {config.rounds} rounds"))
     if isinstance(data, TabularDataModule) and data.outcome == "classes":
         of = data.table
         alone, _ = leaks(of.names, of.categories, of.features, of.labels)
@@ -295,7 +295,7 @@ def examined(guess: Guess, talk: Interview, name: str) -> dict[str, Any]:
     return keys
 
 
-def _asked_by(error: MedfedError) -> dict[str, Question]:
+def _questions_of(error: MedfedError) -> dict[str, Question]:
     """The question that an error is, if its sentence names a key of the data."""
     for key, value in _KEY.findall(str(error)):
         if key not in (*_PLACE, "data.reader", "data.header"):
@@ -305,10 +305,10 @@ def _asked_by(error: MedfedError) -> dict[str, Question]:
 
 
 def interviewed(
-    path: Path, given: Mapping[str, Any], name: str, yes: bool
+    path: Path, typed: Mapping[str, Any], name: str, yes: bool
 ) -> tuple[Guess, Interview, dict[str, Any]]:
     """Looks, asks and looks again, until no question is open."""
-    talk = Interview(given, yes)
+    talk = Interview(typed, yes)
     with talk.hearing():
         while True:
             try:
@@ -325,15 +325,15 @@ def interviewed(
                 talk.close()
                 return guess, talk, keys
             except MedfedError as error:
-                if talk.open or not talk.settle(_asked_by(error)):
+                if talk.open or not talk.settle(_questions_of(error)):
                     talk.close(error)
                     raise
 
 
 @plain(partial(print_usage, USAGE), needs_words=True)
-def main(given: Sequence[str]) -> None:
+def main(words: Sequence[str]) -> None:
     """Runs the command."""
-    init(given)
+    init(words)
 
 
 def init(given: Sequence[str]) -> Path:

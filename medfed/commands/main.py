@@ -35,19 +35,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _answer(given: list[str]) -> None:
-    if not given or given[0] in ("-h", "--help", "help"):
+def _answer(words: list[str]) -> None:
+    if not words or words[0] in ("-h", "--help", "help"):
         print(OVERVIEW.format(version=__version__), end="")
-    elif given[0] == "--version":
+    elif words[0] == "--version":
         print(__version__)
-    elif given[0] not in NAMES:
-        hint = did_you_mean(given[0], NAMES)
+    elif words[0] not in NAMES:
+        hint = did_you_mean(words[0], NAMES)
         known = f"the commands are {', '.join(NAMES)}."
-        print(f"error: Unknown command {given[0]!r}{hint}; {known}", file=sys.stderr)
+        print(f"error: Unknown command {words[0]!r}{hint}; {known}", file=sys.stderr)
         sys.exit(2)
     else:
         with ended_by_signals():
-            importlib.import_module(f"medfed.commands.{given[0]}").main(given[1:])
+            importlib.import_module(f"medfed.commands.{words[0]}").main(words[1:])
 
 
 def _wrong_here() -> str:

@@ -62,23 +62,23 @@ class Method(NamedTuple):
 
 
 @plain(partial(print_usage, USAGE))
-def main(given: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Runs the command."""
     with loading():
-        files = yamls([a for a in given if a.startswith("plugins=")])
-        rest = [a for a in given if not a.startswith("plugins=")]
+        files = yamls([a for a in arguments if a.startswith("plugins=")])
+        rest = [a for a in arguments if not a.startswith("plugins=")]
         names = [a for a in rest if a != "--markdown"]
-        needs = sorted({need for path in files.values() for need in said(path, "for")})
+        needs = sorted({need for path in files.values() for need in comment_words(path, "for")})
         chosen = dict.fromkeys(files) if not names else {}
         for name in names:
-            found = [n for n, path in files.items() if _bare(name) in map(_bare, words(n, path))]
-            if not found:
+            matching = [n for n, path in files.items() if _bare(name) in map(_bare, words(n, path))]
+            if not matching:
                 known = [word for n, path in files.items() for word in words(n, path)]
                 raise ConfigError(
                     f"Unknown method {name!r}{did_you_mean(name, known)}; the methods are "
                     f"{', '.join(files)}."
                 )
-            chosen |= dict.fromkeys(found)
+            chosen |= dict.fromkeys(matching)
         rows = by_family(method(name, files[name]) for name in chosen)
         if "--markdown" in rest:
             print(markdown(rows))
@@ -90,14 +90,14 @@ def main(given: Sequence[str]) -> None:
             print(f"medfed methods NEED lists those for {few(needs, 9)}.")
 
 
-def said(yaml: Path, about: str) -> dict[str, str]:
+def comment_words(yaml: Path, about: str) -> dict[str, str]:
     """Returns what a comment at the head of a yaml lists, each with what is in its parentheses.
 
     `about` is ``also``: other names, each with the overrides that it stands for; ``for``: what
     hospitals have that it is for.
 
     Example:
-        >>> said(yamls()["fedamp"], "also")
+        >>> comment_words(yamls()["fedamp"], "also")
         {'heurfedamp': 'algorithm.attention=cosine'}
     """
     listed = re.search(rf"^# {about}: (.*)$", yaml.read_text("utf-8"), re.MULTILINE)
@@ -107,7 +107,7 @@ def said(yaml: Path, about: str) -> dict[str, str]:
 
 def words(name: str, yaml: Path) -> list[str]:
     """Returns all words by which a method is found."""
-    return [name, *said(yaml, "also"), *said(yaml, "for")]
+    return [name, *comment_words(yaml, "also"), *comment_words(yaml, "for")]
 
 
 def _bare(name: str) -> str:
@@ -171,8 +171,8 @@ def print_table(methods: Sequence[Method]) -> None:
 def head(yaml: Path) -> str:
     """Returns the comment with which a yaml begins."""
     lines = itertools.takewhile(lambda s: s.startswith("#"), yaml.read_text("utf-8").splitlines())
-    told = (line for line in lines if not line.startswith(("# also: ", "# for: ")))
-    return " ".join(line.lstrip("# ") for line in told)
+    description = (line for line in lines if not line.startswith(("# also: ", "# for: ")))
+    return " ".join(line.lstrip("# ") for line in description)
 
 
 def print_page(one: Method) -> None:
@@ -180,7 +180,7 @@ def print_page(one: Method) -> None:
     from medfed.federation.card import UNPROTECTED
 
     print(f"algorithm={one.name} ({one.kind.card.family})\n")
-    for name, more in said(one.yaml, "also").items():
+    for name, more in comment_words(one.yaml, "also").items():
         print(f"  {'also ' + name:<20}{f'algorithm={one.name} {more}'.strip()}")
     for title, cell in zip(COLUMNS[1:], one.row[1:], strict=True):
         print(f"  {title:<20}{cell}")

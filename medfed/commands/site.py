@@ -45,10 +45,10 @@ USAGE = "; ".join(
 
 
 @plain(partial(print_usage, USAGE), needs_words=True)
-def main(given: Sequence[str]) -> None:
+def main(line: Sequence[str]) -> None:
     """Runs the command."""
     with loading():
-        what, *rest = given
+        what, *rest = line
         if what not in _KEYS:
             raise ConfigError(
                 f"Unknown command medfed site {what}{did_you_mean(what, _KEYS)}; the commands are "
@@ -59,9 +59,9 @@ def main(given: Sequence[str]) -> None:
         _DO[what](**keys)
 
 
-def read(what: str, given: Sequence[str]) -> dict[str, str]:
+def read(what: str, words: Sequence[str]) -> dict[str, str]:
     """Returns the keys of a command."""
-    keys = {a.partition("=")[0]: a.partition("=")[2] for a in given}
+    keys = {a.partition("=")[0]: a.partition("=")[2] for a in words}
     for key in keys:
         if key not in _KEYS[what]:
             raise ConfigError(

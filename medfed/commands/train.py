@@ -54,8 +54,8 @@ def says_how_to_go_on(config: RunDescription) -> Iterator[None]:
         from medfed.records.folder import RunFolder  # only a stopped run needs it
 
         run, how = RunFolder(Path(config.folder)), "no round was finished; start it again"
-        given = [o for o in config.overrides or () if not o.startswith("resume=")]
-        command = shlex.join(["medfed", "train", *given, f"resume={run.folder}"])
+        words = [o for o in config.overrides or () if not o.startswith("resume=")]
+        command = shlex.join(["medfed", "train", *words, f"resume={run.folder}"])
         how = "continue after the last finished round" if run.rounds else how
         opened = run.config_yaml.exists()
         error.args = (f"{how} with: {command}",) if opened else (_NOT_BEGUN,)

@@ -248,8 +248,8 @@ def _fetches(thing: Any, node: Mapping[Any, Any]) -> bool:
     except (TypeError, ValueError):
         return False  # the call itself will report the mistake
     bound.apply_defaults()
-    given = {**bound.arguments, **named}
-    return any(k.startswith("pretrained") and v not in (False, None) for k, v in given.items())
+    arguments = {**bound.arguments, **named}
+    return any(k.startswith("pretrained") and v not in (False, None) for k, v in arguments.items())
 
 
 def _refusal(key: str, target: object) -> ConfigError:

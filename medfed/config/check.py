@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -24,8 +24,9 @@ from hydra._internal.utils import _locate
 from msgspec import Meta
 
 from medfed.common.processes import Launched, launched
+from medfed.config.allowed import CONFIG_DIR
 from medfed.config.sections import listed, select, targets, walk
-from medfed.config.spelling import EXISTING, PATH_LISTS, PATHS
+from medfed.config.spelling import EXISTING, PATH_LISTS, PATHS, is_path_key, key_of
 from medfed.standalone.checks import check_known, check_limits
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from medfed.standalone.files import refuse_special
@@ -75,6 +76,18 @@ def check_types(plain: Mapping[str, Any], place: str = "", keys: Collection[str]
                     limited.append((key, node[name], hint))
     if limited:
         check_limits(limited)
+
+
+def check_chosen(source: Mapping[str, Any], overrides: Iterable[str]) -> None:
+    """Compares what the user has set with the constructors that take it.
+
+    With plugins, whose yamls may set anything, all values are compared.
+    """
+    keys = map(key_of, overrides)
+    # What chooses an option sets no value, and a path is text.
+    groups = (k for k in keys if not (CONFIG_DIR / k.partition("@")[0]).is_dir())
+    values = [k for k in groups if not is_path_key(k)]
+    check_types(source, keys=[""] if source.get("plugins") and values else values)
 
 
 def check_value(key: str, value: Any, hint: Any) -> None:

@@ -161,16 +161,16 @@ def in_folder(config: DictConfig, above: str = "", key: str = "hydra.run.dir") -
         hydra.cfg = before
 
 
-def show(asked: Namespace, overrides: Sequence[str], name: str) -> bool:
+def show(flags: Namespace, overrides: Sequence[str], name: str) -> bool:
     """Prints what ``--cfg`` or ``--info`` asks for, if there is one of these flags."""
-    if asked.cfg is None and asked.info is None:
+    if flags.cfg is None and flags.info is None:
         return False
     with initialize_config_dir(str(CONFIG_DIR), job_name=name, version_base="1.3"):
-        hydra, given = GlobalHydra.instance().hydra, list(overrides)
-        if asked.info is not None:
-            hydra.show_info(asked.info, config_name=name, overrides=given)
+        hydra, words = GlobalHydra.instance().hydra, list(overrides)
+        if flags.info is not None:
+            hydra.show_info(flags.info, config_name=name, overrides=words)
         else:
-            hydra.show_cfg(name, given, asked.cfg, asked.package, asked.resolve)
+            hydra.show_cfg(name, words, flags.cfg, flags.package, flags.resolve)
     return True
 
 
@@ -230,23 +230,23 @@ def for_other_data(
     overrides: Sequence[str], composing: Callable[[Sequence[str]], Any]
 ) -> list[str]:
     """See :func:`with_other_data`; ``composing`` composes a configuration of a few overrides."""
-    given = {key_of(o): o.partition("=")[2] for o in overrides}
-    path = given.get("data.path", "null") != "null"
-    if "experiment" not in given or not (path or "data" in given):
+    typed = {key_of(o): o.partition("=")[2] for o in overrides}
+    path = typed.get("data.path", "null") != "null"
+    if "experiment" not in typed or not (path or "data" in typed):
         return list(overrides)
     alone = composing(
         with_plugins([o for o in overrides if key_of(o) in ("experiment", "plugins")])
     )
     data = alone.hydra.runtime.choices.data
     generated = written(alone.data).get("path") is None
-    if (chosen := given.get("data", data)) == data:
+    if (chosen := typed.get("data", data)) == data:
         is_other = path and generated
     else:  # a plugin's may have a path of its own
         file = CONFIG_DIR / "data" / f"{chosen}.yaml"
         is_other = path or not file.is_file() or OmegaConf.is_missing(OmegaConf.load(file), "path")
-    if any(re.match(r"partition(?!\.num_clients$)(?=$|[.@])", key) for key in given):
-        given["partition"] = given["partition.protocol"] = ""
-    more = [o for o in alone.on_other_data if not {key_of(o), f"data.{key_of(o)}"} & given.keys()]
+    if any(re.match(r"partition(?!\.num_clients$)(?=$|[.@])", key) for key in typed):
+        typed["partition"] = typed["partition.protocol"] = ""
+    more = [o for o in alone.on_other_data if not {key_of(o), f"data.{key_of(o)}"} & typed.keys()]
     return [*overrides, *(more if is_other else ())]
 
 
@@ -254,8 +254,8 @@ def of_the_method(config: DictConfig, overrides: Sequence[str]) -> list[str]:
     """What an experiment sets for the chosen method alone, but for what the user has set."""
     method = config.hydra.runtime.choices.get("algorithm")
     of_method = (written(config).get("by_method") or {}).get(method) or ()
-    given = {o.partition("=")[0].lstrip("+") for o in overrides}
-    return [o for o in of_method if o.partition("=")[0] not in given]
+    typed = {o.partition("=")[0].lstrip("+") for o in overrides}
+    return [o for o in of_method if o.partition("=")[0] not in typed]
 
 
 def source_of(config: DictConfig) -> dict[str, Any]:
@@ -307,13 +307,13 @@ def compose_all(overrides: Sequence[str], name: str = "train") -> list[Compositi
     parsed = parse(overrides, "The command line")
     values = [values_of(o) for o in parsed]
     single = [each[0] for each in values]
-    asked = [single]
+    lines = [single]
     for i, each in enumerate(values):
-        asked += [[*single[:i], value, *single[i + 1 :]] for value in each[1:]]
+        lines += [[*single[:i], value, *single[i + 1 :]] for value in each[1:]]
     sweeps = [o for o in parsed if o.is_sweep_override()]
     sweep = str(sweeps[0].input_line) if sweeps else ""
-    made = [replace(_composed(each, name), sweep=sweep) for each in asked]
-    for each, one in zip(asked, made, strict=True):
+    made = [replace(_composed(each, name), sweep=sweep) for each in lines]
+    for each, one in zip(lines, made, strict=True):
         _check_experiment(each, one.config)
     return made
 
@@ -461,18 +461,18 @@ def _check_needed(overrides: Sequence[str], config: DictConfig) -> None:
 
 def _check_experiment(overrides: Sequence[str], config: DictConfig) -> None:
     """Refuses an experiment whose settings are for data of another kind than those chosen."""
-    choices, given = config.hydra.runtime.choices, {key_of(o): o for o in overrides}
+    choices, typed = config.hydra.runtime.choices, {key_of(o): o for o in overrides}
     file = CONFIG_DIR / "data" / f"{choices.get('data')}.yaml"
-    if not {"experiment", "data"} <= given.keys() or not file.is_file():
+    if not {"experiment", "data"} <= typed.keys() or not file.is_file():
         return
     has, known = written(config.data), written(OmegaConf.load(file))
     extra = [f"data.{key}" for key in has if key not in known]
     reader, usual = has.get("reader"), known.get("reader") or {}
     if isinstance(reader, dict) and usual.get("_target_") == reader.get("_target_"):
         extra += [f"data.reader.{key}" for key in reader if key not in usual]
-    if extra := [key for key in extra if key not in given]:
+    if extra := [key for key in extra if key not in typed]:
         raise ConfigError(
-            f"{given['experiment']} sets {few(extra, 4)}, which data={choices.data} does not have: "
+            f"{typed['experiment']} sets {few(extra, 4)}, which data={choices.data} does not have: "
             "it is for data of another kind. medfed init writes an experiment for yours."
         )
 

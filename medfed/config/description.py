@@ -17,10 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from medfed.common.schemas import fit
-from medfed.config.allowed import CONFIG_DIR, check_targets
-from medfed.config.check import check_missing, check_types, check_values
-from medfed.config.sections import Section, leaves, optional, put
-from medfed.config.spelling import is_path_key
+from medfed.config.allowed import check_targets
+from medfed.config.check import check_chosen, check_missing, check_values
+from medfed.config.sections import Section, leaves, put
 from medfed.standalone.errors import ConfigError, first_line
 
 
@@ -76,19 +75,14 @@ def resolved(node: Any, place: str = "") -> dict[str, Any]:
 def checked(config: Any, overrides: Iterable[str] = ()) -> Section:
     """Checks everything that needs only the configuration, for any command.
 
-    `overrides` are what the user has set, which is compared with the constructors that take it;
-    with plugins, whose yamls may set anything, all values are.
+    `overrides` are what the user has set; see :func:`~.check.check_chosen`.
     """
     source = written(config)
     check_targets(source)
     check_missing(source)
     values = resolved(source)
     check_values(values)
-    keys = [o.partition("=")[0].lstrip("+~") for o in overrides]
-    # What chooses an option sets no value, and a path is text.
-    is_group = ((CONFIG_DIR / key.partition("@")[0]).is_dir() for key in keys)
-    keys = [k for k, group in zip(keys, is_group, strict=True) if not group and not is_path_key(k)]
-    check_types(source, keys=[""] if values.get("plugins") and keys else keys)
+    check_chosen(source, overrides)
     return Section(values)
 
 
@@ -175,12 +169,12 @@ class Privacy:
 
 
 def _keys(values: Mapping[str, Any], name: str, kind: type[_Keys], such: str) -> _Keys | None:
-    given = values.get(name)
+    keys = values.get(name)
     try:
-        return None if given is None else fit(given, kind)
+        return None if keys is None else fit(keys, kind)
     except ValueError as error:
         raise ConfigError(
-            f"privacy.{name}={given} cannot be used ({first_line(error)}); write "
+            f"privacy.{name}={keys} cannot be used ({first_line(error)}); write "
             f"privacy.{name}={such}. Its keys are {', '.join(kind.__struct_fields__)}."
         ) from error
 
@@ -276,7 +270,7 @@ def _typed(
     try:
         typed: dict[str, Any] = {"source": source, "values": whole, "overrides": overrides}
         typed |= {
-            **{key: optional(whole, key) for key in ("canonical", "adapters", "aggregation")},
+            **{key: whole.chosen(key) for key in ("canonical", "adapters", "aggregation")},
             **{key: tuple(map(str, values.get(key) or ())) for key in ("keep_out", "plugins")},
             "privacy": Privacy.of(values["privacy"]),
             "folder": str(values["folder"]),

@@ -48,6 +48,18 @@ class Section(Mapping[str, Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         return Section, (self._values, self.place, self.checked)
 
+    def chosen(self, key: str) -> Section | None:
+        """Returns a section if it has a ``_target_``, otherwise ``None``: nobody chose it.
+
+        An experiment may set keys of a section that is not chosen; they have no effect.
+
+        Example:
+            >>> Section({"canonical": {"count": 2}}).chosen("canonical") is None
+            True
+        """
+        section = self.get(key)
+        return section if isinstance(section, Section) and "_target_" in section else None
+
     def plain(self) -> dict[str, Any]:
         """Returns a copy of the section as mappings and lists."""
         return copy.deepcopy(dict(self._values))
@@ -147,19 +159,6 @@ def targets(plain: Any, place: str = "") -> list[tuple[str, Mapping[Any, Any]]]:
         for key, value in walk(plain, place)
         if isinstance(value, Mapping) and "_target_" in value
     ]
-
-
-def optional(whole: Mapping[str, Any], key: str) -> Section | None:
-    """Returns a section if it has a ``_target_``, otherwise ``None``.
-
-    An experiment may set keys of a section that is not chosen; they have no effect.
-
-    Example:
-        >>> optional(Section({"canonical": {"count": 2}}), "canonical") is None
-        True
-    """
-    section = whole.get(key)
-    return section if isinstance(section, Section) and "_target_" in section else None
 
 
 _PLACES = (

@@ -164,12 +164,12 @@ class Sweep:
         self._open = ExitStack()
         place = initialize_config_dir(str(CONFIG_DIR), job_name=self.name, version_base="1.3")
         self._open.enter_context(place)
-        asked = [*self.overrides, "hydra.mode=MULTIRUN"]
-        config = self._compose(asked)
+        overrides = [*self.overrides, "hydra.mode=MULTIRUN"]
+        config = self._compose(overrides)
         with compose.in_folder(config, key="hydra.sweep.dir"):
             self.folder = Path(str(config.hydra.runtime.output_dir))
         if self.engine.launcher:
-            config = self._with_launcher(asked)
+            config = self._with_launcher(overrides)
         self.config = config
         self.jobs = list(self._jobs())
         return self
@@ -186,10 +186,10 @@ class Sweep:
         )
         return config
 
-    def _with_launcher(self, asked: Sequence[str]) -> DictConfig:
+    def _with_launcher(self, overrides: Sequence[str]) -> DictConfig:
         # Else each process would give the folder the time of its own start.
         fixed = f"hydra.sweep.dir={literal(str(self.folder))}"
-        chosen = [*asked, fixed, _KEY_OF_LAUNCHER + self.engine.launcher]
+        chosen = [*overrides, fixed, _KEY_OF_LAUNCHER + self.engine.launcher]
         known = [f"hydra.launcher.{key}" for key in self._compose(chosen).hydra.launcher]
         for key in (setting.partition("=")[0] for setting in self.engine.settings):
             if not key.startswith(tuple(known)):
@@ -276,15 +276,15 @@ class Sweep:
         launcher = Plugins.instance().instantiate_launcher(
             hydra_context=context, task_function=run, config=self.config
         )
-        asked = [self.composed(job)[0] for job in self.jobs]
+        lines = [self.composed(job)[0] for job in self.jobs]
         logging.getLogger("hydra_plugins").setLevel(logging.WARNING)
         if self.engine.launcher == "joblib":
-            done = launcher.launch(asked, initial_job_idx=0)
+            done = launcher.launch(lines, initial_job_idx=0)
             yield from ((job, _result(each)) for job, each in zip(self.jobs, done, strict=True))
             return
         # One submission each: that of all would end with the first job that SLURM ends.
         results: SimpleQueue[tuple[Job, str]] = SimpleQueue()
-        free = Semaphore(self.config.hydra.launcher.get("array_parallelism") or len(asked))
+        free = Semaphore(self.config.hydra.launcher.get("array_parallelism") or len(lines))
 
         def submit(job: Job, overrides: list[str]) -> None:
             with free:
@@ -294,10 +294,10 @@ class Sweep:
                 except Exception as error:
                     results.put((job, first_line(error)))
 
-        for each in zip(self.jobs, asked, strict=True):
+        for each in zip(self.jobs, lines, strict=True):
             Thread(target=submit, args=each, daemon=True).start()
         try:
-            for _ in asked:
+            for _ in lines:
                 yield results.get()
         except BaseException:
             if self.engine.launcher == "submitit_slurm":

@@ -31,7 +31,7 @@ from medfed.federation.variances import pooled_variances, second_moments
 from medfed.federation.wire.channel import Channel, Memory, MessageContext
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
 from medfed.federation.wire.fixed_point import FEWEST, PhaseReplies
-from medfed.federation.wire.ledger import Direction, Entry, Ledger
+from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.message import KINDS, Message
 from medfed.federation.wire.packet import Packet
 from medfed.standalone.errors import CodecError, ConfigError, NonFiniteError, few
@@ -246,7 +246,7 @@ class Federation:
     def count_delivery(self, round: int, clients: Sequence[str] | None = None) -> None:
         """Adds the delivery of the final result to every client, or to some, to the ledger."""
         for client in self.ids if clients is None else clients:
-            count(self.ledger, self.delivery(client), round, "deliver", client, "down")
+            self.ledger.count(self.delivery(client).sizes(), round, "deliver", client, "down")
 
     def digests(self) -> dict[str, str]:
         """Returns a hash of the states of the server and of each client of this process.
@@ -320,11 +320,11 @@ class Round:
             replies: Of all recipients.
             check: Sees the decoded replies before the server; what it raises ends the round.
         """
-        federation, phase = self.federation, self.phase
+        federation, phase, ledger = self.federation, self.phase, self.federation.ledger
         for client in self.recipients:
             # In the order of the cohort, not of arrival: so every runtime has the same ledger.
-            count(federation.ledger, self._sent[client], self.number, phase, client, "down")
-            count(federation.ledger, replies[client], self.number, phase, client, "up")
+            ledger.count(self._sent[client].sizes(), self.number, phase, client, "down")
+            ledger.count(replies[client].sizes(), self.number, phase, client, "up")
         decode, before = federation.channel.decode, federation.memory["up"]
         # Large replies are decoded again whenever they are read: the bytes of all and the tensors
         # of one are in memory, not the tensors of all.
@@ -445,14 +445,6 @@ def check_model(algorithm: Algorithm, local: LocalClient, model: Tensors) -> Non
             "has trained; keep what Client.train returns as a whole, or in two parts by "
             "client.split.split."
         )
-
-
-def count(
-    ledger: Ledger, packet: Packet, round: int, phase: str, client: str, direction: Direction
-) -> None:
-    """Adds the bytes of a packet to a ledger."""
-    sizes = packet.sizes().items()
-    ledger.add(*(Entry(round, phase, client, direction, part, *both) for part, both in sizes))
 
 
 def _digest(state: State, memory: State) -> str:

@@ -30,7 +30,7 @@ from medfed.federation.algorithm import Algorithm, ClientInfo, Cohort
 from medfed.federation.budget import LocalBudget, OptimizerFactory, SchedulerFactory
 from medfed.federation.client import Batch, ClientData
 from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.federation import Federation, check_reply, count
+from medfed.federation.federation import Federation, check_reply
 from medfed.federation.hospital import ArrayClient, Batched, Hospital
 from medfed.federation.local_client import LocalClient
 from medfed.federation.missing_channels import entries_reading
@@ -334,7 +334,7 @@ class Newcomer:
         check_reply(algorithm, reply)
         place, memory = MessageContext(client.id, OUTSIDE, self.phase), client.memory
         encoded, memory["up"] = self.federation.channel.encode(reply, "up", place, memory["up"])
-        count(self.ledger, encoded, OUTSIDE, encoded.phase, client.id, "up")
+        self.ledger.count(encoded.sizes(), OUTSIDE, encoded.phase, client.id, "up")
         self.phase += 1
         return encoded
 
@@ -348,7 +348,7 @@ class Newcomer:
     def _received(self, packet: Packet) -> Message:
         memory = self.client.memory
         message, memory["down"] = self.federation.channel.decode(packet, "down", memory["down"])
-        count(self.ledger, packet, OUTSIDE, packet.phase, self.client.id, "down")
+        self.ledger.count(packet.sizes(), OUTSIDE, packet.phase, self.client.id, "down")
         return message
 
 
@@ -377,7 +377,7 @@ def question(
     def answered(message: Message, last: bool) -> Packet:
         place = MessageContext(info.id, OUTSIDE, phase)
         packet, memory["down"] = channel.encode(message, "down", place, memory["down"])
-        count(ledger, packet, OUTSIDE, packet.phase, info.id, "down")
+        ledger.count(packet.sizes(), OUTSIDE, packet.phase, info.id, "down")
         return send(packet, last)
 
     generator = rules_of(algorithm).onboarding(federation.server, info)
@@ -387,7 +387,7 @@ def question(
             packet = answered(message, last=False)
             answer, memory["up"] = channel.decode(packet, "up", memory["up"])
             check_reply(algorithm, answer)
-            count(ledger, packet, OUTSIDE, packet.phase, info.id, "up")
+            ledger.count(packet.sizes(), OUTSIDE, packet.phase, info.id, "up")
             phase += 1
             message = generator.send(answer)
     except StopIteration as stop:

@@ -22,7 +22,7 @@ from medfed.common.untrusted import read_json, read_rows, read_tensors, read_yam
 from medfed.config.allowed import fingerprints
 from medfed.config.compose import changed_keys
 from medfed.config.description import RunDescription, as_yaml
-from medfed.config.sections import Section, optional, select
+from medfed.config.sections import Section, select
 from medfed.federation.wire.ledger import Ledger
 from medfed.records.places import Places
 from medfed.standalone import errors
@@ -457,7 +457,7 @@ class RunFolder(Places):
         self.check_client(client)
         path = self.files("models", self.clients)[client]
         weights = read_tensors(path)
-        config, mixes = self.config, optional(self.config, "canonical")
+        config, mixes = self.config, self.config.chosen("canonical")
         network = with_store_of(build_task(config.model, mixes, self.seed).network, weights)
         with reading(path):
             known = {OTHER, *network.state_dict()}

@@ -171,17 +171,17 @@ def personal_part(
     patterns = next_to_outputs(task, data)
     if not patterns:
         raise split.nothing_personal(network, method)
-    kept, share = _share(network, patterns)
+    count, share = _share(network, patterns)
     if isinstance(task, SegmentationTask) and share < SLIVER:
         raise ConfigError(
             f"{method} keeps a part of the model at each client. The layers next to the output of "
-            f"this {type(network).__name__}, {', '.join(patterns)}, have {kept:,} parameters "
+            f"this {type(network).__name__}, {', '.join(patterns)}, have {count:,} parameters "
             f"({share:.2%}), too few to personalise a segmentation; set for example "
             f"{split.proposal(network, 0.05)}. The blocks and their parameters are "
             f"{split.listed(network)}."
         )
     inform(
-        f"The layers next to the output are personal: {', '.join(patterns)} ({kept:,} parameters, "
+        f"The layers next to the output are personal: {', '.join(patterns)} ({count:,} parameters, "
         f"{brief(100 * share)} %); model.personal=[...] chooses others."
     )
     return patterns
@@ -235,10 +235,10 @@ def task_for(
             "and metrics keep the unit of the data."
         )
     try_model(task, data)
-    if found := personal_part(config, task, data):
-        task.personal = found
+    if patterns := personal_part(config, task, data):
+        task.personal = patterns
         # Written to the run folder, so that a resumed run has it.
-        config = config.completed({"model.personal": list(found)})
+        config = config.completed({"model.personal": list(patterns)})
     task = mixed(task, config.model, config.canonical, config.seed)
     precision = str(config.trainer.precision)
     if precision.startswith("64"):

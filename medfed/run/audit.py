@@ -257,10 +257,10 @@ class _Audited:
                 sure.append(self._sure(federation, kinds))
                 progress.advance(f"federation {number + 1}")
         guesses: list[Guess] = []
-        for kind, own in product(kinds, (False, True)):
+        for kind, of_run_only in product(kinds, (False, True)):
             seen = {c: ([s[kind, c] for s in sure], np.stack(inside[c])) for c in attacked}
-            attacks = {c: attack(*seen[c], of_run[kind, c], own) for c in attacked}
-            guesses += self._guesses((kind, own), attacks)
+            attacks = {c: attack(*seen[c], of_run[kind, c], of_run_only) for c in attacked}
+            guesses += self._guesses((kind, of_run_only), attacks)
         return guesses, list(compared(described))
 
     def _guesses(self, what: tuple[str, bool], attacks: dict[str, Attack]) -> Iterator[Guess]:
@@ -416,9 +416,9 @@ _MOST = 40  # clients in a picture
 
 def write_audit(audit: Audit, folder: Path) -> None:
     """Writes ``audit.html`` and ``audit.json``, and prints the sentences."""
-    kept = {key: audit.summary[key] for key in ("name", "algorithm", "selected_round")}
+    summary = {key: audit.summary[key] for key in ("name", "algorithm", "selected_round")}
     with writing(folder, "choose another out=FOLDER"):
-        write_json(folder / "audit.json", {**asdict(audit), "summary": kept})
+        write_json(folder / "audit.json", {**asdict(audit), "summary": summary})
         write_text(folder / "audit.html", page(audit))
     say(wide_console(), *sentences(audit), *audit.notes, f"Page: {folder / 'audit.html'}")
 

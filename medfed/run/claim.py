@@ -49,16 +49,16 @@ def locked_run_folder(config: RunDescription, logs: bool = False) -> Iterator[No
         else:
             check_made(config.values)
             refuse_links(*sorted(folder.iterdir()))
-        with ExitStack() as held:
+        with ExitStack() as lock:
             with writing(folder, _ELSEWHERE):
                 folder.mkdir(parents=True, exist_ok=True)
-                held.enter_context(locked(folder, _MINE[0], wait=False))
+                lock.enter_context(locked(folder, _MINE[0], wait=False))
             if new:  # checked again: another training may have held the folder in between
                 refuse_full(folder)
                 _clear(folder)
                 made += BEGUN
             if logs:
-                held.enter_context(_logged(folder))
+                lock.enter_context(_logged(folder))
             yield
     except BaseException as error:
         if not (folder / Places.config_yaml).exists():
@@ -113,8 +113,8 @@ class SameEverywhere(pl.Callback):
             return
         splits = json.dumps(self._data.splits(), sort_keys=True).encode()
         there = str((self._folder / Places.config_yaml).is_file()).encode()
-        seen = {f"{rank()}/data": sha256(splits).digest(), f"{rank()}/folder": there}
-        everywhere = gather_named(seen, pl_module.device)
+        digests = {f"{rank()}/data": sha256(splits).digest(), f"{rank()}/folder": there}
+        everywhere = gather_named(digests, pl_module.device)
         for number in range(trainer.world_size):
             if everywhere[f"{number}/folder"] != b"True":
                 raise DataError(

@@ -122,8 +122,8 @@ def print_plan(data: FederatedDataModule, network: str) -> None:
         f"of {plan.batch_size}, {', '.join(rule.name for rule in module.preparation.rules)}. "
         f"{Places.plan_json} has all of it (hash {digest(plan.record())[:12]}).",
     )
-    given = {**module.given, **({"normalize": module.normalize} if module.normalize else {})}
-    set_by_user = [f"data.{name}={value}" for name, value in given.items()]
+    chosen = {**module.given, **({"normalize": module.normalize} if module.normalize else {})}
+    set_by_user = [f"data.{name}={value}" for name, value in chosen.items()]
     if network not in ("PlannedUNet", "ResidualEncoderUNet"):
         set_by_user.append(f"the network {network}")
     if set_by_user:
@@ -132,9 +132,10 @@ def print_plan(data: FederatedDataModule, network: str) -> None:
 
 def _table(cohort: CohortRecord) -> Table:
     title, share = _prevalence(cohort)
+    names = dict(zip(cohort.clients, map(shown, cohort.clients), strict=True))
     rows = {
         name: {
-            "client": shown(name),
+            "client": names[name],
             "patients": f"{h.patients:,} of {h.of:,}",
             "train / val / test": " / ".join(f"{n:,}" for n in h.splits.values()),
             "samples": f"{h.samples:,} of {h.samples_of:,}"

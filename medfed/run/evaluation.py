@@ -156,8 +156,8 @@ def measure_subgroups(
         patients = sum(len({*of["case"].tolist()}) for of in some.values())
         groups[name] = {"patients": patients}
         if patients >= least:
-            found = findings(replace(tested, cases=some), experiment.config.seed)
-            groups[name] |= {"metrics": found["pooled"], "intervals": found["intervals"]["pooled"]}
+            stats = findings(replace(tested, cases=some), experiment.config.seed)
+            groups[name] |= {"metrics": stats["pooled"], "intervals": stats["intervals"]["pooled"]}
     return {"column": column, "split": split, "groups": groups}
 
 
@@ -215,14 +215,14 @@ def _values_in(source: Path, column: str, data: FederatedDataModule) -> dict[str
             )
     patients, ids = sheet.names("patient"), list(data.patients)
     same([*patients, *ids], f"{source} and the run", lambda at: _place(at, len(patients)))
-    found = _by_patient(column, patients, [text or "" for text in sheet.texts(column)])
-    found |= {one: found[fold(one)] for one in ids if fold(one) in found}
-    if not {*found} & {*data.patients}:
+    values = _by_patient(column, patients, [text or "" for text in sheet.texts(column)])
+    values |= {one: values[fold(one)] for one in ids if fold(one) in values}
+    if not {*values} & {*data.patients}:
         raise ConfigError(
             f"patients={source} names no patient of the run; its column patient has "
-            f"{next(iter(found))}, and the run has {next(iter(data.patients))}: write the same ids."
+            f"{next(iter(values))}, the run has {next(iter(data.patients))}: write the same ids."
         )
-    return found
+    return values
 
 
 def _place(at: int, rows: int) -> str:
@@ -370,8 +370,8 @@ def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "tes
         c: tuple(n for n, there in zip(names, d.channels[:: planes[c]], strict=True) if there)
         for c, d in clients.items()
     }
-    held = {c: [s for s in subsets if set(s) <= set(channels)] for c, channels in present.items()}
-    count = sum(map(len, held.values()))
+    fits = {c: [s for s in subsets if set(s) <= set(channels)] for c, channels in present.items()}
+    count = sum(map(len, fits.values()))
     if not count:
         raise ConfigError(
             f"subsets={'+'.join(subsets[0])}: no client has all of these channels; name others."
@@ -381,7 +381,7 @@ def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "tes
     for client, data in clients.items():
         module.local.model.load(module.federation.personal_model(client))
         metrics[client] = {}
-        for subset in held[client]:
+        for subset in fits[client]:
             keep = torch.tensor([n in subset for n in names]).repeat_interleave(planes[client])
             batches = (to_device(b, module.device) for b in without(data, split, keep))  # type: ignore[arg-type]
             first = next(batches, None)  # a split may have no case with all of these channels
@@ -442,9 +442,9 @@ def without(client: ClientData, split: EvalSplit, keep: Tensor) -> Iterator[Batc
         if not whole.any():
             continue
         batch = {name: values[whole] for name, values in batch.items()}
-        kept = batch["channels"] & keep
-        seen = alter.only(batch["image"], kept, batch["channels"])
-        yield {**batch, "image": seen, "channels": kept}
+        channels = batch["channels"] & keep
+        image = alter.only(batch["image"], channels, batch["channels"])
+        yield {**batch, "image": image, "channels": channels}
 
 
 _FEW = 8  # clients with a column each
@@ -489,8 +489,8 @@ def to_csv(subsets: Subsets) -> str:
     """Returns a line per client and subset: how many of its channels are missing, and metrics."""
     rows = [(c, s, m) for c, by_subset in subsets.metrics.items() for s, m in by_subset.items()]
     names = list(rows[0][2])
-    held = {c: len(channels) for c, channels in subsets.present.items()}
-    lines = ([c, "+".join(s), held[c] - len(s), *(m[n] for n in names)] for c, s, m in rows)
+    counts = {c: len(channels) for c, channels in subsets.present.items()}
+    lines = ([c, "+".join(s), counts[c] - len(s), *(m[n] for n in names)] for c, s, m in rows)
     return csv_text(["client", "channels", "missing", *names], lines)
 
 

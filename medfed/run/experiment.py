@@ -255,9 +255,9 @@ def callbacks_of(
     config: RunDescription, evaluation: callbacks.PersonalEvaluation
 ) -> list[pl.Callback]:
     """Returns the callbacks that record, show and save the rounds of a run."""
-    kept, run = config.checkpoint, RunFolder(Path(config.folder))
+    keys, run = config.checkpoint, RunFolder(Path(config.folder))
     evaluation.shows_all = False
-    saves = checkpoint.RoundCheckpoint(run.checkpoints, kept.keep, kept.every, evaluation)
+    saves = checkpoint.RoundCheckpoint(run.checkpoints, keys.keep, keys.every, evaluation)
     unusual = callbacks.UnusualRounds(run.unusual_json, evaluation)
     called: list[pl.Callback] = [evaluation, callbacks.CommunicationLogger(), unusual, saves]
     if config.progress:

@@ -60,12 +60,12 @@ def federate(
 
 def say_untrained(algorithm: Algorithm, split: ParameterSplit, data: FederatedDataModule) -> None:
     """Names the labels that a client's personal head never learns, as it does not annotate them."""
-    kept = not algorithm.parts_sent or {*split.head} & {*split.parameters("personal")}
+    keeps_head = not algorithm.parts_sent or {*split.head} & {*split.parameters("personal")}
     gaps = []
     for name, plan in data.plans.items():
         if lost := [n for n in data.class_names if n not in (plan.annotated or data.class_names)]:
             gaps.append(f"{shown(name)} ({few(lost)})")
-    if kept and gaps:
+    if keeps_head and gaps:
         warn(
             "A head that stays with its client never learns labels that the client does not "
             f"annotate; do not use these outputs: {few(gaps)}."

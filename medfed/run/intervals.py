@@ -192,8 +192,8 @@ def findings(tested: Examined, seed: int) -> dict[str, Any]:
     clients: dict[str, dict[str, list[float]]] = {}
     undefined: dict[str, dict[str, int]] = {}
     groups = {"mean": [*tested.cases]}
-    if 1 < len(kept := [c for c in tested.cases if c not in tested.small]) < len(tested.cases):
-        groups[scores.WITHOUT_SMALL] = kept
+    if 1 < len(large := [c for c in tested.cases if c not in tested.small]) < len(tested.cases):
+        groups[scores.WITHOUT_SMALL] = large
     sums: dict[str, dict[str, Any]] = {group: defaultdict(float) for group in groups}
     for c, values in each:
         undefined[c] = {n: lost for n, v in values.items() if (lost := int(np.isnan(v).sum()))}
@@ -209,11 +209,11 @@ def findings(tested: Examined, seed: int) -> dict[str, Any]:
     whole = tested.pooled()
 
     def ends_of_mean(group: str) -> dict[str, list[float]]:
-        found = dict.fromkeys(pooled, [math.nan] * 2)
+        ends_by_metric = dict.fromkeys(pooled, [math.nan] * 2)
         for n, values in sums[group].items():
             known = [v for c in groups[group] if not math.isnan(v := plain[c][n])]
-            found[n] = [*percentiles(values / len(known), LEVEL, float(np.mean(known)))]
-        return found if pooled else {}
+            ends_by_metric[n] = [*percentiles(values / len(known), LEVEL, float(np.mean(known)))]
+        return ends_by_metric if pooled else {}
 
     return small | {
         "pooled": whole,

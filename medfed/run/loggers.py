@@ -241,8 +241,8 @@ def end_logging(
         return
     over = summary["federation"]
     if not isinstance(logger, TensorBoardLogger):  # whose files stay in the run folder
-        asked = getattr(logger, _ASKED, ())
-        pictures = {n: p for n, p in pictures.items() if n not in OF_PATIENTS or n in asked}
+        wanted = getattr(logger, _ASKED, ())
+        pictures = {n: p for n, p in pictures.items() if n not in OF_PATIENTS or n in wanted}
     tested = {f"test/{n}": v["mean"] for n, v in over.items()}
     tested |= {f"test/{n}_worst": v["worst"] for n, v in over.items()}
     if isinstance(logger, WandbLogger):

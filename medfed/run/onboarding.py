@@ -182,10 +182,10 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
     data.balanced = experiment.data.balanced
     data.setup()
     for name in ("channel_names", "class_names"):
-        given, needed = getattr(data, name), getattr(experiment.data, name)
-        if given != needed:
+        names, needed = getattr(data, name), getattr(experiment.data, name)
+        if names != needed:
             raise DataError(
-                f"{path} has the {name.split('_')[0]} names {', '.join(given)}, the run has "
+                f"{path} has the {name.split('_')[0]} names {', '.join(names)}, the run has "
                 f"{', '.join(needed)}; a hospital that joins needs the same, in the same order."
             )
     return replace(next(iter(data.clients.values())), id=path.stem)
@@ -234,8 +234,8 @@ def _measured(
 
 def by_rule(onboarding: Onboarding) -> dict[str, list[Row]]:
     """Returns the rows of each rule by the rule's name, as tables and pictures have it."""
-    own = f"{onboarding.summary['algorithm']} (own rule)"
-    names = {"own": own, "fine_tuning": "fine-tuning", "local": "local training"}
+    by_method = f"{onboarding.summary['algorithm']} (own rule)"
+    names = {"own": by_method, "fine_tuning": "fine-tuning", "local": "local training"}
     rows = {name: [r for r in onboarding.rows if r.rule == rule] for rule, name in names.items()}
     return {name: of_rule for name, of_rule in rows.items() if of_rule}
 

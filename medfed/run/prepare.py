@@ -135,16 +135,16 @@ def train_command(overrides: Sequence[str], saved: Path | None = None) -> str:
         >>> train_command(["data=digits", "partition=shards"], Path("a/splits.json"))
         'medfed train experiment=digits_pfednet data=digits partition=saved partition.file=a/splits.json'
     """  # noqa: E501
-    kept = [o for o in overrides if key_of(o) not in NOT_FOR_TRAINING]
+    keys = [o for o in overrides if key_of(o) not in NOT_FOR_TRAINING]
     if saved is not None:
-        kept = [o for o in kept if key_of(o).split(".")[0].split("@")[0] != "partition"]
-        kept += ["partition=saved", f"partition.file={saved}"]
-    if any(key_of(o) == "experiment" for o in kept):
-        return shlex.join(["medfed", "train", *kept])
-    name = next((o.removeprefix("data=") for o in kept if o.startswith("data=")), "brats")
+        keys = [o for o in keys if key_of(o).split(".")[0].split("@")[0] != "partition"]
+        keys += ["partition=saved", f"partition.file={saved}"]
+    if any(key_of(o) == "experiment" for o in keys):
+        return shlex.join(["medfed", "train", *keys])
+    name = next((o.removeprefix("data=") for o in keys if o.startswith("data=")), "brats")
     experiment = CONFIG_DIR / "experiment" / f"{LIKE.get(name, name)}_pfednet.yaml"
     chosen = [f"experiment={experiment.stem}"] if experiment.is_file() else []
-    return shlex.join(["medfed", "train", *chosen, *kept])
+    return shlex.join(["medfed", "train", *chosen, *keys])
 
 
 def split_tree(network: nn.Module, split: ParameterSplit, method: str) -> Tree:
@@ -159,10 +159,10 @@ def split_tree(network: nn.Module, split: ParameterSplit, method: str) -> Tree:
         └── 1: 10 (10 %), personal
     """
     parts = blocks(network, frozenset(split.personal))
-    whole, kept = sum(b.parameters for b in parts), sum(b.personal for b in parts)
+    whole, personal = sum(b.parameters for b in parts), sum(b.personal for b in parts)
     tree = Tree(
-        f"{type(network).__name__} under {method}: {whole:,} parameters, {whole - kept:,} shared, "
-        f"{kept:,} personal {_percent(kept, whole)}"
+        f"{type(network).__name__} under {method}: {whole:,} parameters, {whole - personal:,} "
+        f"shared, {personal:,} personal {_percent(personal, whole)}"
     )
     _grow(tree, network, parts, frozenset(split.personal), whole)
     return tree
@@ -260,7 +260,7 @@ def _sheet(
     scales = _scales([np.stack([image for image, _ in samples]) for samples in rows])
     count, strips = len(rows[0]), len(channels[0])
     figure, axes = _empty([client.id for client in clients], count, strips)
-    for row, (client, samples, shown) in enumerate(zip(clients, rows, channels, strict=True)):
+    for row, (client, samples, strip) in enumerate(zip(clients, rows, channels, strict=True)):
         present = client.channels.numpy()
         for n, (image, label) in enumerate(samples):
             left = n * _pitch(strips)
@@ -268,7 +268,7 @@ def _sheet(
                 picture = np.clip([_unit(c, s) for c, s in zip(image, scales, strict=True)], 0, 1)
                 picture[~present] = 0
                 axes.imshow(picture.transpose(1, 2, 0), extent=_extent(left, row, image[0]))
-            for k, c in enumerate(shown):
+            for k, c in enumerate(strip):
                 if not photographs:
                     _tile(axes, image[c], scales[c], left + k * _STEP, row, bool(present[c]))
                 if label.ndim == 3 and (photographs or present[c]):

@@ -249,12 +249,12 @@ def exact(config: RunDescription) -> list[str]:
     """Returns in words what leaves clients without noise, and how to send less of it."""
     every = config.evaluation.every
     when = "once, after the last round" if every == config.rounds else f"every {every} rounds"
-    kept = ["the numbers of patients and samples", "training losses"]
-    kept.append(f"validation metrics, {when}, and the round that they select (evaluation.every)")
-    kept.append("test metrics of the selected round")
+    parts = ["the numbers of patients and samples", "training losses"]
+    parts.append(f"validation metrics, {when}, and the round that they select (evaluation.every)")
+    parts.append("test metrics of the selected round")
     if "scaling" in config.data:
-        kept.append("the scaling of columns and the filling of missing values")
-    return kept
+        parts.append("the scaling of columns and the filling of missing values")
+    return parts
 
 
 def record(
@@ -266,11 +266,11 @@ def record(
     """Returns the content of ``privacy.json``."""
     noise, made = federation.noise, federation.trainer and federation.trainer.gradients.private
     is_private = not (noise and noise.seed is not None) and not (made and not made.privacy.system)
-    kept: dict[str, object] = {"private": is_private, "exact": exact(config)}
+    content: dict[str, object] = {"private": is_private, "exact": exact(config)}
     if (keys := config.privacy.example) is not None:
         taken = ((name, one, gradients[name]) for name, one in planned.items())
         clients = {c: {**asdict(p), "gradients": n, "epsilon": p.epsilon(n)} for c, p, n in taken}
-        kept["example"] = {"clip": keys.clip, "unit": keys.unit, "clients": clients}
+        content["example"] = {"clip": keys.clip, "unit": keys.unit, "clients": clients}
     if (whole := config.privacy.client) is not None:
-        kept["client"] = {**to_builtins(whole), "epsilon": client_epsilon(config, federation)}
-    return kept
+        content["client"] = {**to_builtins(whole), "epsilon": client_epsilon(config, federation)}
+    return content

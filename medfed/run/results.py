@@ -87,14 +87,14 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
     summary = summarise(experiment.config, module, experiment.evaluation, best, spent)
     summary |= {"remembered": remembered} if remembered else {}
     if rank() == 0:
-        shown = None
+        table = None
         if memberships is not None:
             data = experiment.data
-            shown = Memberships.of(list(data.clients), memberships, best, data.mixtures)
-            summary["memberships"] = shown.summary()
-            write_text(run.memberships_csv, shown.to_csv())
+            table = Memberships.of(list(data.clients), memberships, best, data.mixtures)
+            summary["memberships"] = table.summary()
+            write_text(run.memberships_csv, table.to_csv())
         write_tables(experiment, summary, best)
-        end_logging(experiment.trainer.logger, draw(experiment, best, shown), summary)
+        end_logging(experiment.trainer.logger, draw(experiment, best, table), summary)
         print_summary(summary, run.folder)
     return summary
 
@@ -157,8 +157,8 @@ def write_tables(experiment: Experiment, summary: dict[str, Any], best: int | No
     write_text(run.ledger_csv, experiment.module.federation.ledger.to_csv())
     if rows := cases_rows(experiment):
         write_text(run.cases_csv, csv_text(rows[0], (row.values() for row in rows)))
-        if found := experiment.data.found_places(rows):
-            write_text(run.detections_csv, csv_text(found[0], (row.values() for row in found)))
+        if lesions := experiment.data.found_places(rows):
+            write_text(run.detections_csv, csv_text(lesions[0], (row.values() for row in lesions)))
     summary |= findings(examined(experiment), experiment.config.seed)
     config, federation = experiment.config, experiment.module.federation
     if config.privacy != Privacy():
@@ -402,9 +402,9 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
     for row in _STATISTICS:
         values = {n: of[row] for n, of in over.items()}
         add(row, values, intervals["mean"] if row == "mean" else {})
-        kept = [m for c, m in summary["clients"].items() if c not in summary.get("small", {})]
-        if row == "mean" and 1 < len(kept) < len(summary["clients"]):
-            means = {n: scores.federation_statistics([m[n] for m in kept])["mean"] for n in names}
+        large = [m for c, m in summary["clients"].items() if c not in summary.get("small", {})]
+        if row == "mean" and 1 < len(large) < len(summary["clients"]):
+            means = {n: scores.federation_statistics([m[n] for m in large])["mean"] for n in names}
             add(scores.WITHOUT_SMALL, means, intervals.get(scores.WITHOUT_SMALL, {}))
     for row, ending in scores.CHOSEN.items():
         if again := {n: over[n + ending]["mean"] for n in names if n + ending in over}:

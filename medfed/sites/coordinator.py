@@ -26,7 +26,7 @@ from medfed.common.console import shown
 from medfed.common.scores import limits_of
 from medfed.common.tensors import State
 from medfed.federation.budget import Passes
-from medfed.federation.federation import Round, count
+from medfed.federation.federation import Round
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.message import Message
@@ -528,7 +528,7 @@ class Coordinator:
             values[owner] = {c: others[c].metrics if c in others else {} for c in there}
             for site in others:
                 way: Direction = "up" if site == owner else "down"
-                count(federation.ledger, packet, rounds, "across", site, way)
+                federation.ledger.count(packet.sizes(), rounds, "across", site, way)
         if refused:
             _log.warning("Not every model was tested at every site: %s.", calls.sentence(refused))
         self.attendance.say("has finished", rounds)

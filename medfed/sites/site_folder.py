@@ -22,7 +22,6 @@ from medfed.common.scores import Record, failures_count, undefined_in
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import Exchanged
 from medfed.federation.budget import Passes
-from medfed.federation.federation import count
 from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.reference import Newcomer
 from medfed.federation.wire.ledger import Direction, Ledger
@@ -145,7 +144,7 @@ class SiteFolder:
             ways: tuple[tuple[Direction, bytes], ...] = (("down", asked.body), ("up", reply.body))
             for way, body in ways:
                 packet = Packet.from_bytes(body, site.federation.most_elements)
-                count(self._of_round, packet, number, packet.phase, self.name, way)
+                self._of_round.count(packet.sizes(), number, packet.phase, self.name, way)
         elif isinstance(asked, wire.Commit):
             every = self.ledger.entries
             begun = [e for e in every if e.round < number or e.phase == "preprocessing"]
@@ -216,7 +215,7 @@ class SiteFolder:
         federation = site.federation
         packet = Packet.from_bytes(asked.body, federation.most_elements)
         federation.ledger = Ledger([e for e in self.ledger.entries if e.phase != "deliver"])
-        count(federation.ledger, packet, asked.round, "deliver", self.name, "down")
+        federation.ledger.count(packet.sizes(), asked.round, "deliver", self.name, "down")
         config = self.workplace.config.replacing({"folder": str(site.folder)})
         experiment = self._experiment(site, config, metrics)
         experiment.evaluation.history, experiment.module.next_round = self.history, asked.round

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from medfed.commands.methods import said
+from medfed.commands.methods import comment_words
 from medfed.federation.algorithm import Algorithm, Cohort
 from medfed.federation.card import elements
 from medfed.federation.engine.loop import LocalTrainer
@@ -190,7 +190,7 @@ def test_no_message_follows_from_fewer_steps_than_the_method_declares(name, monk
 def test_a_method_is_for_what_it_says(name):
     """Measured on what travels, and on the widths that it takes."""
     method = algorithm(name)
-    suits = said(algorithm_yamls()[name], "for")
+    suits = comment_words(algorithm_yamls()[name], "for")
     fed, local, messages = recorded(name)
     sent = {n for _, m in messages for part in m.parts.values() for n in part}
     if "no_shared_weights" in suits:

@@ -14,7 +14,6 @@ from sklearn.datasets import load_diabetes
 
 from medfed.config.compose import described, load
 from medfed.config.description import checked
-from medfed.config.sections import optional
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.bundle.onnx_file import ONNX, OnnxNetwork
 from medfed.delivery.export.export import export_run
@@ -42,7 +41,7 @@ def export(folder: Path, *overrides: str):
         checked(load([f"run={folder}", f"client={client}", *overrides], "export"))
     )
     config = RunFolder(folder).config
-    network = build_task(config.model, optional(config, "canonical"), config.seed).network
+    network = build_task(config.model, config.chosen("canonical"), config.seed).network
     state = safetensors.torch.load_file(folder / "models" / f"{client}.safetensors")
     counters = {n: t for n, t in network.state_dict().items() if not t.is_floating_point()}
     network.load_state_dict({**counters, **state})

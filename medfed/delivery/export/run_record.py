@@ -12,7 +12,7 @@ from torch import Tensor
 from medfed.common.untrusted import read_json, read_tensors, reading
 from medfed.config.allowed import check_plugins, check_targets
 from medfed.config.compose import build, class_of
-from medfed.config.sections import Section, optional, without_places
+from medfed.config.sections import Section, without_places
 from medfed.delivery.bundle.metadata import FORMAT_VERSION
 from medfed.delivery.bundle.networks import describe, ordinary, packages_of
 from medfed.delivery.bundle.weights import Codebook, from_centers
@@ -83,7 +83,7 @@ class RunRecord(RunFolder):
         loaded = read_tensors(self.files("models", self.clients)[client])
         loaded = loaded if store_size(loaded) else without_store(loaded)
         plain, source = describe(self.config.model.network), f"{client} in {self.folder}"
-        mixes = optional(self.config, "canonical")
+        mixes = self.config.chosen("canonical")
         if mixes is None:
             return checked(plain, loaded, source)
         network, task = build_task(self.config.model, mixes, self.config.seed).network, self.task()

@@ -90,6 +90,17 @@ class Ledger:
             before = self._sums.get(key := (entry.round, entry.direction), Traffic())
             self._sums[key] = Traffic(before.bytes + entry.bytes, before.dense + entry.dense)
 
+    def count(
+        self,
+        sizes: Mapping[str, tuple[int, int]],
+        round: int,
+        phase: str,
+        client: str,
+        direction: Direction,
+    ) -> None:
+        """Appends the parts of a message; `sizes`: see :meth:`.packet.Packet.sizes`."""
+        self.add(*(Entry(round, phase, client, direction, p, *both) for p, both in sizes.items()))
+
     def traffic(self, direction: Direction, round: int | None = None) -> Traffic:
         """Returns the bytes in a direction, in one round or in all, without reading all entries.
 
