@@ -96,6 +96,31 @@ def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([t.reshape(-1) for t in tensors.values()])
 
 
+def length(tensors: Mapping[str, Tensor]) -> float:
+    """Returns the Euclidean length of all elements together; not finite if one of them is not.
+
+    Example:
+        >>> length({"a": torch.tensor([3.0]), "b": torch.tensor([[0.0, 4.0]])})
+        5.0
+    """
+    if not tensors:
+        return 0.0
+    return math.hypot(*torch.stack(torch._foreach_norm(list(tensors.values()))).tolist())
+
+
+def snapshot(tensor: Tensor) -> Tensor:
+    """Returns a tensor's present numbers, copied only when somebody writes to either.
+
+    Example:
+        >>> a = torch.zeros(1)
+        >>> before, _ = snapshot(a), a.add_(1)
+        >>> before
+        tensor([0.])
+    """
+    tensor = tensor.detach()
+    return torch._lazy_clone(tensor) if tensor.device.type in ("cpu", "cuda") else tensor.clone()
+
+
 def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
     """Returns the layout with which :func:`cut` reverses :func:`flatten`.
 

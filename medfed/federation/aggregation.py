@@ -19,11 +19,11 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
 
 from medfed.common.console import shown
 from medfed.common.tensors import Tensors, flatten, weighted_mean
@@ -66,18 +66,19 @@ def find_outliers(replies: Mapping[str, Message], round: int, phase: str) -> lis
         >>> [(far.client, far.norm, far.median) for far in find_outliers(replies, 0, "fit")]
         [('c', 40.0, 2.0)]
     """
-    keys, norms = [], []
+    keys, norms = [], list[Tensor]()
     for client, message in replies.items():
         for part, named in message.parts.items():
             if tensors := [t for t in named.values() if t.is_floating_point() and t.numel()]:
-                keys.append((part, client))
-                norms.append(vector_norm(torch.stack(torch._foreach_norm(tensors))))
+                keys.append((part, client, len(tensors)))
+                norms += torch._foreach_norm(tensors)
     if not norms:
         return []
     by_part: dict[str, dict[str, float]] = {}
     # One copy from a GPU for all clients.
-    for (part, client), norm in zip(keys, torch.stack(norms).tolist(), strict=True):
-        by_part.setdefault(part, {})[client] = min(norm, _MOST)
+    each = iter(torch.stack(norms).tolist())
+    for part, client, count in keys:
+        by_part.setdefault(part, {})[client] = min(math.hypot(*islice(each, count)), _MOST)
     return [
         Outlier(round, phase, client, part, norm, usual)
         for part, known in by_part.items()

@@ -37,6 +37,7 @@ from medfed.standalone.neighbours import with_store_of
 
 OTHER = "other state"
 """The entry of a model that holds the differences, (bytes,) uint8; no tensor can be named so."""
+NOTHING = torch.zeros(0, dtype=torch.uint8)  # no differences
 
 _SCALARS = (type(None), bool, int, float, str, bytes)
 _LISTS = {"list": list, "deque": deque, "set": set, "tuple": tuple, "size": torch.Size}
@@ -164,7 +165,7 @@ class OtherState:
                     "a list or dictionary of these."
                 ) from None
         if not found:
-            return torch.zeros(0, dtype=torch.uint8)
+            return NOTHING
         return torch.frombuffer(bytearray(msgspec.msgpack.encode(found)), dtype=torch.uint8)
 
     def restore(self, packed: Tensor | None) -> None:

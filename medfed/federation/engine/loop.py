@@ -57,7 +57,7 @@ from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedF
 from medfed.federation.engine.private import Drawable
 from medfed.federation.engine.steps import step_of
 from medfed.federation.entries import joined
-from medfed.federation.other_state import OTHER, OtherState
+from medfed.federation.other_state import NOTHING, OTHER, OtherState
 from medfed.federation.split import (
     OWN_RATE,
     Normalization,
@@ -242,8 +242,9 @@ class WorkingNetwork:
 
     def changed(self, names: Iterable[str]) -> Tensors:
         """Returns copies of entries as they are now, and the other state."""
+        plain = torch.contiguous_format
         with torch.no_grad():
-            entries = {n: ordinary(self._live(n)) for n in names}
+            entries = {n: self._live(n).clone(memory_format=plain) for n in names}
         return {**entries, OTHER: self.other.packed()}
 
     def with_buffers(self, weights: Tensors, buffers: Tensors) -> Tensors:
@@ -256,7 +257,7 @@ class WorkingNetwork:
 
     def has_moved(self, weights: Mapping[str, Tensor]) -> bool:
         """Returns whether passes have changed other state since the weights were loaded."""
-        now, before = self.other.packed(), weights.get(OTHER, torch.zeros(0, dtype=torch.uint8))
+        now, before = self.other.packed(), weights.get(OTHER, NOTHING)
         return not torch.equal(now, before.cpu())
 
     def statistics(self) -> Tensors:
@@ -681,7 +682,8 @@ class LocalTrainer:
             batches = self.gradients.private.batches(_drawable(data), seed)
         else:
             batches = data.train_batches(seed)
-        return (to_device(batch, self.model.device) for batch in batches)
+        device = self.model.device
+        return batches if device.type == "cpu" else (to_device(b, device) for b in batches)
 
 
 def _no_term(*_: Any) -> Tensor:

@@ -7,6 +7,7 @@ which takes longer than the step of a small network. The arithmetic here is the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
         group["foreach"] and not any(group[rule] for rule in _OTHER_RULES)
         for group in optimizer.param_groups
     )
-    return (lambda: _plain_step(optimizer)) if plain else optimizer.step
+    return partial(_plain_step, optimizer) if plain else optimizer.step
 
 
 def _plain_step(optimizer: torch.optim.Optimizer) -> None:

@@ -60,8 +60,10 @@ from medfed.common.tensors import (
     first_non_finite,
     flatten,
     layout_of,
+    length,
     numel,
     select,
+    snapshot,
 )
 from medfed.federation.wire.codecs.base import Codec, all_finite
 from medfed.federation.wire.codecs.dense import Dense
@@ -248,12 +250,12 @@ class Link:
         Raises:
             CodecError: If the bytes are foreign, truncated, of another length or not finite.
         """
-        mode, length = self.mode(kind), numel(layout)
+        mode, elements = self.mode(kind), numel(layout)
         if mode == "plain":
-            return Received(self.codec.decode(data, length).to(device), None)
+            return Received(self.codec.decode(data, elements).to(device), None)
         dtype = working_dtype(layout)
         if mode == "reference" and memory is None:
-            values = _DENSE.decode(data, length).to(device, dtype)
+            values = _DENSE.decode(data, elements).to(device, dtype)
             return Received(values, values)
         factor = 1.0
         if self._travels(mode):
@@ -263,7 +265,7 @@ class Link:
             if not abs(factor) <= _LARGEST_FACTOR:
                 raise CodecError(f"A factor of {factor:g} is none that is sent.")
             data = data[_FACTOR.size :]
-        decoded = self.codec.decode(data, length).to(device, dtype)
+        decoded = self.codec.decode(data, elements).to(device, dtype)
         return self._advance(mode, memory, decoded, factor)
 
     def _transformed(self, flat: Tensor, round: int) -> Tensor:
@@ -509,10 +511,11 @@ class Channel:
         before = after.get(key := memory_key(link, part, kind, layout))
         same = (kind, None if before is None else id(before), None)
         if not link.direct or same not in known:
-            flat, rng = flatten(tensors).detach(), None
+            plain = link.unchanged(kind, working_dtype(layout))
+            flat, rng = None if plain else flatten(tensors).detach(), None
             # One pass finds NaN and infinity. As finite numbers may add up to infinity, the tensors
             # are checked one by one before any is refused.
-            total = float(flat.sum())
+            total = length(tensors) if flat is None else float(flat.sum())
             if not math.isfinite(total) and (lost := first_non_finite(tensors)):
                 raise NonFiniteError(f"{part}/{lost} holds NaN or infinity")
             if not link.direct:
@@ -604,11 +607,11 @@ def encode_part(
         (24, {'w': tensor([1., 1.]), 'mean': tensor([1.])})
     """
     layout = layout or layout_of(tensors)
+    if link.unchanged(kind, working_dtype(layout)):
+        return EncodedPart(kind, {n: snapshot(t) for n, t in tensors.items()}, layout), None
     coded, dense = sections(layout, link, buffers)
     if flat is None or dense:
         flat = _flat(tensors, coded)
-    if link.unchanged(kind, working_dtype(layout)):
-        return EncodedPart(kind, flat.to(working_dtype(layout)), layout), None
     data, received, after = b"", None, None
     if coded or not dense:
         data, received, after = link.encode(flat, coded, kind, memory, rng, round)
@@ -632,8 +635,8 @@ def decode_part(
     default.
     """
     device = device or torch.device("cpu")
-    if isinstance(encoded.content, Tensor):
-        return _cut(encoded.content.to(device), encoded.layout), None
+    if not isinstance(encoded.content, bytes):
+        return {n: t.to(device) for n, t in encoded.content.items()}, None
     coded, dense = sections(encoded.layout, link, buffers)
     least = dense_bytes(dense) if dense else 0
     data = encoded.data

@@ -9,11 +9,10 @@ from functools import cached_property
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
-import torch
 from torch import Tensor
 
 from medfed.common.schemas import Count, Number, parse_json
-from medfed.common.tensors import Layout, numel
+from medfed.common.tensors import Layout, Tensors, flatten, numel
 from medfed.federation.wire.codecs.base import HEADER_BYTES, MAX_UNCHECKED, Payload
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.message import Kind
@@ -49,9 +48,9 @@ class EncodedPart:
     """One part, with the layout that both ends know from the model."""
 
     kind: Kind  # weights or an update
-    # Its bytes. What no codec changes is instead the vector itself, ``(d,)``: a receiver in the
-    # same process needs no bytes, and they are only counted.
-    content: bytes | Tensor = field(repr=False)
+    # Its bytes. What no codec changes is instead the tensors themselves: a receiver in the same
+    # process needs no bytes, and they are only counted.
+    content: bytes | Tensors = field(repr=False)
     layout: Layout  # name, shape and dtype of each tensor
     # The other end's result, which a sender with memory has decoded itself. A receiver in the same
     # process uses it instead of decoding again, so that both ends share one tensor. It does not
@@ -63,15 +62,19 @@ class EncodedPart:
         """The bytes that travel."""
         if isinstance(self.content, bytes):
             return self.content
-        double = self.content.dtype == torch.float64
-        return Dense("float64" if double else "float32").encode(self.content)
+        codec = Dense("float64" if self._is_double else "float32")
+        return codec.encode(flatten(self.content).to(codec.dtype))
 
     @property
     def size(self) -> int:
         """The number of bytes that travel."""
         if isinstance(self.content, bytes):
             return len(self.content)
-        return HEADER_BYTES + self.content.nbytes
+        return HEADER_BYTES + numel(self.layout) * (8 if self._is_double else 4)
+
+    @property
+    def _is_double(self) -> bool:
+        return any(dtype == "float64" for _, _, dtype in self.layout)
 
     @cached_property
     def dense_size(self) -> int:
