@@ -30,14 +30,10 @@ class SendsFeatures(Algorithm):
     leaves: ClassVar[tuple[str, ...]] = ("features",)
     exact: ClassVar[tuple[str, ...]] = (SUMS, SHARES)
     masks: ClassVar[bool] = False
+    needs: ClassVar[Needs | None] = "features"
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No features are known.
-
-        Raises:
-            ConfigError: If the model has no head with something before it.
-        """
-        split.check_features(type(self).__name__)
+        """No features are known."""
         server, client = super().init(weights, split, clients)  # type: ignore[safe-super]
         return {**server, "num_samples": client_sizes(clients), "features": {}}, client
 
