@@ -23,7 +23,7 @@ from medfed.federation.client import Forward, GradientAt, Penalty, TrainOptions,
 from medfed.federation.client import put_back, share_of, statistics_at, with_statistics
 from medfed.federation.lightning.collect import warn
 from medfed.federation.onboarding import Exchange, OnboardingRules, TrainsOn
-from medfed.federation.split import BufferPolicy, Normalization, ParameterSplit, Update
+from medfed.federation.split import BufferPolicy, Needs, Normalization, ParameterSplit, Update
 from medfed.federation.wire.message import Message
 from medfed.functional.prox import Proximity
 from medfed.standalone.checks import check_count, check_fields, check_not_negative
@@ -46,8 +46,8 @@ __all__ = [
     "sent_by_each",
     # the client's half: training and its seams
     "AfterStep", "Batch", "BatchPenalty", "BufferPolicy", "Client", "ClientData", "ClientInfo",
-    "Features", "Forward", "GradientAt", "Normalization", "ParameterSplit", "Penalty", "Proximity",
-    "TrainOptions", "Update",
+    "Features", "Forward", "GradientAt", "Needs", "Normalization", "ParameterSplit", "Penalty",
+    "Proximity", "TrainOptions", "Update",
     "batches_of", "put_back", "share_of", "statistics_at", "with_statistics",
     # algebra of named tensors
     "State", "Tensors", "add", "cut", "flatten", "gradient_of", "layout_of", "numel", "select",

@@ -28,6 +28,7 @@ from medfed.federation.entries import divide, patterns_of
 from medfed.federation.missing_channels import lacks, mean_where_present, presence
 from medfed.federation.split import (
     BufferPolicy,
+    Needs,
     Normalization,
     ParameterSplit,
     normalization_patterns,
@@ -161,6 +162,7 @@ class Algorithm(ABC):
         supports_missing_channels: Whether ``mask_aware`` is defined for it. State such as control
             variates is undefined for weights that only some clients train.
         trains_shared: Whether it trains the shared part by itself, so that it must not be empty.
+        needs: What its model must have, see :meth:`ParameterSplit.check`; None: any model will do.
         normalization: What replaces ``evaluation.normalization`` for its models; None: nothing.
 
     Raises:
@@ -184,6 +186,7 @@ class Algorithm(ABC):
     trains_centrally: ClassVar[bool] = False
     supports_missing_channels: ClassVar[bool] = True
     trains_shared: ClassVar[bool] = False
+    needs: ClassVar[Needs | None] = None
     normalization: ClassVar[Normalization | None] = None
 
     def __post_init__(self) -> None:
@@ -240,7 +243,9 @@ class Algorithm(ABC):
         if self.personal != "none" and not split.parameters("personal"):
             raise nothing_personal(network, type(self).__name__)
         head = [n for n in split.parameters("all") if any(fnmatchcase(n, p) for p in task_patterns)]
-        return replace(split, head=tuple(head))
+        split = replace(split, head=tuple(head))
+        split.check(self.needs, type(self).__name__)
+        return split
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> Algorithm:
         """Returns the algorithm adapted to this network and split; most need no change."""

@@ -276,14 +276,17 @@ class Client(Protocol):
             ConfigError: If the client has no validation data.
         """
 
-    def features(self, at: Mapping[str, Tensor], split: Split = "train") -> Features:
-        """Returns features and outputs of every sample of a split, from one pass at fixed entries.
+    def features(
+        self, at: Mapping[str, Tensor], split: Split = "train", limit: int | None = None
+    ) -> Features:
+        """Returns features and outputs of the samples of a split, from one pass at fixed entries.
 
         The samples pass as in every evaluation: without augmentation, dropout and batch statistics.
 
         Args:
             at: All entries, parameters and float buffers.
             split: Training or validation data.
+            limit: Of the first so many; ``None``: of all.
         """
 
     def with_buffers(self, model: Tensors, buffers: Tensors) -> Tensors:

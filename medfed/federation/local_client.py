@@ -224,10 +224,12 @@ class LocalClient:
         with self._counted():
             return self.trainer.mean_loss(self.data, at, self._where(), batches, split)
 
-    def features(self, at: Mapping[str, Tensor], split: Split = "train") -> Features:
+    def features(
+        self, at: Mapping[str, Tensor], split: Split = "train", limit: int | None = None
+    ) -> Features:
         """See :meth:`medfed.federation.client.Client.features`."""
         with self._counted():
-            return self.trainer.features(self.data, at, split)
+            return self.trainer.features(self.data, at, split, limit)
 
     def with_buffers(self, model: Tensors, buffers: Tensors) -> Tensors:
         """See :meth:`medfed.federation.client.Client.with_buffers`."""

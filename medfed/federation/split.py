@@ -27,6 +27,7 @@ BufferPolicy = Literal["averaged", "local", "frozen"]
 BUFFER_POLICIES = ("averaged", "local", "frozen")
 Normalization = Literal["reestimated", "kept"]
 Update = Literal["all", "shared", "personal"]
+Needs = Literal["head", "features", "statistics"]
 NORMALIZATION = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm)
 
 
@@ -299,34 +300,29 @@ class ParameterSplit:
             base,
         )
 
-    def check_features(self, method: str) -> None:
-        """Checks that the model has layers before its head, which compute features.
+    def check(self, needs: Needs | None, method: str) -> None:
+        """Checks that the model has what a method needs.
 
         Args:
-            method: The method that needs them.
+            needs: A ``head``, layers before one, which compute ``features``, or ``statistics`` of
+                normalisation.
+            method: Its name.
 
         Raises:
-            ConfigError: If the head is unknown, or is the whole model.
+            ConfigError: If it is missing.
         """
-        if not self.head or set(self.head) == set(self.parameters("all")):
+        if needs == "head" and not self.head:
+            raise ConfigError(f"{method} needs a model with a head; name it by model.personal.")
+        whole = not self.head or set(self.head) == set(self.parameters("all"))
+        if needs == "features" and whole:
             raise ConfigError(
                 f"{method} compares the features that enter the model's head, and here "
                 f"{'the head is the whole model' if self.head else 'no part is known as its head'};"
                 " choose a model of several layers, or name its head by model.personal."
             )
-
-    def check_statistics(self, method: str) -> None:
-        """Checks that there are running statistics of normalisation, for a method that is of them.
-
-        Args:
-            method: Its name.
-
-        Raises:
-            ConfigError: If there are none.
-        """
-        if not any(n.endswith("running_mean") for n in self.buffers):
+        if needs == "statistics" and not any(n.endswith("running_mean") for n in self.buffers):
             raise ConfigError(
-                f"algorithm={method} needs running statistics of normalisation, and no layer of "
+                f"{method} needs running statistics of normalisation, and no layer of "
                 "this network has any; choose algorithm=fedavg, or a network with BatchNorm, such "
                 "as model.network.norm=batch."
             )

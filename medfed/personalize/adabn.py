@@ -20,6 +20,7 @@ from medfed.personalize.fedavg import FedAvg
 class AdaBN(FedAvg):
     """FedAvg with re-estimated running statistics, whatever ``evaluation.normalization`` says."""
 
+    needs: ClassVar[Needs | None] = "statistics"
     normalization: ClassVar[Normalization | None] = "reestimated"
     card: ClassVar[Card] = Card(
         "Li et al. 2016",
@@ -29,15 +30,3 @@ class AdaBN(FedAvg):
         note="equals fedavg unless evaluation.normalization=kept",
         privacy_exposure="statistics",
     )
-
-    def split(
-        self, network: nn.Module, task_patterns: str | Sequence[str], buffers: BufferPolicy
-    ) -> ParameterSplit:
-        """As FedAvg.
-
-        Raises:
-            ConfigError: If the network has no running statistics.
-        """
-        split = super().split(network, task_patterns, buffers)
-        split.check_statistics("adabn")
-        return split

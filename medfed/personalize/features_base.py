@@ -25,14 +25,10 @@ class SendsFeatures(Algorithm):
     parts_sent: ClassVar[tuple[str, ...]] = ("features",)
     exact: ClassVar[tuple[str, ...]] = (SUMS, SHARES)
     supports_missing_channels: ClassVar[bool] = False
+    needs: ClassVar[Needs | None] = "features"
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No features are known.
-
-        Raises:
-            ConfigError: If the model has no head with something before it.
-        """
-        split.check_features(type(self).__name__)
+        """No features are known."""
         server, client = super().init(weights, split, clients)  # type: ignore[safe-super]
         return {**server, "num_samples": client_sizes(clients), "features": {}}, client
 

@@ -46,6 +46,7 @@ class FedALA(TrainsOn, FedAvg):
     share: Annotated[float, within("(0, 1]")] = 0.8
     first_passes: Annotated[int, check_count] = 10
     tolerance: Annotated[float, check_not_negative] = 0.01
+    needs: ClassVar[Needs | None] = "head"
     card: ClassVar[Card] = Card(
         "Zhang et al. 2023",
         "second model",
@@ -57,13 +58,7 @@ class FedALA(TrainsOn, FedAvg):
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No client has a local model yet; the server records which clients have one.
-
-        Raises:
-            ConfigError: If no part of the model is known as its head.
-        """
-        if not split.head:
-            raise ConfigError("FedALA needs a model with a head; name it by model.personal.")
+        """No client has a local model yet; the server records which clients have one."""
         server, client = super().init(weights, split, clients)
         return {**server, "heard": {}}, {**client, "local": {}, "weights": {}}
 

@@ -45,6 +45,7 @@ class FedPHP(TrainsOn, FedAvg):
     inheritance: Annotated[float, within("[0, 1]")] = 0.9
     rounds: Annotated[int, check_count] = 10
     fraction: float = 1.0
+    needs: ClassVar[Needs | None] = "features"
     card: ClassVar[Card] = Card(
         "Li et al. 2021",
         "second model",
@@ -56,12 +57,7 @@ class FedPHP(TrainsOn, FedAvg):
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No client has inherited anything; the server records which clients have.
-
-        Raises:
-            ConfigError: If the model has no head with something before it.
-        """
-        split.check_features("FedPHP")
+        """No client has inherited anything; the server records which clients have."""
         server, client = super().init(weights, split, clients)
         count = {"count": torch.zeros((), dtype=torch.float64)}
         return {**server, "heard": {}}, {**client, "inherited": {}, "count": count}

@@ -38,6 +38,7 @@ ABSENT = -1e4
 class FedRoD(OnboardingRules, FedAvg):
     """FedAvg with a balanced loss, plus a personal head that is added to the common one."""
 
+    needs: ClassVar[Needs | None] = "head"
     card: ClassVar[Card] = Card(
         "Chen, Chao 2022",
         "personal part",
@@ -49,15 +50,7 @@ class FedRoD(OnboardingRules, FedAvg):
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All personal heads start at 0.
-
-        Raises:
-            ConfigError: If no part of the model is known as its head.
-        """
-        if not split.head:
-            raise ConfigError(
-                "algorithm=fedrod needs a model with a head; name it by model.personal."
-            )
+        """All personal heads start at 0."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "head": {n: torch.zeros_like(weights[n]) for n in split.head}}
 

@@ -61,6 +61,7 @@ class KNNPer(OnboardingRules, FedAvg):
     scale: Annotated[float | None, check_positive] = None
     share: Annotated[float | None, within("[0, 1]")] = None
     by_class: ClassVar[bool] = True
+    needs: ClassVar[Needs | None] = "features"
     card: ClassVar[Card] = Card(
         "Marfoq et al. 2022",
         "personal part",
@@ -75,7 +76,6 @@ class KNNPer(OnboardingRules, FedAvg):
     ) -> ParameterSplit:
         """Gives the head a store, which is no entry of the model."""
         split = super().split(network, task_patterns, buffers)
-        split.check_features("kNN-Per")
         head, *others = modules_of(network, split.head) or [""]
         if not head or any(not name.startswith(f"{head}.") for name in others):
             raise ConfigError(
@@ -111,43 +111,21 @@ class KNNPer(OnboardingRules, FedAvg):
             >>> KNNPer().best_vote(seen).tolist()
             [1.0, 0.01, 0.9]
         """
-        none = torch.zeros(3, dtype=torch.float64)
         if len(seen.patients.unique()) < 2:
-            return none
-        outputs, truth = seen.outputs.double().cpu(), seen.labels.cpu()[:, None]
-        plain = outputs.softmax(1).gather(1, truth)
+            return torch.zeros(3)
+        truth, classes = seen.labels.cpu()[:, None], seen.outputs.shape[1]
+        plain = seen.outputs.double().cpu().softmax(1).gather(1, truth)
+        shares = torch.linspace(0, MOST, 91, dtype=torch.float64)
+        shares = shares if self.share is None else shares.new_tensor([self.share])
         near, labels = neighbours_of_others(seen, self.neighbours or max(COUNTS))
-        tried = [(mean_loss(plain, plain, 0.0), none)] if self.share is None else []
+        tried = list[tuple[float, list[float]]]()
         for k in (self.neighbours,) if self.neighbours else COUNTS:
             for s in (self.scale,) if self.scale else SCALES:
-                shares = votes(near, labels, torch.tensor(k), torch.tensor(s), outputs.shape[1])
-                voted = shares.gather(1, truth)
-                share = best_share(plain, voted) if self.share is None else self.share
-                vote = torch.tensor([k, s, share], dtype=torch.float64)
-                tried.append((mean_loss(plain, voted, share), vote))
-        return min(tried, key=lambda one: one[0])[1]
-
-
-def mean_loss(plain: Tensor, voted: Tensor, share: float) -> float:
-    """Returns the log loss of the mixture of two probabilities of the truth."""
-    return -float((share * voted + (1 - share) * plain).log().mean())
-
-
-def best_share(plain: Tensor, voted: Tensor) -> float:
-    """Returns the lambda of the least log loss, which is convex in it.
-
-    Example:
-        >>> plain, voted = torch.tensor([[0.2, 0.6], [1.0, 0.0]], dtype=torch.float64)
-        >>> round(best_share(plain, voted), 4)
-        0.375
-    """
-    from scipy.optimize import minimize_scalar  # slow to import
-
-    def loss(share: float) -> float:
-        return mean_loss(plain, voted, share)
-
-    inside = minimize_scalar(loss, bounds=(0.0, MOST), method="bounded", options={"xatol": 1e-8})
-    return min(0.0, float(inside.x), MOST, key=loss)
+                voted = votes(near, labels, torch.tensor(k), torch.tensor(s), classes)
+                mixed = plain + shares * (voted.gather(1, truth) - plain)
+                losses = -mixed.log().mean(0)
+                tried.append((float(losses.min()), [k, s, float(shares[losses.argmin()])]))
+        return torch.tensor(min(tried, key=lambda one: one[0])[1], dtype=torch.float64)
 
 
 def neighbours_of_others(seen: Features, most: int) -> tuple[Tensor, Tensor]:

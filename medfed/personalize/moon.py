@@ -36,6 +36,7 @@ class MOON(FedAvg):
 
     mu: Annotated[float, check_not_negative] = 1.0
     temperature: Annotated[float, check_positive] = 0.5
+    needs: ClassVar[Needs | None] = "features"
     card: ClassVar[Card] = Card(
         "Li et al. 2021",
         extra_passes="two forward passes a step",
@@ -45,12 +46,7 @@ class MOON(FedAvg):
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No client has a previous model.
-
-        Raises:
-            ConfigError: If the model has no head with something before it.
-        """
-        split.check_features("MOON")
+        """No client has a previous model."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "previous": {}}
 

@@ -41,8 +41,7 @@ class SimilarityGraph:
             (the distance of the inputs' distributions under a Gaussian kernel).
         neighbours: k of ``knn``.
         sketch_size: Rows of a data or feature sketch; of a kernel sketch 64 frequencies each.
-        sketch_inputs: Training inputs that such a sketch summarises, at most (of features, rounded
-            up to a batch).
+        sketch_inputs: Training inputs that such a sketch summarises, at most.
         edges: For ``edges``: pairs of client ids; an id alone has no neighbours.
         weighted: Couple similar neighbours more strongly: an edge's weight is its similarity,
             in (0, 1]; by default all edges weigh 1.
@@ -86,7 +85,8 @@ class SimilarityGraph:
             rows = client.data.train_inputs(self.sketch_inputs)
             return {"kernel": kernel_sketch(rows, 64 * self.sketch_size).float()}
         if self.sketch == "feature":
-            rows = _features(client, start, self.sketch_inputs)
+            client.split.check("features", "algorithm.graph.sketch=feature")
+            rows = client.features(start, limit=self.sketch_inputs).z
             return {"feature": covariance_sketch(rows, self.sketch_size).float()}
         names = client.split.parameters("personal") or client.split.parameters("all")
         return {"model": flatten(select(client.train(start), names))}
@@ -279,20 +279,6 @@ class Affinity:
                 "row and a column per client."
             )
         return matrix
-
-
-def _features(client: Client, model: Tensors, limit: int) -> Tensor:
-    """The features (n, C) of about so many training inputs under a model that does not move."""
-    client.split.check_features("algorithm.graph.sketch=feature")
-    found: list[Tensor] = []
-
-    def look(_: Batch, __: Mapping[str, Tensor], forward: Forward) -> Tensor:
-        found.append(forward(model, features=True).detach().flatten(1))
-        return forward.loss.new_zeros(())
-
-    steps = -(-min(limit, client.data.num_samples) // client.data.batch_size)
-    client.train(model, steps=steps, batch_penalty=look, after_step=put_back(model))
-    return torch.cat(found)
 
 
 def _data_sketch(client: Client, inputs: int, size: int) -> Tensor:

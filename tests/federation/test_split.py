@@ -98,10 +98,10 @@ def test_entries_are_live():
 
 
 def test_features_need_something_before_the_head():
-    ParameterSplit(("body", "head"), (), head=("head",)).check_features("MOON")
+    ParameterSplit(("body", "head"), (), head=("head",)).check("features", "MOON")
     for head, said in ((("body", "head"), "the head is the whole"), ((), "no part is known")):
         with pytest.raises(ConfigError, match=said):
-            ParameterSplit(("body", "head"), (), head=head).check_features("MOON")
+            ParameterSplit(("body", "head"), (), head=head).check("features", "MOON")
 
 
 def test_the_body_is_all_but_the_head():

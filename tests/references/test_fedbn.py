@@ -185,7 +185,7 @@ def test_adabn_removes_gain_and_offset_of_a_scanner():
     torch.testing.assert_close(*outputs, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("kind", "name"), [(SiloBN, "silobn"), (AdaBN, "adabn")])
-def test_a_network_without_statistics_is_refused(kind, name):
-    with pytest.raises(ConfigError, match=rf"algorithm={name} needs running statistics"):
+@pytest.mark.parametrize("kind", [SiloBN, AdaBN])
+def test_a_network_without_statistics_is_refused(kind):
+    with pytest.raises(ConfigError, match=rf"{kind.__name__} needs running statistics"):
         toy_federation(kind(), ToyTask(norm=False))

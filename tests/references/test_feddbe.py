@@ -13,7 +13,9 @@ from medfed.federation.algorithm import Cohort
 from medfed.federation.budget import LocalBudget
 from medfed.federation.entries import joined
 from medfed.federation.onboarding import rules_of
-from medfed.federation.reference import onboarded_client, run_onboarding
+from medfed.federation.reference import federate, onboarded_client, run_onboarding
+from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.codecs.dense import Dense
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.feddbe import FedDBE
 from medfed.standalone.errors import ConfigError
@@ -27,8 +29,8 @@ from tests.references.class_net import (
     logits,
     pulled,
 )
-from tests.references.pairing import assert_same
-from tests.references.test_fedrod import gradient
+from tests.references.pairing import assert_same, to_numpy
+from tests.references.test_fedrod import Classes, gradient
 from tests.toys import ToyTask, toy_data, toy_federation
 
 BIAS, SHIFT = "head.parametrizations.bias.original", "head.parametrizations.bias.0.u"
@@ -98,6 +100,29 @@ def test_the_first_round_is_fedavg():
     """To the bit."""
     first, average = finished(FedDBE(), clients(), 1)[0], finished(FedAvg(), clients(), 1)[0]
     assert_same(plain(first.server["shared"]), average.server["shared"], 0.0)
+
+
+def test_without_a_tie_and_with_shifts_that_stay_it_is_fedavg():
+    """An optimizer of the user's own holds the shifts: their group has a rate of 0."""
+
+    def held(parameters, network):
+        shift = network.head.parametrizations.bias[0].u
+        others = [p for p in parameters if p is not shift]
+        still = [{"params": [shift], "lr": 0.0}] if len(others) < len(parameters) else []
+        return torch.optim.SGD([{"params": others}, *still], lr=LR)
+
+    def loss(network, batch):
+        return nn.functional.cross_entropy(network(batch["image"]), batch["label"])
+
+    def run(method, **rates):
+        channel = Channel(Dense("float64"), Dense("float64"))
+        settings = {"rounds": 3, "steps": STEPS, "personal": "head.*", "channel": channel, **rates}
+        return federate(method, Classes().network, loss, clients(), **settings)
+
+    shifted = run(FedDBE(strength=0.0, least_patients=3), optimizer=held)
+    average = run(FedAvg(), lr=LR)
+    for client in average.federation.ids:
+        assert_same(shifted.weights(client), to_numpy(average.weights(client)), 1e-12)
 
 
 def test_what_is_delivered_is_a_plain_network_with_another_bias():

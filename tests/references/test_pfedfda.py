@@ -14,7 +14,8 @@ from medfed.common.seeding import torch_rng
 from medfed.common.tensors import digest
 from medfed.federation.algorithm import Cohort
 from medfed.federation.client import Features
-from medfed.federation.reference import onboarded_client, run_onboarding
+from medfed.federation.reference import onboarded_client, run_onboarding, run_reference
+from medfed.personalize.fedbabu import FedBABU
 from medfed.personalize.pfedfda import PFedFDA, best_share, discriminant, gaussians, halves
 from medfed.standalone.errors import ConfigError
 from tests.references.class_net import (
@@ -31,7 +32,7 @@ from tests.references.class_net import (
     present,
 )
 from tests.references.linear_net import BODY
-from tests.references.pairing import assert_same
+from tests.references.pairing import assert_same, to_numpy
 from tests.references.test_fedrod import Classes, gradient
 from tests.toys import toy_federation
 
@@ -161,6 +162,47 @@ def test_where_nothing_is_the_client_s_own_the_statistics_stay():
         assert torch.equal(tensor, start[name])
     heads = [fed.personal_model(c)["head.weight"] for c in fed.ids]
     assert all(torch.equal(heads[0], head) for head in heads)  # but for the priors
+
+
+def test_where_nothing_is_the_client_s_own_the_body_is_that_of_fedavg_under_a_fixed_head():
+    """FedBABU's head is fixed; where all have the same shares of classes, it is one for all."""
+    same = clients(((10, 14, 8),) * 4)
+    fed, _ = finished(PFedFDA(share=0.0, seed=4), same)
+    means = fed.algorithm.first(torch.zeros(K, 4, dtype=torch.float64))["means"].numpy()
+    task, fixed = Classes(), head(means, np.eye(4), same[0].label_counts.numpy())
+    with torch.no_grad():
+        for name, values in fixed.items():
+            task.network.get_parameter(name).copy_(torch.tensor(values))
+    method = FedBABU(rounds=100)
+    settings = {"rounds": ROUNDS, "steps": STEPS, "lr": LR}
+    _, average, _ = toy_federation(method, task, clients(((10, 14, 8),) * 4), **settings)
+    run_reference(average, ROUNDS)
+    assert_same(fed.server["shared"], to_numpy(average.server["shared"]), 1e-12)
+
+
+def test_a_class_of_one_hospital_has_its_mean_at_once():
+    """Weights by hospital would bring it there by a factor of 4/5 a round."""
+    counts = [(10, 10, 0)] * 4
+    data = clients((*counts, (6, 6, 8)))
+    fed, initial = finished(PFedFDA(share=1.0, least_patients=1), data, 1, lr=1e-30)
+    z = features(initial, data[4].x.numpy())[data[4].y.numpy() == 2]
+    found = fed.server["features"]["means"].numpy()[2]
+    np.testing.assert_allclose(found, z.mean(0), atol=1e-12)
+
+
+@pytest.mark.parametrize(("floor", "alike"), [(0.0, True), (1.0, False)])
+def test_only_without_a_floor_the_scale_of_features_does_not_matter(floor, alike):
+    rng = np.random.default_rng(5)
+    y = torch.arange(40) % K
+    z = torch.tensor(rng.normal(size=(40, 4))) + torch.eye(K, 4, dtype=torch.double)[y]
+    answers = []
+    for scale in (1.0, 50.0):
+        means, scatter = gaussians(scale * z, y, torch.zeros(K, 4).double(), floor)
+        weight, bias = discriminant(means, scatter, torch.zeros(K).double())
+        answers.append(scale * z @ weight.T + bias)
+    gap = float((answers[0] - answers[1]).abs().max())
+    assert (gap < 1e-9) is alike
+    assert alike or gap > 0.1
 
 
 def test_at_fixed_features_the_means_are_those_of_all_patients():

@@ -106,8 +106,14 @@ def _export_client(
     model = run.exported(client)
     facts = run.facts(client, model.plain)
     if remembered := store_size(model.weights):
-        _check_store(client, remembered, bits, options)
         facts["card"]["remembered"] = remembered
+        if bits or not options.patients_features:
+            raise ConfigError(
+                f"The model of {client} holds features and labels of {remembered['cases']} "
+                f"training samples ({remembered['bytes']:,} bytes), and whoever gets its bundle "
+                "gets them; if the hospital agrees, set patients_features=true and leave out bits "
+                "and layers, as features are of weights in full precision."
+            )
     facts["largest_part"] = _regions(options.largest_part, facts)
     if facts["largest_part"]:  # the intervals of volumes are of whole masks
         facts["coverage"] = None
@@ -135,23 +141,6 @@ def _export_client(
     if local is not None and (folder / ONNX).is_file():
         finetuning.say_int8(run, model, local, folder / ONNX, done.weights)
     return written
-
-
-def _check_store(
-    client: str, store: Mapping[str, int], bits: Mapping[str, int], options: ExportOptions
-) -> None:
-    """Refuses to let patients' features leave unasked, and to quantise what they are of."""
-    if not options.patients_features:
-        raise ConfigError(
-            f"The model of {client} holds the features and labels of {store['cases']} training "
-            f"samples ({store['bytes']:,} bytes), and so would its bundle, whoever gets it; set "
-            "patients_features=true if the hospital agrees, or export a run of algorithm=fedavg."
-        )
-    if bits:
-        raise ConfigError(
-            f"The features in the model of {client} are of its weights in full precision; leave "
-            "out bits and layers."
-        )
 
 
 def _regions(wanted: str | Sequence[str] | None, facts: Mapping[str, Any]) -> list[str] | None:

@@ -583,7 +583,9 @@ class LocalTrainer:
             losses = [float(self.gradients.loss_of(to_device(b, device))) for b in evaluated]
         return sum(n * v for n, v in zip(sizes, losses, strict=True)) / sum(sizes)
 
-    def features(self, data: ClientData, at: Mapping[str, Tensor], split: Split) -> Features:
+    def features(
+        self, data: ClientData, at: Mapping[str, Tensor], split: Split, limit: int | None
+    ) -> Features:
         """Returns features and outputs; see :meth:`medfed.federation.client.Client.features`."""
         rows, device, seen = list[Features](), self.model.device, 0
         self.model.load(self.fitted(data, dict(at)))
@@ -601,7 +603,9 @@ class LocalTrainer:
                 one = label if label.ndim == 1 else label.flatten(1)[:, :0]
                 alone = torch.arange(seen, seen := seen + len(label), device=device)
                 rows.append(Features(z, one, moved.get("case", alone), outputs))
-        return Features(*map(torch.cat, zip(*rows, strict=True)))
+                if limit is not None and seen >= limit:
+                    break
+        return Features(*(torch.cat(parts)[:limit] for parts in zip(*rows, strict=True)))
 
     def fitted(self, data: ClientData, model: Tensors) -> Tensors:
         """Returns a client's model with statistics of normalisation as the run wants them."""
