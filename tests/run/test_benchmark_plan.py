@@ -252,7 +252,10 @@ def test_a_suite_that_does_not_compose_is_refused_by_name(change, message, tmp_p
         ("suite=digits arms=apart", r"arms=apart is none of suite=digits"),
         ("suite=digits shard=4", r"shard=4 must be i/n"),
         ("suite=digits report_only=maybe", r"report_only must be true or false, not 'maybe'"),
-        ("suite=heart paths.hart=OWN", r"paths\.hart names no suite that needs .* mean heart, flamby_heart\?\)"),
+        (
+            "suite=heart paths.hart=OWN",
+            r"paths\.hart names no suite that needs .* mean heart, flamby_heart\?\)",
+        ),
         (
             "suite=heart paths.digits=OWN",
             r"paths\.digits names no suite that needs data; those are",
