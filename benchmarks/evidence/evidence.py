@@ -14,6 +14,10 @@ To compute it again (some hours of a core)::
     medfed benchmark suite=retina_centres paths.retina_centres=FOLDER methods=[finetune,pfednet] \
         variants=[papers_network] out=UNET
     medfed benchmark suite=stroke paths.stroke=TABLE methods=[fedmd] variants=hospitals out=FEDMD
+    medfed benchmark suite=stroke paths.stroke=TABLE methods=[NEWER] arms=[ARMS] out=NEW
+    medfed benchmark suite=stroke paths.stroke=TABLE methods=[fedlc,pfedfda,feddbe] \
+        variants=[most_20] out=NEW
+    medfed benchmark suite=heart paths.heart=FOLDER methods=[NEWER] out=NEW_HEART
     medfed benchmark suite=lgg paths.lgg=FOLDER arms=true out=LGG
     medfed benchmark suite=stroke_imbalance paths.stroke_imbalance=TABLE variants=all arms=true \
         out=IMBALANCE
@@ -21,15 +25,18 @@ To compute it again (some hours of a core)::
     medfed benchmark suite=lgg_complete paths.lgg_complete=LIST.csv methods=[finetune] out=COMPLETE
     python benchmarks/evidence/evidence.py --advice /path/to/ist.csv --out ADVICE
     python benchmarks/evidence/evidence.py --table TABLE --collect OUT SURVIVAL HEART ... COMPLETE
+    python benchmarks/evidence/evidence.py --collect-newer NEW NEW_HEART
     python benchmarks/evidence/evidence.py --collect-advice ADVICE
     python benchmarks/evidence/evidence.py --collect-normalization RESULTS.json ...
 
 ``benchmarks/evidence/normalization.py`` says how RESULTS.json are made.
-BASELINES are the methods of ``suite=stroke``. ``--advice`` counts how often a pilot's advice is
-right: it deals hospitals of 60 to 500 patients into federations of five, asks ``medfed advise`` in
-each, and then trains on all who are not tested. ``--collect`` leaves other stored tasks as they
-are. Of a task that is stored with more methods it takes the arms and further methods alone, and
-stops where the other methods' results differ, as convolutions round otherwise on another CPU.
+BASELINES are the methods of ``suite=stroke``; NEWER are quped, fenda, fedlc, recalibrated,
+fedproto, feddbe, pfedfda and fedpac, and ARMS the arms of qupel, quped and fedlc. ``--advice``
+counts how often a pilot's advice is right: it deals hospitals of 60 to 500 patients into
+federations of five, asks ``medfed advise`` in each, and then trains on all who are not tested.
+``--collect`` leaves other stored tasks as they are. Of a task that is stored with more methods it
+takes the arms and further methods alone, and stops where the other methods' results differ, as
+convolutions round otherwise on another CPU.
 """
 
 from __future__ import annotations
@@ -40,6 +47,7 @@ import csv
 import io
 import json
 import multiprocessing
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
@@ -286,6 +294,25 @@ def collect(outs: Sequence[Path], table: Path, before: Mapping[str, Any]) -> dic
     }
 
 
+def collect_newer(outs: Sequence[Path]) -> dict[str, Any]:
+    """What is kept of benchmarks of newer methods, which have references of their own."""
+    folders = [f for out in outs for f in sorted((out / "cells").glob("*/*"))]
+    return {
+        "tasks": {f"{f.parent.name}/{f.name}": plainly(f) for f in folders},
+        "cells": {place: key for out in outs for place, key in cells_of(out).items()},
+        "cpu_seconds": sum(map(seconds_of, outs)),
+    }
+
+
+def of_newer(tasks: Mapping[str, Any]) -> Iterator[str]:
+    """The tables of the newer methods."""
+    for name, task in tasks.items():
+        yield from [*of_methods(f"newer methods, {name}", task), "", *task["left_out"], ""]
+        yield from [*of_probabilities(f"newer methods, {name}", task), ""]
+        if task["arms"]:
+            yield from [*of_arms(name, task), ""]
+
+
 def collect_advice(out: Path) -> list[dict[str, Any]]:
     """The verdicts of all federations."""
     files = sorted(out.glob("federation_*/verdicts.json"))
@@ -345,6 +372,11 @@ GAMMA = f"{STC}_cer_"
 PAIRS = {
     "QuPeL of 2 bits − of 32 bits": ("qupel_2", "qupel_32"),
     "QuPeL of 3 bits − of 32 bits": ("qupel_3", "qupel_32"),
+    "QuPeL of 1 bit − of 32 bits": ("qupel_1", "qupel_32"),
+    **{f"QuPeD of {n} bits − of 32 bits": (f"quped_{n}", "quped_32") for n in (3, 2, 1)},
+    **{f"QuPeD − QuPeL, of {n} bits": (f"quped_{n}", f"qupel_{n}") for n in (32, 3, 2, 1)},
+    "QuPeD with every second network half as wide − all alike": ("quped_half", "quped_32"),
+    "FedLC that predicts for each hospital's own shares − for even ones": ("fedlc_own", "fedlc"),
     "PPFL with memberships that stay equal − learned": ("ppfl_equal", "ppfl"),
     "PPFL by the largest membership − by the mixture": ("ppfl_hard", "ppfl"),
 }
@@ -662,13 +694,15 @@ def pages(stored: Mapping[str, Any]) -> list[str]:
         found = json.loads(FOUND.read_text(encoding="utf-8"))["tasks"]
         lines += [*of_orders(tasks, found), ""]
         lines += [*of_hospitals(tasks["stroke/hospitals"], benchmark["hospitals"]), ""]
+    newer = stored.get("newer", {"tasks": {}, "cells": {}, "cpu_seconds": 0.0})
+    lines += of_newer(newer["tasks"])
     if advice := stored.get("advice"):
         lines += [*of_advice(advice), ""]
     if normalization := stored.get("normalization"):
         lines += [*of_normalization(normalization), ""]
-    seconds = stored.get("benchmark", {}).get("cpu_seconds", 0.0)
+    seconds = stored.get("benchmark", {}).get("cpu_seconds", 0.0) + newer["cpu_seconds"]
     seconds += sum(one["cpu_seconds"] for one in stored.get("advice", ()))
-    count = len(stored.get("benchmark", {}).get("cells", ()))
+    count = len(stored.get("benchmark", {}).get("cells", ())) + len(newer["cells"])
     count += sum(len(one["cells"]) for one in stored.get("advice", ()))
     lines.append(f"{count} cells, {seconds / 3600:.2f} CPU hours.")
     return lines
@@ -682,6 +716,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--collect", type=Path, nargs="+", help="folders of benchmarks")
     parser.add_argument("--table", type=Path, help="with --collect: the table of the hospitals")
+    parser.add_argument("--collect-newer", type=Path, nargs="+", help="folders of benchmarks")
     parser.add_argument("--collect-advice", type=Path, help="folder of --advice")
     parser.add_argument("--complete", type=Path, help="the gliomas' folder; lists whole patients")
     parser.add_argument("--collect-normalization", type=Path, nargs="+", help="RESULTS.json")
@@ -696,11 +731,13 @@ def main() -> None:
     if options.collect:
         before = stored.get("benchmark", {})
         stored["benchmark"] = collect(options.collect, options.table, before)
+    if options.collect_newer:
+        stored["newer"] = collect_newer(options.collect_newer)
     if options.collect_advice:
         stored["advice"] = collect_advice(options.collect_advice)
     if options.collect_normalization:
         stored["normalization"] = collect_normalization(options.collect_normalization)
-    if options.collect or options.collect_advice or options.collect_normalization:
+    if len(sys.argv) > 1:
         STORE.write_text(json.dumps(stored, indent=1) + "\n")
     print("\n".join(pages(stored)))
 

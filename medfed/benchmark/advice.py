@@ -289,23 +289,11 @@ def gain_of(
         >>> [gain_of(task, found, "better", 4, n, 0.01) for n in (40, 5)][1].why
         '5 patients are too few; a verdict takes 10 or more'
     """
-    why, least = "", f"a verdict takes {LEAST_CASES} or more"
-    if not repetitions:
-        why = "the metric is undefined on its patients"
-    elif patients < LEAST_CASES:
-        why = f"{patients} patients are too few; {least}"
-    elif repetitions < LEAST:
-        why = f"only {repetitions} repetitions define the metric; a verdict takes {LEAST} or more"
-    elif not math.isfinite(difference.error):
-        why = "a model has failed, so there is no mean"
-    elif difference.error == 0:
-        equal = difference.mean == 0
-        why = "there is no difference" if equal else "all repetitions give the same"
-    elif verdict == UNDECIDED:
-        why = f"the pilot detects differences of {difference.detectable:.2g} or more"
-        if seen := abs(difference.mean):
-            takes = takes_to_show(task, difference, seen, comparisons)
-            why += f"; to show one as large as in the pilot takes {takes}"
+    words = {"repetitions": repetitions, "patients": patients, "gap": difference, "task": task}
+    words |= {"comparisons": comparisons, "undecided": verdict == UNDECIDED, "least": LEAST}
+    words |= {"least_patients": LEAST_CASES, "isfinite": math.isfinite}
+    template = _TEMPLATES / "cannot_tell.txt"
+    why = filled(template, takes_to_show=takes_to_show, **words).strip()
     says = "cannot tell" if why else verdict
     return Gain(*difference[:3], difference.detectable, says, why, repetitions, patients, p)
 

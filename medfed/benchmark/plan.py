@@ -104,10 +104,8 @@ class Group:
         for key, value in {**self.suite.seeds(split), **setting}.items():
             place, _, leaf = key.rpartition(".")
             section = sections.select(config.values, place) if place else config.values
-            if section is None:
-                raise ConfigError(f"suite={self.suite.name} has no section of {key}.")
-            if leaf not in section:
-                raise ConfigError(f"suite={self.suite.name}: {place} has no key {leaf}.")
+            if section is None or leaf not in section:
+                raise ConfigError(f"suite={self.suite.name} has no key {key}.")
             changed[key] = value
         config = config.replacing(changed)
         # The pooled model is tuned; finetuning starts from it, and has cells of its own.

@@ -17,11 +17,12 @@ from medfed.benchmark.runner import Progress
 from medfed.benchmark.suite import Published
 from medfed.common.console import wide_console
 from medfed.reports.tables import Table
-from medfed.standalone.files import write_text
+from medfed.standalone.files import filled, write_text
 
 MARGIN = 0.05
 """How far apart two means may be and still be called the same."""
 _HEAD = ("method", "published", "ours", "difference", "holds")
+_TEMPLATE = Path(__file__).parent / "templates" / "published.md"
 
 
 def difference(ours: Sequence[float], known: Sequence[float]) -> tuple[str, str]:
@@ -71,17 +72,12 @@ def _spread(values: Sequence[float]) -> str:
 
 def write(file: Path, progress: Sequence[Progress], quiet: bool) -> list[str]:
     """Writes and prints the tables; returns the sentences below them."""
-    lines = ["# Published tables, repeated", ""]
-    for title, table in tables(progress):
-        lines += [f"## {title}", "", *table.markdown(), ""]
-        if not quiet:
-            wide_console().print(table.printed(title))
+    every = [*tables(progress)]
     hours = sum(r["cpu_seconds"] for one in progress for r in one.final.values()) / 3600
     sources = dict.fromkeys(one.group.suite.source for one in progress)
-    sentences = [
-        *(f"Published: {source}." for source in sources),
-        f"Means ± standard deviations over seeds. In brackets: 95 % intervals of the difference; a "
-        f"row holds if it contains 0 and is nowhere beyond {MARGIN}. {hours:.2f} CPU hours.",
-    ]
-    write_text(file, "\n".join([*lines, *sentences, ""]))
-    return [*sentences, f"Page: {file}"]
+    words = {"tables": every, "sources": sources, "margin": MARGIN, "hours": hours}
+    page, _, below = filled(_TEMPLATE, **words).partition("====\n")
+    write_text(file, page + below)
+    for title, table in every if not quiet else ():
+        wide_console().print(table.printed(title))
+    return [*below.splitlines(), f"Page: {file}"]

@@ -97,12 +97,10 @@ def chosen_arms(
     for suite, arms in by_suite.items():
         if taken := sorted(set(arms) & set(methods)):
             raise ConfigError(f"suite={suite}: the arm {taken[0]} has the name of a method.")
-    if wanted in (True, "all"):
-        return {suite: list(arms.values()) for suite, arms in by_suite.items()}
     known = list(dict.fromkeys(name for arms in by_suite.values() for name in arms))
     they = f"they are {', '.join(known)}." if known else "there are none."
     whole = f"arms={{}} is none of suite={','.join(by_suite)}{{}}; {they}"
-    names = chosen(wanted or (), known, whole)  # type: ignore[arg-type]
+    names = chosen("all" if wanted is True else wanted or (), known, whole)
     return {suite: [a for n, a in arms.items() if n in names] for suite, arms in by_suite.items()}
 
 
@@ -172,9 +170,6 @@ class Suite:
     data: str = ""
     path: bool = False  # whether it needs real data, by ``paths.NAME=FOLDER``
     passes: float = 1.05  # gradient passes that a method may take, as a multiple of the budget
-    # Bytes that a method may send, as a multiple of FedAvg's; None: as many as it wishes, in equal
-    # rounds.
-    bytes: float | None = None
     # Further measurements, by name: see :mod:`medfed.benchmark.suite`.
     arms: Mapping[str, Arm] = field(default_factory=dict)
     # A published table that it repeats by its own protocol, without tuning and equal budgets.

@@ -77,14 +77,11 @@ def _add(task: Task, one: Progress, results: Sequence[Result], keys: tuple[str, 
         task.begin(whole)
         task.overlap = overlap_of(whole) if group.suite.splits == "folds" else 0.0
     spent = max(max(r["passes"].values()) for r in whole) / group.budget
-    beyond = "it cannot keep the budget of {}, of which it {} {:.2f} times as many."
     if not group.is_ceiling and spent > group.suite.passes:
-        return beyond.format(f"{group.budget} gradient passes", "took", spent)
-    up, down = (float(np.mean([r["bytes"][way] for r in whole])) for way in ("up", "down"))
-    limit, fedavg = group.suite.bytes, task.scores.get("fedavg")
-    sent = sum(fedavg.sent) if fedavg and not group.is_ceiling else 0
-    if sent and limit is not None and (times := (up + down) / sent) > limit:
-        return beyond.format(f"{limit:g} times FedAvg's bytes", "sent", times)
+        return (
+            f"it cannot keep the budget of {group.budget} gradient passes, of which it took "
+            f"{spent:.2f} times as many."
+        )
     courses = [
         [math.nan if m["score"] is None else m["score"] for m in r.get("course", ())] for r in whole
     ]

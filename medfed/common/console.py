@@ -368,7 +368,7 @@ def as_run(mark: str) -> Iterator[None]:
             handler.setStream(before[0])  # type: ignore[attr-defined]
 
 
-def in_sweep() -> bool:
+def swept() -> bool:
     """Whether a run of a sweep prints, which has a line where a run alone has a table."""
     return isinstance(sys.stdout, RunStream)
 

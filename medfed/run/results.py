@@ -20,16 +20,7 @@ from rich.text import Text
 from torch import Tensor
 
 from medfed.common import scores
-from medfed.common.console import (
-    Table,
-    evenly,
-    in_sweep,
-    said_once,
-    say,
-    shown,
-    size,
-    wide_console,
-)
+from medfed.common.console import Table, evenly, said_once, say, shown, size, swept, wide_console
 from medfed.common.figures import save_figures
 from medfed.config.allowed import method_name
 from medfed.config.description import Privacy, RunDescription
@@ -279,7 +270,7 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
     """
     console = console or wide_console()
     of_data, of_results = remarks(summary)
-    if in_sweep():
+    if swept():
         say(console, result_line(summary, folder))
         with said_once():
             say(console, *of_data, *of_results)

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn
 
 from medfed.common import scores
-from medfed.common.console import Terminal, bar, in_sweep, said_once, shown, visible
+from medfed.common.console import Terminal, bar, said_once, shown, swept, visible
 from medfed.common.schemas import packed, unpacked
 from medfed.common.scores import Record
 from medfed.federation.aggregation import Outlier
@@ -458,7 +458,7 @@ class RoundProgress(ProgressBar):
         self._bar: Progress | None = None
         self._task = TaskID(0)
         self._began, self._first = time.monotonic(), 0
-        self._pause = SWEPT_SECONDS if in_sweep() else 0.0  # seconds between plain lines
+        self._pause = SWEPT_SECONDS if swept() else 0.0  # seconds between plain lines
         self._spoke = self._began
 
     def disable(self) -> None:
