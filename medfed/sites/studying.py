@@ -279,7 +279,12 @@ class Conductor:
             elif len(caller.sites) < FEWEST:
                 self.remarks.append(f"{part.name} is left out: a sum needs {FEWEST} sites.")
             else:
-                tables += self._sums(number, part)
+                try:
+                    tables += self._sums(number, part)
+                except SiteError as error:  # the other parts have spent what sites allow
+                    self.remarks.append(f"{part.name} is left out: {error}")
+        if not tables:
+            raise SiteError(f"Nothing could be measured: {' '.join(self.remarks)}")
         return tables
 
     def _estimates(self, number: int, part: Separate) -> list[Table]:
@@ -318,7 +323,7 @@ class Conductor:
             if found is not None:
                 return found, [c for c in sites if c not in why]
             sites, attempt = [c for c in sites if c not in why], attempt + 1
-        raise SiteError(f"{name}: fewer than {FEWEST} sites answer, so nothing can be summed.")
+        raise SiteError(f"fewer than {FEWEST} sites answer, so nothing can be summed.")
 
     def _attempt(
         self, where: Mapping[str, int], body: bytes, sites: list[str]

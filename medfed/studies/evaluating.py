@@ -194,7 +194,8 @@ class Scores:
                 verdict = f"not worse by more than {margin:g}"
             else:
                 times = ((NORMAL + float(stats.norm.ppf(POWER))) * error / margin) ** 2
-                verdict = f"cannot tell; about {math.ceil(patients * times)} patients would"
+                needed = f"; about {math.ceil(patients * times)} patients would"
+                verdict = f"cannot tell{needed if times > 1 else ': it is near the margin'}"
             lines.append([score, hospital, patients, *drawn[-1][1:], p_value(p), verdict])
         label = f"{what} − that of {self.asked.reference}"
         head = ["score", "hospital", "patients", label]

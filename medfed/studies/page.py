@@ -5,20 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import yaml  # type: ignore[import-untyped]
 
 from medfed.common.console import file_names, in_latex, say, wide_console
-from medfed.reports.charts import Picture, Row, curves, forest, looks_in_order
+from medfed.reports.charts import Look, Picture, Row, curves, forest, looks_in_order
 from medfed.reports.report import TEMPLATES, rendered
 from medfed.reports.tables import Cell
 from medfed.reports.tables import Table as Shown
 from medfed.standalone.files import csv_text, filled, write_json, write_text, writing
-from medfed.studies.parts import Table, Word
+from medfed.studies.parts import COEFFICIENT, Table, Word
 from medfed.studies.plan import Plan
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _HARM = "Who would be harmed"
+_TICKS, _ROW = 6, 13  # of a curve's axis; points of a row below it
 
 
 def write_study(plan: Plan, tables: Sequence[Table], remarks: Sequence[str], folder: Path) -> None:
@@ -115,19 +121,61 @@ def pictures(tables: Sequence[Table]) -> Mapping[str, Picture]:
     made = {}
     for table in tables:
         if table.title == "Survival":
-            names = [*dict.fromkeys(str(line[0]) for line in table.lines)]
-            lines = {name: [(0.0, 1.0)] for name in names}
-            for name, end, _, share, _ in table.lines:
-                lines[str(name)].append((float(end), float(share)))
-            figure = curves(lines, "time", "survival", looks_in_order(names))
-            made[table.title] = Picture(figure, "Share of patients without the event, by time.")
+            made[table.title] = Picture(
+                _survival(table),
+                "Share of patients without the event, by time. The numbers below the axis are the "
+                "patients at risk, in the colours of the groups.",
+            )
         elif table.title.startswith("Calibration of") and table.lines:
             points = [(float(predicted), float(seen)) for _, predicted, seen, *_ in table.lines]
             lines = {"patients": points, "perfect": [(0.0, 0.0), (1.0, 1.0)]}
-            figure = curves(lines, "predicted", "observed", looks_in_order(lines))
-            made[table.title] = Picture(figure, "Share of events, by predicted probability.")
+            figure = curves(lines, "predicted", "observed", {"patients": Look("c0")})
+            for (x, _), line in zip(points, table.lines, strict=True):
+                ends = [float(end) for end in line[3:5]]
+                figure.axes[0].plot([x, x], ends, color=Look("c0").paper, lw=1.2, clip_on=False)
+            made[table.title] = Picture(
+                figure, "Share of events with 95 % intervals, by predicted probability."
+            )
+        elif table.title.startswith("FROC of"):
+            points = sorted((float(line[3]), float(line[2])) for line in table.lines)
+            name = str(table.lines[0][0])
+            figure = curves({name: points}, table.head[3], table.head[2], {name: Look("c0")})
+            made[table.title] = Picture(figure, "Share of lesions found, by false alarms per scan.")
         elif table.intervals:
-            none = {} if table.label in ("AUROC", "Dice") else {"none": 0.0}
+            is_difference = "−" in table.label or table.label == COEFFICIENT
+            none = {"none": 0.0} if is_difference else {}
             figure = forest([Row(*one) for one in table.intervals], none, table.label)
-            made[table.title] = Picture(figure, f"{table.label}, with 95 % intervals.")
+            label = table.label[0].upper() + table.label[1:]
+            made[table.title] = Picture(figure, f"{label}, with 95 % intervals.")
     return made
+
+
+def _survival(table: Table) -> Figure:
+    """Curves of groups, and below the axis how many patients of each are at risk."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    at_risk: dict[str, dict[float, str]] = {}
+    for name, end, n, share, _ in table.lines:
+        curve = lines.setdefault(str(name), [(0.0, 1.0)])
+        at_risk.setdefault(str(name), {})[curve[-1][0]] = str(n)
+        curve.append((float(end), float(share)))
+    looks = looks_in_order(lines)
+    figure = curves(lines, "time", "survival", looks)
+    axes, starts = figure.axes[0], sorted({t for of in at_risk.values() for t in of})
+    wanted = np.linspace(0, starts[-1], _TICKS) if starts else []
+    ticks = sorted({min(starts, key=lambda start: abs(start - time)) for time in wanted})
+    axes.set_xticks(ticks)
+    for row, (name, of) in enumerate(at_risk.items()):
+        for time in ticks:
+            axes.annotate(
+                of.get(time, "–"),
+                (time, 0),
+                (0, -_ROW * (row + 2)),
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                ha="center",
+                fontsize=9,
+                color=looks[name].paper,
+            )
+    axes.xaxis.labelpad = _ROW * len(at_risk) + 8
+    figure.set_figheight(figure.get_figheight() + _ROW * len(at_risk) / 72)
+    return figure

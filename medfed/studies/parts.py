@@ -27,6 +27,7 @@ Word = str | float
 State = Sequence[float]
 """What the hospitals are told before they answer: nothing, or the coefficients of a step."""
 MEANS = ("mean", "lower 95 %", "upper 95 %", "I²", "another hospital", "hospitals")
+COEFFICIENT = "coefficient"
 NORMAL = float(stats.norm.ppf((1 + LEVEL) / 2))
 """Standard errors to either end of an interval."""
 UNIT = 2.0**34

@@ -24,7 +24,7 @@ _MOST = 2.0**28  # of a sum, which then fits 63 bits
 _INSTANT = 1e-3  # least share of an interval at risk, of events at its very begin
 FEW = f"fewer than {CATEGORY} of its patients are of a category"
 ALONE = "its patients alone do not give the coefficients"
-_FITTED = ("coefficient", "standard error")
+_FITTED = (parts.COEFFICIENT, "standard error")
 _RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio", "hazard": "hazard ratio"}
 
 
@@ -209,22 +209,22 @@ class ByHospital(Coefficients):
     def join(self, each: Mapping[str, Estimates]) -> list[Table]:
         """Returns the mean of each coefficient, those of the hospitals, and who has none."""
         some = {name: of for name, one in each.items() if not isinstance(of := one[self.name], str)}
+        title = f"Meta-analysis, {self.name}"
         means: list[list[Word]] = []
-        single: list[list[Word]] = []
-        drawn: list[tuple[str, float, float, float]] = []
+        tables: list[Table] = []
         for term in self.terms if some else ():
-            pairs = [one[term] for one in some.values()]
-            means.append([term, *parts.mean_of_hospitals(pairs)])
-            single += [[term, name, *one[term]] for name, one in some.items()]
-            drawn += [parts.interval(f"{name}, {term}", *one[term]) for name, one in some.items()]
-        title, by = f"Meta-analysis, {self.name}", ["term", "hospital", *_FITTED]
-        tables = [
-            Table(title, ["term", *parts.MEANS], means),
-            Table(f"{title}, by hospital", by, single, drawn, by[2]),
-        ]
+            pairs = {name: one[term] for name, one in some.items()}
+            mean, low, high, *rest = parts.mean_of_hospitals([*pairs.values()])
+            means.append([term, mean, low, high, *rest])
+            drawn = [parts.interval(name, *pair) for name, pair in pairs.items()]
+            drawn.append(("mean of hospitals", float(mean), float(low), float(high)))
+            lines = [[name, *pair] for name, pair in pairs.items()]
+            head = ["hospital", *_FITTED]
+            tables.append(Table(f"{title}, {term}", head, lines, drawn, parts.COEFFICIENT))
+        first = Table(title, ["term", *parts.MEANS], means)
         missing = [[name, str(one[self.name])] for name, one in each.items() if name not in some]
         without = Table(f"{title}, without an estimate", ["hospital", "why"], missing)
-        return [*(tables if some else []), *([without] if missing else [])]
+        return [*([first, *tables] if some else []), *([without] if missing else [])]
 
 
 def person_periods(

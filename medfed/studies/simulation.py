@@ -96,10 +96,12 @@ def _asked(part: Part, hospitals: Mapping[str, Rows], remarks: list[str]) -> lis
                 ) from error
         total = np.sum([one.whole for one in sums.values()], axis=0)
         patients = sum(one.patients for one in sums.values())
-        if patients < max(LEAST, TIMES * len(total)):
+        refuses = f"Hospitals would refuse {part.name}: "
+        is_said = any(remark.startswith(refuses) for remark in remarks)  # of an earlier step
+        if patients < max(LEAST, TIMES * len(total)) and not is_said:
             remarks.append(
-                f"Hospitals would refuse {part.name}: {len(total)} numbers of {patients} patients; "
-                f"{TIMES} patients must stand behind each."
+                f"{refuses}{len(total)} numbers of {patients} patients; {TIMES} patients must "
+                "stand behind each."
             )
         if clipped := sum(one.clipped for one in sums.values()):
             remarks.append(

@@ -246,7 +246,7 @@ def tables(federation, tmp_path_factory):
     folder = written(tmp_path_factory.mktemp("tables"), SITES)
     for site in SITES:
         own = {"data": {"path": str(folder / f"{site}.csv")}}
-        federation.write_site(site, **own, policy={"evaluate_models": True})
+        federation.write_site(site, **own, policy={"evaluate_models": True, "plans": 9})
     yield folder
     for site in SITES:
         federation.write_site(site)
