@@ -161,7 +161,7 @@ def _survival(table: Table) -> Figure:
     looks = looks_in_order(lines)
     figure = curves(lines, "time", "survival", looks)
     axes, starts = figure.axes[0], sorted({t for of in at_risk.values() for t in of})
-    wanted = np.linspace(0, starts[-1], _TICKS) if starts else []
+    wanted = np.linspace(0, starts[-1], _TICKS) if starts else np.zeros(0)
     ticks = sorted({min(starts, key=lambda start: abs(start - time)) for time in wanted})
     axes.set_xticks(ticks)
     for row, (name, of) in enumerate(at_risk.items()):
