@@ -9,22 +9,19 @@ from inspect import signature
 from itertools import compress
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.cache.volumes import OnDiskDataModule
 from medfed.datamodules.claims import Claims, Merging
-from medfed.datamodules.client_data import ArrayRows, Block, ClientData, Rows, finding_counts
+from medfed.datamodules.client_data import Block, ClientData, finding_counts
 from medfed.datamodules.duplicates import Sample, content, one_patient_each
-from medfed.datamodules.plans import ClientPlan
+from medfed.datamodules.plans import ClientPlan, client_images
 from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.readers.samples import ImageSet, Index
-from medfed.datamodules.scanner import scan_each
+from medfed.datamodules.readers.samples import ImageSet
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.tables.agreement import converse_here, packed, unpacked
 from medfed.standalone.pictures import SUFFIXES, unit_range
@@ -174,24 +171,16 @@ class ImageDataModule(OnDiskDataModule):
         return {name: replace(client, positive_weights=weights) for name, client in clients.items()}
 
     def _block(self, client: str, plan: ClientPlan, split: Split) -> Block:
-        samples, present = self.data.samples, plan.channels.numpy()
-        seed = derive_seed(self.seed, client, split)
+        samples, seed = self.data.samples, derive_seed(self.seed, client, split)
         index, case = samples.select(plan.patients[split], plan.shares, seed)
-        image: Tensor | Rows = self._rows(index, present)
-        if plan.scanner is not None:
-            patients = [samples.patients[sample] for sample in index]
-            # Each image of a patient has different noise.
-            keys = [(p, samples.rows[p].index(n)) for p, n in zip(patients, index, strict=True)]
-            plain = self._rows(index, np.ones_like(present)).take(torch.arange(len(index)))
-            image = scan_each(plain, plan.scanner, keys)
-            # After the scanner, whose noise would fill these channels.
-            image[:, ~plan.channels] = 0
-        label = torch.from_numpy(samples.labels[index])
-        return {"image": image, "label": label, "case": torch.from_numpy(case)}
-
-    def _rows(self, index: Index, present: NDArray[np.bool_]) -> ArrayRows:
-        convert = partial(unit_range, peak=self.data.peak, present=present)
-        return ArrayRows(self.data.images, index, convert)
+        patients = ((samples.patients[n], n) for n in index)
+        keys = ((p, samples.rows[p].index(n)) for p, n in patients)  # each image has other noise
+        unit = partial(unit_range, peak=self.data.peak)
+        return {
+            "image": client_images(plan, self.data.images, index, unit, keys),
+            "label": torch.from_numpy(samples.labels[index]),
+            "case": torch.from_numpy(case),
+        }
 
 
 def _by_content(data: ImageSet) -> Iterator[Sample]:

@@ -11,17 +11,15 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.cache.store import Item, Recipe, Store
 from medfed.datamodules.cache.volumes import CachedDataModule
-from medfed.datamodules.client_data import ArrayRows, Block, ClientData
+from medfed.datamodules.client_data import Block, ClientData
 from medfed.datamodules.duplicates import Sample, content
-from medfed.datamodules.plans import ClientPlan
+from medfed.datamodules.plans import ClientPlan, client_images
 from medfed.datamodules.readers.luna16 import Luna16Reader
-from medfed.datamodules.readers.samples import Index, select_rows
-from medfed.datamodules.scanner import scan_each
+from medfed.datamodules.readers.samples import select_rows
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.standalone.ct_patches import PatchSpec, read_patches, to_unit
 from medfed.standalone.errors import DataError
@@ -119,18 +117,21 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
         self, name: str, plan: ClientPlan, store: Store, labels: NDArray[np.int64]
     ) -> ClientData:
         blocks: dict[Split, Block] = {}
+        unit = partial(to_unit, window=self.patches.window)
         for split in SPLITS:
             ranges = [store.rows(series) for series in plan.patients[split]]
             seed = derive_seed(self.seed, "thin", name, split)
             rows, case = select_rows(ranges, labels, plan.shares, seed)
+            series, numbers = [plan.patients[split][i] for i in case], store.array("row")[rows]
+            keys = zip(series, numbers.tolist(), strict=True)
             blocks[split] = {
-                "image": self._images(plan, split, store, rows, case),
+                "image": client_images(plan, store.path("image"), rows, unit, keys),
                 "label": torch.from_numpy(labels[rows]),
                 "case": torch.from_numpy(case),
             }
             self._kept.setdefault(name, {})[split] = {
                 "counts": np.bincount(labels[rows], minlength=self.num_classes).tolist(),
-                "rows_sha256": digest(store.array("row")[rows].tolist()),
+                "rows_sha256": digest(numbers.tolist()),
             }
             if plan.patients[split] and not len(rows):
                 if split == "train":
@@ -140,20 +141,6 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
                     )
                 log.warning("Client %s has no %s patch after thinning.", name, split)
         return self.labelled_client(name, plan, blocks)
-
-    def _images(
-        self, plan: ClientPlan, split: Split, store: Store, rows: Index, case: Index
-    ) -> Tensor | ArrayRows:
-        """Patches, which stay on disk unless a scanner changes them."""
-        window, present = self.patches.window, plan.channels.numpy()
-        if plan.scanner is None:
-            unit = partial(to_unit, window=window, present=present)
-            return ArrayRows(store.path("image"), rows, unit)
-        images = torch.from_numpy(to_unit(store.array("image")[rows], window))
-        series = [plan.patients[split][i] for i in case]
-        keys = zip(series, store.array("row")[rows].tolist(), strict=True)
-        scan_each(images, plan.scanner, keys)[:, ~plan.channels] = 0
-        return images
 
     def data_remarks(self) -> list[str]:
         """See the base class: the selection of non-nodules."""

@@ -6,16 +6,20 @@ Clients that join after training are planned here, too, with only a few of their
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import compress
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common.seeding import derive_seed, torch_rng
-from medfed.datamodules.client_data import Block, ClientData, Rows, gather
+from medfed.datamodules.client_data import ArrayRows, Block, ClientData, Rows, gather
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.patches import label_counts
 from medfed.datamodules.readers.base import Missing, Patient, check_names
@@ -274,6 +278,28 @@ def first_patients(client: ClientData, count: int, seed: int) -> ClientData:
     with_samples = trained_patients(client)
     order = torch.randperm(len(with_samples), generator=torch_rng(seed, "newcomer", client.id))
     return with_patients(client, with_samples[order[:count]])
+
+
+def client_images(
+    plan: ClientPlan,
+    source: NDArray[Any] | Path,
+    index: NDArray[np.int64],
+    convert: Callable[..., NDArray[Any]],
+    keys: Iterable[Sequence[object]],
+) -> Tensor | ArrayRows:
+    """Returns a client's images among those of an array, as `convert` makes them.
+
+    They are read on demand, unless the client has a scanner, which changes each by its key.
+    """
+    present = plan.channels.numpy()
+    if plan.scanner is None:
+        return ArrayRows(source, index, partial(convert, present=present))
+    every = ArrayRows(source, index, partial(convert, present=np.ones_like(present)))
+    images = every.take(torch.arange(len(index)))
+    for n, key in enumerate(keys):
+        images[n] = plan.scanner.apply(images[n], *key)
+    images[:, ~plan.channels] = 0  # after the scanner, whose noise would fill these channels
+    return images
 
 
 def trained_patients(client: ClientData) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -139,16 +139,6 @@ def scanners_from(table: Mapping[str, Mapping[str, float]], seed: int) -> dict[s
                 raise ConfigError(f"partition.scanners: {name} of {client} is no number: {value}.")
     lower = {c: {n.lower(): float(v) for n, v in of.items()} for c, of in table.items()}
     return {client: Scanner(client, seed, **values) for client, values in lower.items()}
-
-
-def scan_each(images: Tensor, scanner: Scanner, keys: Iterable[Sequence[object]]) -> Tensor:
-    """Applies a scanner to samples, one by one.
-
-    `images` is (N, C, *spatial), changed in place.
-    """
-    for n, key in enumerate(keys):
-        images[n] = scanner.apply(images[n], *key)
-    return images
 
 
 def _extent(image: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:

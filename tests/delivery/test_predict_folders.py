@@ -398,7 +398,10 @@ def test_arrays_are_predicted_as_single_images(hospital, tmp_path):
 
 ARRAYS = {
     "names": ({"x": np.zeros((2, 8, 8), np.uint8)}, "has no array of the name images"),
-    "size": ({"images": np.zeros((2, 9, 8), np.uint8)}, r"images of \(1, 9, 8\), but the model"),
+    "size": (
+        {"images": np.zeros((2, 9, 8), np.uint8)},
+        r"images is uint8 \(1, 9, 8\), but the model",
+    ),
     "type": ({"images": np.zeros((2, 8, 8))}, r"must be uint8"),
     "range": ({"images": np.full((2, 8, 8), 200, np.uint8)}, "white was 16 in training"),
 }
