@@ -73,7 +73,8 @@ def contour_grid(
     grid = figure.subplots(len(cases), len(methods), squeeze=False)
     for row, (client, (image, truth, probs, names)) in zip(grid, cases.items(), strict=True):
         window = _window(image) if crop else (slice(None), slice(None))
-        channel = _first_channel(image)
+        # The first channel that is not constant: missing channels are filled with zeros.
+        channel = next((i for i, c in enumerate(_arrays(image)) if c.max() > c.min()), 0)
         background = _arrays(image)[channel][window]
         for axes, method in zip(row, methods, strict=True):
             axes.set(xticks=[], yticks=[])
@@ -164,11 +165,6 @@ def _legend(figure: Figure, regions: Sequence[str], true: bool = True) -> None:
     # Green and yellow lines must be seen.
     dark = {"frameon": True, "facecolor": "0.35", "labelcolor": "white"}
     legend_below(figure, lines, 9, **dark)
-
-
-def _first_channel(image: Tensor) -> int:
-    """Returns the first channel that is not constant: missing channels are filled with zeros."""
-    return next((i for i, c in enumerate(_arrays(image)) if c.max() > c.min()), 0)
 
 
 def _window(image: Tensor, margin: int = 2) -> tuple[slice, slice]:

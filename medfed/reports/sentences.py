@@ -317,7 +317,9 @@ def shown_by(task: Task, verdicts: Verdicts, scarce: bool = False) -> Shown | No
         against = verdicts["fedavg"].against.get("local") if "fedavg" in verdicts else None
         if against is None or against.verdict != "worse":
             return None
-        gains = {"fedavg": _turned(against)}
+        d = against.difference  # of FedAvg over training alone, which is turned round
+        turned = d._replace(mean=-d.mean, low=-d.high, high=-d.low)
+        gains = {"fedavg": Gain(turned, "better", against.p, against.patients)}
     elif "better" not in words.values():
         return None
     else:
@@ -347,13 +349,6 @@ def _as_good(verdict: Verdict, words: Mapping[str, str]) -> bool:
     return "worse" not in verdicts.values() and all(
         verdicts.get(r) == "better" for r, word in words.items() if word == "better"
     )
-
-
-def _turned(against: Gain) -> Gain:
-    """The reference against the method."""
-    d = against.difference
-    turned = d._replace(mean=-d.mean, low=-d.high, high=-d.low)
-    return Gain(turned, "better", against.p, against.patients)
 
 
 def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:
@@ -398,11 +393,13 @@ def _rows(
         if len(judged) == 1:
             why = room(*judged[0], best_of(judged[0][1])) or _ALONE
         return [[Cell(text) for text in (*texts, why)]]
-    order = sorted(by_method.items(), key=lambda item: (-len(item[1]), -_least(item[1])))
-    return [
-        [Cell(text) for text in (situation, data, *_texts(name, shown, len(judged)))]
-        for name, shown in order
-    ]
+    least = {
+        name: min(a.difference.mean for one in shown for a in one.gains.values())
+        for name, shown in by_method.items()
+    }
+    order = sorted(by_method, key=lambda name: (-len(by_method[name]), -least[name]))
+    texts_of = ((situation, data, *_texts(n, by_method[n], len(judged))) for n in order)
+    return [[*map(Cell, texts)] for texts in texts_of]
 
 
 def _unseen(judged: Sequence[tuple[Task, Verdicts]]) -> str:
@@ -416,10 +413,6 @@ def _unseen(judged: Sequence[tuple[Task, Verdicts]]) -> str:
     sizes = (f"{_range(of, float, '{:.2g}'.format)} of {name}" for name, of in missed.items())
     unseen = f"; gains below {', '.join(sizes)} may go unseen" * bool(missed)
     return f"none of {len(judged)} tasks shows a method{unseen}"
-
-
-def _least(shown: Sequence[Shown]) -> float:
-    return min(a.difference.mean for one in shown for a in one.gains.values())
 
 
 def _texts(name: str, shown: Sequence[Shown], count: int) -> list[str]:
