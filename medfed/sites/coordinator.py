@@ -96,10 +96,16 @@ class Masks(NamedTuple):
         """What to add to the sum of what some sites have sent, so that no mask is left in it.
 
         Raises:
-            ValueError: If the shares do not fit together.
+            SiteError: If the shares do not fit together.
         """
         shares = {c: reply.shares for c, reply in replies.items()}
-        return unmasked(self.context, self.keys, sent, shares, length, **kind)
+        try:
+            return unmasked(self.context, self.keys, sent, shares, length, **kind)
+        except ValueError as error:
+            raise SiteError(
+                f"A sum of {', '.join(map(shown, sent))} cannot be unmasked ({first_line(error)}): "
+                "one of them gives wrong shares; repeat it without that site."
+            ) from error
 
 
 @dataclass(eq=False)
@@ -172,13 +178,7 @@ class Requests:
         replies, why = self.caller.all(asked)
         if len(replies) < needed(len(masks.keys)):
             raise Lost(why)
-        try:
-            rest = masks.rest(sites, replies, length)
-        except ValueError as error:
-            raise SiteError(
-                f"Round {current.number + 1} cannot be summed ({first_line(error)}): a site gives "
-                "wrong shares of its masks. Resume the run without it, or set channel.secure=null."
-            ) from error
+        rest = masks.rest(sites, replies, length)
         return {**packets, sites[0]: sums.added(packets[sites[0]], rest)}
 
     def check(self, packet: Packet, phase: str, forms: dict[str, Any]) -> None:

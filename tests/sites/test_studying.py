@@ -97,6 +97,23 @@ def test_a_site_that_lies_in_a_sum_is_named_and_left_out(kind, lie, why, tables,
     assert plain(found) == plain(simulation(tables, plan, without="delta"))
 
 
+def test_wrong_shares_are_one_sentence(tables, tmp_path):
+    plan = Plan({"age": PLAN.columns["age"]})
+    transport = sites(tables, tmp_path, plan)
+    honest = transport.sites["alpha"]
+
+    class Lying:
+        def answer(self, request: bytes) -> bytes:
+            reply = wire.Reply.from_bytes(honest.answer(request))
+            if isinstance(reply, wire.Unmasked):
+                reply = replace(reply, shares={})
+            return reply.to_bytes()
+
+    transport.sites["alpha"] = Lying()
+    with pytest.raises(SiteError, match="alpha, beta, gamma, delta cannot be unmasked"):
+        conducted(transport, plan)
+
+
 def test_a_study_trains_nothing_and_measures_no_model(tables, tmp_path):
     """Every other request of a coordinator is refused, also after a session has begun."""
     transport = sites(tables, tmp_path)
