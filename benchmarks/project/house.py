@@ -47,23 +47,30 @@ sys.argv = ["scripts/train.py", *sys.argv[1:]]
 runpy.run_path("scripts/train.py", run_name="__main__")
 """
 # The same, watching the calls of the package's own functions. A move is a call in another file than
-# the call before it; what runs once because a module is imported is none.
+# the call before it; what runs because a module is imported is none. A loop over cases or clients
+# repeats its moves, which a reader makes once: those from one file to one function count once, too.
 MOVES = """
 import json, os, runpy, sys, torch
 package = os.path.abspath("medfed") + os.sep
-calls, config, moves, files, last = 0, 0, 0, set(), None
+calls, config, moves, last, imports, once, files = 0, 0, 0, None, 0, set(), set()
 def watch(frame, event, _):
-    global calls, config, moves, last
-    file = frame.f_code.co_filename
-    if event == "call" and file.startswith(package) and frame.f_code.co_name != "<module>":
+    global calls, config, moves, last, imports
+    file, name = frame.f_code.co_filename, frame.f_code.co_qualname
+    if not file.startswith(package):
+        return
+    if name == "<module>":
+        imports += {"call": 1, "return": -1}.get(event, 0)
+    elif event == "call" and not imports:
         calls += 1
         config += file.startswith(package + "config")
-        moves += file != last
+        if file != last:
+            moves += 1
+            once.add((last, file, name))
         last = file
         files.add(file)
 def stop(*_, **__):
     sys.setprofile(None)
-    print("MOVES", json.dumps([calls, config, moves, len(files)]), flush=True)
+    print("MOVES", json.dumps([calls, config, moves, len(once), len(files)]), flush=True)
     os._exit(0)
 torch.Tensor.backward = stop
 sys.argv = ["scripts/train.py", *sys.argv[1:]]
@@ -207,11 +214,12 @@ def first_gradient(tree: Path) -> dict[str, int]:
         lines = [line for line in done.stdout.splitlines() if line.startswith("MOVES ")]
     if not lines:
         raise SystemExit(f"The run did not come to its first gradient: {done.stderr}")
-    calls, config, moves, files = json.loads(lines[0].removeprefix("MOVES "))
+    calls, config, moves, once, files = json.loads(lines[0].removeprefix("MOVES "))
     return {
         "calls of the package to the first gradient": calls,
         "of these in config/, percent": round(100 * config / calls),
         "moves between files to the first gradient": moves,
+        "of these, each counted once": once,
         "files visited to the first gradient": files,
     }
 

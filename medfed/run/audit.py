@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
@@ -27,6 +28,7 @@ from medfed.common.console import Steps, say, shown, wide_console
 from medfed.common.scores import interval
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import Tensors, flatten, select
+from medfed.config.check import COUNT, check_value
 from medfed.config.description import RunDescription
 from medfed.datamodules.client_data import ClientData
 from medfed.datamodules.plans import trained_patients, with_patients
@@ -47,8 +49,6 @@ from medfed.reports.charts import Picture, Row, forest
 from medfed.reports.report import rendered
 from medfed.run.experiment import Experiment, reopen_selected
 from medfed.run.federating import federate
-from medfed.standalone.checks import check_count, check_positive
-from medfed.standalone.errors import ConfigError
 from medfed.standalone.files import filled, write_json, write_text, writing
 
 BATCHES = (1, 4, 16)
@@ -125,18 +125,10 @@ def audit(
     tolerance: float = 0.01,
 ) -> Audit:
     """Measures what the messages and the models of a run give away."""
-    least = LEAST if shadows is None else shadows
-    for key, value, kind in (
-        *(("shadows", least, int), ("rounds", rounds, int)),
-        *(("minutes", minutes, float), ("tolerance", tolerance, float)),
-    ):
-        if type(value) not in (int, kind):
-            raise ConfigError(f"{key} must be a {'whole ' * (kind is int)}number, not {value!r}.")
-    check_count("rounds", rounds)
-    check_positive("minutes", minutes)
-    check_positive("tolerance", tolerance)
-    if least < LEAST:
-        raise ConfigError(f"shadows must be at least {LEAST}, or null, not {shadows}.")
+    check_value("shadows", shadows, Annotated[int, Meta(ge=LEAST)] | None)
+    check_value("rounds", rounds, COUNT)
+    for key, value in {"minutes": minutes, "tolerance": tolerance}.items():
+        check_value(key, value, Annotated[float, Meta(gt=0)])
     summary = RunFolder(folder).summary
     last = summary["rounds"] if summary["selected_round"] is None else summary["selected_round"] + 1
     rounds = min(rounds, summary["rounds"])

@@ -192,12 +192,12 @@ def test_names_on_the_page_are_no_markup(measured, tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"shadows": 3}, r"shadows must be at least 4, or null, not 3\."),
-        ({"rounds": 0}, "rounds must be 1 or more, not 0"),
-        ({"minutes": 0.0}, "minutes must be positive"),
-        ({"tolerance": -1.0}, "tolerance must be positive"),
+        ({"shadows": 3}, r"shadows must be a whole number of at least 4, not 3\."),
+        ({"rounds": 0}, "rounds must be a whole number of at least 1, not 0"),
+        ({"minutes": 0.0}, "minutes must be a number above 0.0, not 0.0"),
+        ({"tolerance": -1.0}, "tolerance must be a number above 0.0, not -1.0"),
         ({"tolerance": None}, "tolerance must be a number, not None"),
-        ({"shadows": "many"}, "shadows must be a whole number, not 'many'"),
+        ({"shadows": "many"}, "shadows must be a whole number or null, not 'many'"),
         ({"rounds": 1.5}, r"rounds must be a whole number, not 1\.5"),
     ],
 )
