@@ -108,19 +108,6 @@ def length(tensors: Mapping[str, Tensor]) -> float:
     return math.hypot(*torch.stack(torch._foreach_norm(list(tensors.values()))).tolist())
 
 
-def snapshot(tensor: Tensor) -> Tensor:
-    """Returns a tensor's present numbers, copied only when somebody writes to either.
-
-    Example:
-        >>> a = torch.zeros(1)
-        >>> before, _ = snapshot(a), a.add_(1)
-        >>> before
-        tensor([0.])
-    """
-    tensor = tensor.detach()
-    return torch._lazy_clone(tensor) if tensor.device.type in ("cpu", "cuda") else tensor.clone()
-
-
 def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
     """Returns the layout with which :func:`cut` reverses :func:`flatten`.
 
