@@ -113,7 +113,7 @@ NOT_HERE = {
             "--batch-size 2",
             "memory and bytes as the cards say: all\n",
         ),
-        ("speed/peers.py --nets perceptron --clients 2 --rounds 2", "perceptron  medfed"),
+        ("speed/peers.py --nets perceptron --clients 2 --rounds 2 --many 0", "perceptron  medfed"),
         ("speed/kernels.py quantised --blocks 1 --batch-size 2 --networks U-Net", "maps "),
     ],
 )

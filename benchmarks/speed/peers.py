@@ -12,11 +12,13 @@ flower  Flower's simulation (``pip install "flwr[simulation]"``), whose clients 
 Every side runs in a process of its own. The last two need an environment with PyTorch and MONAI,
 whose Python is given; without it they are left out. Each side prints the CPU time of its rounds, of
 which the first two are left out. Flower's work is done by many processes, found in /proc (Linux),
-so its time is the difference between a run of few and one of more rounds, and is taken three times.
-Times are those of a client in a round, medians with quartiles, and multiples of the bare loop's.
-Memory is the peak of all processes of a side above that of the bare loop.
+so its time is the difference between a run of few and one of more rounds; of the perceptron it is
+taken three times, of the others once. Times are those of a client in a round, medians with
+quartiles, and multiples of the bare loop's. Memory is the peak of all processes of a side above
+that of the bare loop. After the networks comes the perceptron with ``--many`` clients, of which a
+tenth takes part in each round. A line on stderr says what runs, and the CPU time so far.
 
-    python benchmarks/speed/peers.py
+    python benchmarks/speed/peers.py                        # about six minutes of CPU time
     python benchmarks/speed/peers.py --pfl /PLACE/bin/python --flower /PLACE/bin/python
     python benchmarks/speed/peers.py --nets perceptron --clients 1000 --share 0.1
 """
@@ -26,6 +28,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -267,17 +270,17 @@ def run(python: str, side: str, **sizes: object) -> tuple[list[float], float, fl
 
 
 def measured(
-    side: str, python: str, net: str, given: argparse.Namespace
+    side: str, python: str, net: str, everyone: int, share: float, rounds: int
 ) -> tuple[list[float], float]:
     """Returns milliseconds of a client in a round, some times, and the peak in MB."""
-    sizes = {"NET": net, "CLIENTS": given.clients, "SHARE": given.share}
-    clients = max(1, round(given.share * given.clients))
+    sizes = {"NET": net, "CLIENTS": everyone, "SHARE": share}
+    clients = max(1, round(share * everyone))
     if side != "flower":
-        times, peak, _ = run(python, side, **sizes, ROUNDS=given.rounds)
+        times, peak, _ = run(python, side, **sizes, ROUNDS=rounds)
         return [1e3 * t / clients for t in times], peak
-    few, many = 2, 12
+    few, many = 2, 12 if clients <= 10 else 4
     found, peak = [], 0.0
-    for _ in range(3):
+    for _ in range(3 if net == "perceptron" and clients <= 10 else 1):
         (_, _, low), (_, peak, high) = (run(python, side, **sizes, ROUNDS=n) for n in (few, many))
         found.append(1e3 * (high - low) / (many - few) / clients)
     return found, peak
@@ -291,16 +294,25 @@ def main() -> None:
     parser.add_argument("--nets", nargs="+", default=NETS, choices=NETS)
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--share", type=float, default=1.0, help="of the clients in each round")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--many", type=int, default=1000, help="clients of the last row; 0: none")
     given = parser.parse_args()
     pythons = dict.fromkeys(("bare", "lean", "plain", "medfed"), sys.executable)
     pythons |= {name: p for name in ("pfl", "flower") if (p := getattr(given, name))}
-    print(f"{given.clients} clients, a share of {given.share:g} in each round, 4 steps each")
-    print(f"{'network':<12}{'side':<8}{'ms (quartiles)':>24}{'/ bare':>8}{'MB more':>9}")
-    for net in given.nets:
+    rows = [(net, given.clients, given.share) for net in given.nets]
+    rows += [("perceptron", given.many, 0.1)] if given.many else []
+    for number, (net, clients, share) in enumerate(rows):
+        if number == 0 or rows[number - 1][1:] != (clients, share):
+            print(f"{clients} clients, a share of {share:g} in each round, 4 steps each")
+            print(f"{'network':<12}{'side':<8}{'ms (quartiles)':>24}{'/ bare':>8}{'MB more':>9}")
         bare, base = 0.0, 0.0
         for side, python in pythons.items():
-            times, peak = measured(side, python, net, given)
+            spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds = spent.ru_utime + spent.ru_stime
+            where = f"{number + 1} of {len(rows)}: {net}, {clients} clients, {side}"
+            print(f"{where}; {seconds:.0f} s of CPU time so far", file=sys.stderr, flush=True)
+            times, peak = measured(side, python, net, clients, share, given.rounds)
+            times = times if len(times) > 1 else times * 2
             low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
             bare, base = (middle, peak) if side == "bare" else (bare, base)
             cell = f"{middle:.2f} ({low:.2f} to {high:.2f})"

@@ -275,6 +275,10 @@ def federate(
         seed=seed,
         normalization=normalization,
     )
+    initial = next(iter(federation.clients.values())).weights
+    for name, parameter in before.named_parameters():  # both need not be in memory
+        if name in initial and parameter.is_contiguous():
+            parameter.data = initial[name]
     done = Federated(federation, before)
     run_reference(federation, rounds, after_round and (lambda number: after_round(number, done)))
     return done

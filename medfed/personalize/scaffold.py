@@ -65,13 +65,15 @@ class Scaffold(FedAvg):
         """Sends w and c; moves w by the cohort's mean, c by its part of all clients."""
         parts = {"shared": server["shared"], "control": server["control"]}
         replies = yield {c: Message("fit", parts) for c in cohort}
-        moved = self.mean(server, replies, "shared")
-        # eta_g scales parameters only; averaged statistics, not in `scaled`, move fully.
-        scaled = add(select(server["shared"], server["control"]), moved, self.server_lr)
+        before, moved = server["shared"], self.mean(server, replies, "shared")
+        # eta_g scales parameters only; averaged statistics move fully.
+        scaled = add(select(before, server["control"]), moved, self.server_lr)
+        rest = add(select(before, [n for n in before if n not in scaled]), moved)
+        shared = select({**rest, **scaled}, before)
+        del moved, rest, scaled  # of a large model
         # c is the mean of all c_i. Those of absent clients do not change: only the cohort's count.
         change, part = self.mean(server, replies, "control"), self.part(server, replies)
         control = add(server["control"], change, part)
-        shared = {**add(server["shared"], moved), **scaled}
         return {**server, "shared": shared, "control": control}
 
     def max_batches_drawn(self, steps: int, epoch: int) -> int:

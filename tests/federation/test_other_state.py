@@ -330,3 +330,32 @@ def test_a_method_that_forgets_what_was_trained_is_refused(what, named, monkeypa
     run_reference(federation, 1)
     with pytest.raises(ConfigError, match=rf"Forgets\.personal_model lacks {named}"):
         federation.personal_model(federation.ids[0])
+
+
+def test_a_network_that_replaces_what_it_has_is_compared_anew():
+    """Neither a remembered object nor another name of one hides a change."""
+
+    class Holds(nn.Linear):
+        first: object = None
+
+    network = nn.Sequential(Holds(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    held = network[0]
+    held.first, held.second = "a", "b"
+    other = OtherState(network, network.state_dict())
+    packed = []
+    for values in (("a", "b"), ("b", "a"), ("a", "b"), ("a", "c"), ("a", "b")):
+        held.first, held.second = values
+        packed.append(other.packed())
+        assert (len(packed[-1]) > 0) is (values != ("a", "b"))
+    for state, values in zip(packed, ("ab", "ba", "ab", "ac", "ab"), strict=True):
+        other.restore(state)
+        assert held.first + held.second == values
+    held.third = held.second  # the objects are the same, the names are not
+    del held.second
+    assert len(other.packed()) > 0
+    other.restore(None)
+    assert held.second == "b"
+    assert not hasattr(held, "third")
+    network.append(nn.ReLU())
+    with pytest.raises(ConfigError, match="adds, removes or replaces layers"):
+        other.packed()

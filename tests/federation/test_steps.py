@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.federation.engine.steps import step_of
+from medfed.federation.budget import restore_optimizer, save_optimizer
+from medfed.federation.engine.steps import faster, step_of
 
 RULES = {
     "plain": {},
@@ -70,3 +71,33 @@ def test_a_sparse_gradient_is_left_to_pytorch():
         step()
     assert torch.equal(table.weight, twin.weight)
     assert table.weight[1, 0] == 0.5
+
+
+FUSED = {"sgd": (torch.optim.SGD, {"momentum": 0.9}), "adam": (torch.optim.Adam, {})}
+FUSED |= {"adamw": (torch.optim.AdamW, {})}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_steps_go_on_from_a_saved_state(name):
+    """What a GPU steps by: as PyTorch's plain steps to rounding, and resumed as straight."""
+    kind, more = FUSED[name]
+    assert faster(kind, "cuda", 1e9) == "fused"
+    networks = [nn.Linear(5, 4).double() for _ in range(3)]
+    for network in networks[1:]:
+        network.load_state_dict(networks[0].state_dict())
+    plain, straight, resumed = (
+        kind(n.parameters(), lr=0.01, **more, fused=n is not networks[0]) for n in networks
+    )
+    for number in range(6):
+        if number == 3:
+            saved = save_optimizer(resumed)
+            resumed = kind(networks[2].parameters(), lr=0.01, **more, fused=True)
+            restore_optimizer(resumed, saved)
+        for network, optimizer in zip(networks, (plain, straight, resumed), strict=True):
+            rng = torch.Generator().manual_seed(number)
+            for parameter in network.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=rng).double()
+            optimizer.step()
+    for a, b, c in zip(*(n.parameters() for n in networks), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+        assert torch.equal(b, c)

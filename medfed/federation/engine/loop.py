@@ -55,7 +55,7 @@ from medfed.federation.client import (
 )
 from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedForward, size_of
 from medfed.federation.engine.private import Drawable
-from medfed.federation.engine.steps import step_of
+from medfed.federation.engine.steps import faster, step_of
 from medfed.federation.entries import joined
 from medfed.federation.other_state import NOTHING, OTHER, OtherState
 from medfed.federation.split import (
@@ -80,13 +80,6 @@ Key = tuple[str | int, ...]
 
 Rates = Mapping[Literal["shared", "personal"], float]
 
-# Optimizers whose steps over many tensors together equal those one by one, bit for bit.
-_EITHER_WAY = (
-    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW),
-    *(torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adamax),
-)
-_SMALL = 2**16
-
 STATISTICS_BATCHES = 20
 """From how many training batches statistics of normalisation are estimated again."""
 
@@ -107,14 +100,13 @@ class Plan:
 
     def __post_init__(self) -> None:
         self.parameters = list(self.trained.values())
-        # Steps over all tensors together need less Python. Large ones would fall out of the cache.
-        together = type(self.optimizer) in _EITHER_WAY
-        together = together and all(t.device.type == "cpu" for t in self.parameters)
-        size = sum(map(Tensor.numel, self.parameters))
+        devices = {t.device.type for t in self.parameters}
+        size = sum(map(Tensor.numel, self.parameters)) / max(1, len(self.parameters))
+        way = faster(type(self.optimizer), "+".join(devices), size)
         for options in self.optimizer.param_groups:
-            chosen = options.get("foreach") is not None or options.get("fused")
-            if together and size < _SMALL * len(self.parameters) and not chosen:
-                options["foreach"] = True
+            chosen = options.get("foreach") is not None or options.get("fused") is not None
+            if way is not None and not chosen and not options.get("differentiable"):
+                options[way] = True
         self.step = step_of(self.optimizer)
 
     @contextmanager

@@ -607,7 +607,9 @@ def encode_part(
     """
     layout = layout or layout_of(tensors)
     if link.unchanged(kind, working_dtype(layout)):
-        return EncodedPart(kind, {n: t.detach().clone() for n, t in tensors.items()}, layout), None
+        plain = torch.contiguous_format
+        copies = {n: t.detach().clone(memory_format=plain) for n, t in tensors.items()}
+        return EncodedPart(kind, copies, layout), None
     coded, dense = sections(layout, link, buffers)
     if flat is None or dense:
         flat = _flat(tensors, coded)
