@@ -81,7 +81,7 @@ class RunRecord(RunFolder):
     def exported(self, client: str) -> ClientModel:
         """Returns a client's model in the form that a bundle holds."""
         loaded = read_tensors(self.files("models", self.clients)[client])
-        loaded = loaded if store_size(loaded) else without_store(loaded)
+        loaded = loaded if store_size(loaded)["cases"] else without_store(loaded)
         plain, source = describe(self.config.model.network), f"{client} in {self.folder}"
         mixes = optional(self.config, "canonical")
         if mixes is None:
