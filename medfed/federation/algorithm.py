@@ -266,7 +266,8 @@ class Algorithm(ABC):
             "head": split.head,
             "model": split.names("all"),
         }
-        return {v: sum(t.numel() for t in select(weights, n).values()) for v, n in names.items()}
+        lengths = {v: sum(t.numel() for t in select(weights, n).values()) for v, n in names.items()}
+        return {**lengths, "outputs": weights[split.parameters("all")[-1]].numel()}
 
     def counts(self, clients: int) -> dict[str, float]:
         """Returns the values of names in the method's card: N and hyper-parameters.

@@ -311,14 +311,12 @@ class ParameterSplit:
         Raises:
             ConfigError: If it is missing.
         """
-        if needs == "head" and not self.head:
-            raise ConfigError(f"{method} needs a model with a head; name it by model.personal.")
-        whole = not self.head or set(self.head) == set(self.parameters("all"))
-        if needs == "features" and whole:
+        whole = needs == "features" and set(self.head) == set(self.parameters("all"))
+        if needs in ("head", "features") and (whole or not self.head):
             raise ConfigError(
-                f"{method} compares the features that enter the model's head, and here "
-                f"{'the head is the whole model' if self.head else 'no part is known as its head'};"
-                " choose a model of several layers, or name its head by model.personal."
+                f"{method} needs the head of the model{', and what enters it' * whole}, and here "
+                f"{'the head is the whole model' if whole else 'no part is known as its head'}; "
+                "choose a model of several layers, or name its head by model.personal."
             )
         if needs == "statistics" and not any(n.endswith("running_mean") for n in self.buffers):
             raise ConfigError(

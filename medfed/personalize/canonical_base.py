@@ -71,6 +71,13 @@ class CanonicalMethod(OnboardingRules, FedAvg):
         server["history"] = {MEMBERSHIP: start.expand(1, len(clients), -1).clone()}
         return server, client
 
+    def closed(self, server: State, replies: Replies) -> State:
+        """All models go out and come back; each is averaged over the whole cohort."""
+        server = {**server, "shared": add(server["shared"], self.mean(server, replies, "shared"))}
+        server["membership"] = {**server["membership"], **sent_by_each(replies, "membership")}
+        self.record(server)
+        return server
+
     def record(self, server: State) -> None:
         """Appends the present memberships to the history."""
         rows = torch.stack([server["membership"][c] for c in server["num_samples"]])

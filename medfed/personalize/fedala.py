@@ -28,11 +28,11 @@ from __future__ import annotations
 import math
 
 from medfed.method import *
-from medfed.personalize.fedavg import FedAvg
+from medfed.personalize.fedavg import LearnsBeside
 
 
 @dataclass(frozen=True)
-class FedALA(TrainsOn, FedAvg):
+class FedALA(TrainsOn, LearnsBeside):
     """FedAvg whose clients start from a learned mixture of the new head and their last head.
 
     Attributes:
@@ -46,6 +46,7 @@ class FedALA(TrainsOn, FedAvg):
     share: Annotated[float, within("(0, 1]")] = 0.8
     first_passes: Annotated[int, check_count] = 10
     tolerance: Annotated[float, check_not_negative] = 0.01
+    beside: ClassVar[str] = "local"
     needs: ClassVar[Needs | None] = "head"
     card: ClassVar[Card] = Card(
         "Zhang et al. 2023",
@@ -58,14 +59,9 @@ class FedALA(TrainsOn, FedAvg):
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No client has a local model yet; the server records which clients have one."""
+        """No client has a local model yet."""
         server, client = super().init(weights, split, clients)
-        return {**server, "heard": {}}, {**client, "local": {}, "weights": {}}
-
-    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """As in FedAvg."""
-        server = yield from super().round(server, cohort, round)
-        return {**server, "heard": {**server["heard"], **dict.fromkeys(cohort, torch.ones(1))}}
+        return server, {**client, "weights": {}}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """Trains from the mixture."""
@@ -93,12 +89,3 @@ class FedALA(TrainsOn, FedAvg):
                 break
         client.state["weights"] = weights
         return {n: t + gap[n] * weights[n] for n, t in local.items()}
-
-    def broadcast(self, server: State, client: str) -> Message:
-        """Returns nothing once the client has its v_i."""
-        known = client in server["heard"]
-        return Message("deliver") if known else super().broadcast(server, client)
-
-    def personal_model(self, client: Client, message: Message) -> Tensors:
-        """Returns v_i; before the first round FedAvg's model."""
-        return client.state["local"] or super().personal_model(client, message)

@@ -101,3 +101,33 @@ class FedAvg(Algorithm):
     def personal_model(self, client: Client, message: Message) -> Tensors:
         """Joins the shared part and the entries that the client keeps."""
         return {**message.parts["shared"], **client.state["personal"]}
+
+
+@dataclass(frozen=True)
+class LearnsBeside(FedAvg):
+    """FedAvg whose clients keep a model of their own from their first round on.
+
+    Attributes:
+        beside: The client's state that holds it.
+    """
+
+    beside: ClassVar[str] = "model"
+
+    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
+        """No client has one; the server records which clients do."""
+        server, client = super().init(weights, split, clients)
+        return {**server, "heard": {}}, {**client, self.beside: {}}
+
+    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
+        """As in FedAvg."""
+        server = yield from super().round(server, cohort, round)
+        return {**server, "heard": {**server["heard"], **dict.fromkeys(cohort, torch.ones(1))}}
+
+    def broadcast(self, server: State, client: str) -> Message:
+        """Returns nothing once the client has its own."""
+        known = client in server["heard"]
+        return Message("deliver") if known else super().broadcast(server, client)
+
+    def personal_model(self, client: Client, message: Message) -> Tensors:
+        """Returns the client's own; before its first round FedAvg's."""
+        return client.state[self.beside] or super().personal_model(client, message)

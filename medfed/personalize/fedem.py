@@ -74,13 +74,6 @@ class FedEM(CanonicalMethod):
             )
         return super().split(network, task_patterns, buffers)
 
-    def closed(self, server: State, replies: Replies) -> State:
-        """All models go out and come back; each is averaged over the whole cohort."""
-        server = {**server, "shared": add(server["shared"], self.mean(server, replies, "shared"))}
-        server["membership"] = {**server["membership"], **sent_by_each(replies, "membership")}
-        self.record(server)
-        return server
-
     def fit(self, client: Client, message: Message) -> Message:
         """Takes E and M steps of pi at the received models, then trains these models."""
         received = message.parts["shared"]

@@ -60,13 +60,6 @@ class FedMD(KeepsModel, HeteroFL):
         privacy_exposure="outputs",
     )
 
-    def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
-        """Also the outputs for one input; in segmentation for one position."""
-        return {
-            **super().vectors(split, weights),
-            "outputs": len(weights[split.parameters("all")[-1]]),
-        }
-
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """There is no consensus yet; every client starts from the same weights."""
         return {"outputs": {}, "num_samples": client_sizes(clients)}, {"model": weights}

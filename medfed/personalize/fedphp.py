@@ -27,11 +27,11 @@ from __future__ import annotations
 
 from medfed.federation.other_state import OTHER
 from medfed.method import *
-from medfed.personalize.fedavg import FedAvg
+from medfed.personalize.fedavg import LearnsBeside
 
 
 @dataclass(frozen=True)
-class FedPHP(TrainsOn, FedAvg):
+class FedPHP(TrainsOn, LearnsBeside):
     """FedAvg whose clients keep a running mean of their models and learn from it.
 
     Attributes:
@@ -45,6 +45,7 @@ class FedPHP(TrainsOn, FedAvg):
     inheritance: Annotated[float, within("[0, 1]")] = 0.9
     rounds: Annotated[int, check_count] = 10
     fraction: float = 1.0
+    beside: ClassVar[str] = "inherited"
     needs: ClassVar[Needs | None] = "features"
     card: ClassVar[Card] = Card(
         "Li et al. 2021",
@@ -57,15 +58,10 @@ class FedPHP(TrainsOn, FedAvg):
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No client has inherited anything; the server records which clients have."""
+        """No client has inherited anything."""
         server, client = super().init(weights, split, clients)
         count = {"count": torch.zeros((), dtype=torch.float64)}
-        return {**server, "heard": {}}, {**client, "inherited": {}, "count": count}
-
-    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """As in FedAvg."""
-        server = yield from super().round(server, cohort, round)
-        return {**server, "heard": {**server["heard"], **dict.fromkeys(cohort, torch.ones(1))}}
+        return server, {**client, "count": count}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """Learns from h_i, then updates h_i."""
@@ -81,15 +77,6 @@ class FedPHP(TrainsOn, FedAvg):
         kept = {n: share * t + (1 - share) * end[n] for n, t in before.items() if n != OTHER}
         client.state |= {"inherited": {**end, **kept}, "count": {"count": count}}
         return end
-
-    def broadcast(self, server: State, client: str) -> Message:
-        """Returns nothing once the client has its h_i."""
-        known = client in server["heard"]
-        return Message("deliver") if known else super().broadcast(server, client)
-
-    def personal_model(self, client: Client, message: Message) -> Tensors:
-        """Returns h_i; before the first round FedAvg's model."""
-        return client.state["inherited"] or super().personal_model(client, message)
 
 
 def discrepancy(x: Tensor, y: Tensor) -> Tensor:

@@ -95,9 +95,8 @@ def balanced(outputs: Any, counts: Tensor) -> Any:
         >>> balanced(torch.zeros(1, 1), torch.tensor([1, 0])).tolist()
         [[0.0]]
     """
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(counts) == 1:
-        return outputs
-    if outputs.shape[1] != len(counts):
+    of_classes = isinstance(outputs, Tensor) and outputs.shape[1:] == counts.shape
+    if not of_classes or len(counts) == 1:
         return outputs
     known = counts.to(outputs)
     return outputs + torch.where(known > 0, known.log(), ABSENT)

@@ -11,7 +11,7 @@ Nothing travels but FedAvg's weights, and no step is taken besides its own.
 | symbol | here |
 |---|---|
 | z_j, y_j | buffers of the head in the delivered model, see :mod:`medfed.standalone.neighbours` |
-| k, s, lambda | ``neighbours``, ``scale``, ``share``; chosen where they are ``None`` |
+| k, s, lambda | `KNNPer.best_vote`; of ``COUNTS``, of ``SCALES``, and of [0, ``MOST``] |
 
 What is chosen has the least log loss over the training cases, each of which is predicted without
 the cases of its own patient. So no case is chosen on that stands in the store, and validation cases
@@ -27,6 +27,8 @@ Deviations:
 """
 
 from __future__ import annotations
+
+from itertools import product
 
 from medfed.federation.split import modules_of
 from medfed.method import *
@@ -46,20 +48,8 @@ COUNTS, SCALES, MOST = (1, 3, 10, 30), (0.01, 0.1, 1.0, 10.0), 0.9
 
 @dataclass(frozen=True)
 class KNNPer(OnboardingRules, FedAvg):
-    """FedAvg whose delivered models remember the features of the client's training cases.
+    """FedAvg whose delivered models remember the features of the client's training cases."""
 
-    Attributes:
-        neighbours: k; None: chosen.
-        scale: s; None: chosen.
-        share: lambda; None: chosen.
-
-    Raises:
-        ConfigError: If a value is out of range, or the head is not one module after others.
-    """
-
-    neighbours: Annotated[int | None, check_optional_count] = None
-    scale: Annotated[float | None, check_positive] = None
-    share: Annotated[float | None, within("[0, 1]")] = None
     by_class: ClassVar[bool] = True
     needs: ClassVar[Needs | None] = "features"
     card: ClassVar[Card] = Card(
@@ -74,7 +64,11 @@ class KNNPer(OnboardingRules, FedAvg):
     def split(
         self, network: nn.Module, task_patterns: str | Sequence[str], buffers: BufferPolicy
     ) -> ParameterSplit:
-        """Gives the head a store, which is no entry of the model."""
+        """Gives the head a store, which is no entry of the model.
+
+        Raises:
+            ConfigError: If the head is not one module after others.
+        """
         split = super().split(network, task_patterns, buffers)
         head, *others = modules_of(network, split.head) or [""]
         if not head or any(not name.startswith(f"{head}.") for name in others):
@@ -116,15 +110,13 @@ class KNNPer(OnboardingRules, FedAvg):
         truth, classes = seen.labels.cpu()[:, None], seen.outputs.shape[1]
         plain = seen.outputs.double().cpu().softmax(1).gather(1, truth)
         shares = torch.linspace(0, MOST, 91, dtype=torch.float64)
-        shares = shares if self.share is None else shares.new_tensor([self.share])
-        near, labels = neighbours_of_others(seen, self.neighbours or max(COUNTS))
+        near, labels = neighbours_of_others(seen, max(COUNTS))
         tried = list[tuple[float, list[float]]]()
-        for k in (self.neighbours,) if self.neighbours else COUNTS:
-            for s in (self.scale,) if self.scale else SCALES:
-                voted = votes(near, labels, torch.tensor(k), torch.tensor(s), classes)
-                mixed = plain + shares * (voted.gather(1, truth) - plain)
-                losses = -mixed.log().mean(0)
-                tried.append((float(losses.min()), [k, s, float(shares[losses.argmin()])]))
+        for k, s in product(COUNTS, SCALES):
+            voted = votes(near, labels, torch.tensor(k), torch.tensor(s), classes)
+            mixed = plain + shares * (voted.gather(1, truth) - plain)
+            losses = -mixed.log().mean(0)
+            tried.append((float(losses.min()), [k, s, float(shares[losses.argmin()])]))
         return torch.tensor(min(tried, key=lambda one: one[0])[1], dtype=torch.float64)
 
 

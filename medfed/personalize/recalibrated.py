@@ -13,7 +13,8 @@ Unlike ``evaluation.calibration``, which adds rows of calibrated probabilities t
 method, this is the model itself: all metrics see it, and so does whoever exports it. Validation
 measures the model before this step, so that rounds and settings are not selected on the cases that
 a and b are fitted on. A client without validation cases keeps a = 1, b = 0; so do all with
-``privacy.client``, and in other tasks than classification into exclusive classes. Nothing travels.
+``privacy.client``. Nothing travels. Other tasks than classification into exclusive classes are
+refused: their losses are no likelihoods of which a and b would be the scale and the level.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ class Recalibrated(FedAvg):
     """
 
     variance: Annotated[float, check_positive] = 1.0
+    by_class: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
         "Platt 1999; Guo et al. 2017",
         "personal part",
         "scale and intercepts of the outputs",
-        tasks="classification; in others fedavg",
+        tasks="classification",
         note="fitted on validation cases, which themselves measure FedAvg's model",
         privacy_exposure="losses",
     )
@@ -58,8 +60,7 @@ class Recalibrated(FedAvg):
 
     def completed(self, client: Client, model: Tensors) -> Tensors:
         """Returns a model whose last layer has the best scale and intercepts."""
-        first = next(iter(client.data.eval_batches("val")), {}).get("label")
-        if first is None or first.ndim > 1 or first.is_floating_point():
+        if next(iter(client.data.eval_batches("val")), None) is None:
             return model
         seen = client.features(model, "val")
         scale, shift = best_scale(seen.outputs.double().cpu(), seen.labels.cpu(), self.variance)

@@ -10,6 +10,7 @@ from typing import Any
 
 from medfed.common.console import shown, size
 from medfed.common.floors import Statistic
+from medfed.common.tensors import Tensors
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.config.sections import Section
@@ -24,7 +25,7 @@ from medfed.federation.lightning.collect import inform, warn
 from medfed.federation.local_client import Pool
 from medfed.federation.moments import cannot_average
 from medfed.federation.reference import assemble
-from medfed.federation.split import ParameterSplit
+from medfed.federation.split import ParameterSplit, float_entries
 from medfed.federation.wire.channel import Channel, Link
 from medfed.federation.wire.codecs.base import Codec
 from medfed.federation.wire.fixed_point import FEWEST, FixedPoint
@@ -174,13 +175,19 @@ def server_half(
     everyone: Sequence[ClientInfo],
     shape: Sequence[int],
     names: Mapping[str, Sequence[str]] | None = None,
-) -> tuple[TaskModule, Account | None, Federation, LocalTrainer]:
-    """Builds the task with the weights that all begin with, and the server of clients elsewhere."""
+) -> tuple[TaskModule, Tensors, Account | None, Federation, LocalTrainer]:
+    """Builds the task and the server of clients elsewhere.
+
+    Returns:
+        The task; the weights that all begin with, before the method makes other entries of them;
+        which of them the start gave; the server, and its training loop.
+    """
     task: TaskModule = build_task(config.model, config.canonical, config.seed)
     if str(config.trainer.precision).startswith("64"):
         task.double()
     account = start.begin(config, task, names)
-    return task, account, *federation_of(config, task, [], everyone, shape)
+    begun = {n: t.detach().clone() for n, t in float_entries(task.network).items()}
+    return task, begun, account, *federation_of(config, task, [], everyone, shape)
 
 
 def method_of(config: RunDescription, clients: int) -> Algorithm:

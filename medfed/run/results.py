@@ -5,7 +5,6 @@ The table has the metrics of the clients; below it stand remarks on how sure the
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from torch import Tensor
 from medfed.common import scores
 from medfed.common.console import Table, evenly, said_once, say, shown, size, swept, wide_console
 from medfed.common.figures import save_figures
+from medfed.common.untrusted import read_tensors
 from medfed.config.allowed import method_name
 from medfed.config.description import Privacy, RunDescription
 from medfed.federation.budget import Passes
@@ -42,7 +42,7 @@ from medfed.run.privacy import protections, record
 from medfed.standalone.errors import few
 from medfed.standalone.files import csv_text, filled, write_json, write_text
 from medfed.standalone.grids import on_grid
-from medfed.standalone.neighbours import store_size
+from medfed.standalone.neighbours import store_in, store_size
 
 _log = logging.getLogger(__name__)
 SHOWN = 24  # largest number of clients whose prediction is kept
@@ -68,7 +68,7 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
     """
     module, run = experiment.module, RunFolder(experiment.folder)
     federation = module.federation
-    remembered = save_models(experiment)
+    save_models(experiment)
     save_predictions(experiment)
     known = module.spent()
     experiment.trainer.strategy.barrier("results")
@@ -76,7 +76,9 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
     federation.count_delivery(module.next_round)
     spent = {c: known[c] for c in federation.ids}
     summary = summarise(experiment.config, module, experiment.evaluation, best, spent)
-    summary |= {"remembered": remembered} if remembered else {}
+    if store_in(module.local.split.base) is not None:
+        models = run.files("models", federation.ids)
+        summary["remembered"] = {c: store_size(read_tensors(models[c])) for c in federation.ids}
     if rank() == 0:
         table = None
         if memberships is not None:
@@ -102,13 +104,8 @@ def draw(
     return save_figures(folder, draw_run(experiment, best, memberships), kind)
 
 
-def save_models(experiment: Experiment) -> dict[str, dict[str, int]]:
-    """Writes the personal models of the clients of this process, and learned centres.
-
-    Returns, by client, how many training samples each model remembers, and their bytes; a
-    collective call.
-    """
-    stores = dict[str, bytes]()
+def save_models(experiment: Experiment) -> None:
+    """Writes the personal models of the clients of this process, and learned centres."""
     module, run = experiment.module, RunFolder(experiment.folder)
     federation = module.federation
     models, learned = run.files("models", federation.ids), run.files("centers", federation.ids)
@@ -119,15 +116,11 @@ def save_models(experiment: Experiment) -> dict[str, dict[str, int]]:
         outputs = partial(_first_outputs, experiment.task, federation.clients[client].data)
         plain = merged(network, module.local.model.whole(model, outputs))
         save_tensors(models[client], plain)
-        stores[client] = json.dumps(store_size(plain)).encode()
         if lost := centers.keys() - plain.keys():
             text = "%s: the centres of %d adapters are not kept, as the merged weights have none."
             _log.warning(text, client, len(lost))
         if centers := {n: c for n, c in centers.items() if n in plain}:  # of quantised parameters
             save_tensors(learned[client], centers)
-    found = gather_named(stores, module.device)
-    sizes = {c: json.loads(found[c]) for c in federation.ids if c in found}
-    return {c: size for c, size in sizes.items() if size}
 
 
 def _first_outputs(task: TaskModule, data: ClientData) -> Tensor:

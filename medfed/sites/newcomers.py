@@ -250,7 +250,7 @@ def _reopened(run: RunFolder, facts: Mapping[str, Facts]) -> Federation:
     start, described = read_start(reopened(run.config, run.folder, accelerator="cpu"))
     everyone = [algorithm.ClientInfo(c, said.num_samples) for c, said in facts.items()]
     shape = next(iter(facts.values())).data["shape"]
-    task, _, federation, local = server_half(described, start, everyone, shape)
+    task, _, _, federation, local = server_half(described, start, everyone, shape)
     module = FederatedModule(task, federation, local)
     module.restore(read_checkpoint(best_checkpoint(run.folder)))
     return federation

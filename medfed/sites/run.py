@@ -23,7 +23,7 @@ from medfed.common.console import shown, size
 from medfed.common.figures import save_figures
 from medfed.config.description import RunDescription
 from medfed.datamodules.claims import Claims
-from medfed.federation import algorithm, budget, split
+from medfed.federation import algorithm, budget
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.callbacks import History, PersonalEvaluation
@@ -189,9 +189,9 @@ def _coordinate(
     config = take_facts(config, first.data)
     names = {key: first.data[key] for key in ("channels", "labels")}
     everyone = [algorithm.ClientInfo(c, facts[c].num_samples) for c in sites]
-    what = config, start, everyone, first.data["shape"], names
-    task, account, federation, local = federating.server_half(*what)
-    begun = split.float_entries(task.network)
+    task, begun, account, federation, local = federating.server_half(
+        config, start, everyone, first.data["shape"], names
+    )
     here = Facts(1, tensors.digest(begun), first.data)
     calls.compare_models(here, first, "the coordinator", sites[0])
     federation.ledger = Ledger(federating.preprocessing(exchanged))

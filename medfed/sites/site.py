@@ -536,7 +536,7 @@ class ConfiguredSite:
         initial = parted(task.network, self._initial)
         with torch.no_grad():
             for name, tensor in float_entries(task.network).items():
-                tensor.copy_(initial[name])
+                tensor.copy_(initial.get(name, tensor))  # what the method adds begins anew
         module = SiteModule(task, *federating.federate(config, self.data, task, everyone))
         module.chooser = experiment.chooser_of(config, task)
         # A Trainer, which runs nothing here, gives precision and device.

@@ -128,7 +128,7 @@ def without_store(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def store_size(weights: Mapping[str, Tensor]) -> dict[str, int]:
-    """Returns how many cases a model remembers, and their bytes; empty if it remembers none.
+    """Returns how many cases a model remembers, and their bytes.
 
     Example:
         >>> store_size({"1.neighbours_features": torch.zeros(5, 3), "1.weight": torch.zeros(2, 3)})
@@ -136,4 +136,4 @@ def store_size(weights: Mapping[str, Tensor]) -> dict[str, int]:
     """
     cases = sum(len(t) for n, t in weights.items() if n.endswith(FEATURES))
     stored = sum(t.nbytes for n, t in weights.items() if n.endswith((FEATURES, LABELS, VOTE)))
-    return {"cases": cases, "bytes": stored} if cases else {}
+    return {"cases": cases, "bytes": stored if cases else 0}

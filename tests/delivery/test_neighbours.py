@@ -22,7 +22,7 @@ from medfed.run.train import train
 from medfed.standalone.errors import CheckpointError, ConfigError
 
 KEYS = ("experiment=digits_pfednet", "algorithm=knnper", "model.network.channels=[4,4,4]")
-KEYS += ("partition=label_groups", "partition.num_clients=4", "rounds=1", "algorithm.share=0.5")
+KEYS += ("partition=label_groups", "partition.num_clients=4", "rounds=1")
 CLIENT = "group_0_hospital_0"
 QUIET = ("local.steps=2", "logger=none", "progress=false", "threads=1", "pictures.format=none")
 

@@ -74,7 +74,7 @@ def test_features_need_a_head():
     task.personal = ("*",)
     algorithm = PFedNet(graph=SimilarityGraph(sketch="feature"))
     _, federation, _ = toy_federation(algorithm, task, planted("data"))
-    with pytest.raises(ConfigError, match=r"graph\.sketch=feature compares the features"):
+    with pytest.raises(ConfigError, match=r"graph\.sketch=feature needs the head"):
         run_reference(federation, 1)
 
 

@@ -1,4 +1,4 @@
-"""What methods of features by class refuse by name."""
+"""What methods of classes and their features refuse by name."""
 
 from __future__ import annotations
 
@@ -11,30 +11,34 @@ from medfed.personalize.fedpac import FedPAC
 from medfed.personalize.fedproto import FedProto
 from medfed.personalize.knnper import KNNPer
 from medfed.personalize.pfedfda import PFedFDA
+from medfed.personalize.recalibrated import Recalibrated
 from medfed.standalone.errors import ConfigError
 from tests.references.class_net import K, clients
 from tests.references.test_fedrod import Classes
 from tests.toys import ToyTask, toy_federation
 
-METHODS = {kind.__name__: kind for kind in (FedProto, FedPAC, PFedFDA, KNNPer)}
+METHODS = {kind.__name__: kind for kind in (FedProto, FedPAC, PFedFDA, KNNPer, Recalibrated)}
 LABELS = {
     "regression": (torch.rand(8, dtype=torch.double), torch.ones(2)),
     "survival": (torch.rand(8, 2, dtype=torch.double), torch.ones(1)),
     "findings": (torch.ones(8, 3), torch.ones(6)),
     "regions": (torch.ones(8, 2, 4, 4, dtype=torch.long), torch.ones(3)),
 }
-pytestmark = pytest.mark.parametrize("method", METHODS)
 
 
 @pytest.mark.parametrize("kind", LABELS)
+@pytest.mark.parametrize("method", METHODS)
 def test_other_tasks(method, kind):
     data = clients()
     data[2].y, data[2].label_counts = LABELS[kind]
     data[2].x = data[2].x[:8]
-    with pytest.raises(ConfigError, match=f"{method} compares classes of patients, .* of c2 are"):
+    with pytest.raises(
+        ConfigError, match=f"{method} is for patients of one class each, .* of c2 are"
+    ):
         federate(METHODS[method](), Classes().network, ToyTask().loss, data, personal="head.*")
 
 
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "Recalibrated"])
 def test_a_head_that_is_the_whole_model(method):
     task = Classes()
     task.network = nn.Sequential()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -21,11 +22,17 @@ from tests.references.pairing import assert_same, to_numpy
 from tests.references.test_fedrod import Classes
 from tests.toys import toy_federation
 
-FIXED = {
-    "some": {"neighbours": 5, "scale": 0.7, "share": 0.4},
-    "the-nearest": {"neighbours": 1, "scale": 1.0, "share": 1.0},
-    "all": {"neighbours": 999, "scale": 2.0, "share": 0.9},
-}
+FIXED = {"some": (5, 0.7, 0.4), "the-nearest": (1, 1.0, 1.0), "all": (999, 2.0, 0.9)}
+
+
+@dataclass(frozen=True)
+class Fixed(KNNPer):
+    """With k, s and lambda that are not chosen."""
+
+    vote: tuple[float, ...] = (3, 1.0, 0.5)
+
+    def best_vote(self, seen):
+        return torch.tensor(self.vote, dtype=torch.float64)
 
 
 def probabilities(w, x):
@@ -52,10 +59,10 @@ def answers(fed, model, x):
 
 @pytest.mark.parametrize("setting", FIXED)
 def test_equals_its_definition(setting):
-    keys, data = FIXED[setting], clients()
-    fed, _ = finished(KNNPer(**keys), data)
+    data = clients()
+    fed, _ = finished(Fixed(vote=FIXED[setting]), data)
     w, x = to_numpy(fed.server["shared"]), clients(seed=7)[0].x
-    k, s, share = keys.values()
+    k, s, share = FIXED[setting]
     for client, own in zip(fed.ids, data, strict=True):
         z, store = (features(w, t.numpy()) for t in (x, own.x))
         voted = shares(z, store, own.y.numpy(), k, s)
@@ -72,22 +79,26 @@ def test_training_is_fedavg_and_nothing_else_travels():
     assert all(digest(c.state["personal"]) == digest({}) for c in found.clients.values())
 
 
-@pytest.mark.parametrize("share", [0.0, None])
-def test_without_a_vote_it_is_fedavg(share):
-    """Also where a client has one patient, whose cases would vote for themselves."""
+def test_without_a_vote_it_is_fedavg():
+    found, _ = finished(Fixed(vote=(3, 1.0, 0.0)), clients())
+    for client in found.ids:
+        assert_same(found.personal_model(client), to_numpy(found.server["shared"]), 0.0)
+
+
+def test_cases_of_a_single_patient_do_not_vote_for_themselves():
     data = clients()
-    for one in data if share is None else ():
+    for one in data:
         one.eval_batches = lambda _, one=one: iter(
             [{"image": one.x, "label": one.y, "case": torch.zeros(len(one.y))}]
         )
-    found, _ = finished(KNNPer(share=share), data)
+    found, _ = finished(KNNPer(), data)
     for client in found.ids:
-        assert_same(found.personal_model(client), found.server["shared"], 0.0)
+        assert_same(found.personal_model(client), to_numpy(found.server["shared"]), 0.0)
 
 
 def test_the_nearest_case_alone_makes_no_training_error_and_all_give_the_prevalence():
     data = clients()[0]
-    fed, _ = finished(KNNPer(neighbours=1, share=1.0), [data])
+    fed, _ = finished(Fixed(vote=(1, 1.0, 1.0)), [data])
     found = answers(fed, fed.personal_model("c0"), data.x)
     assert (found.argmax(1) == data.y.numpy()).all()
     z, y = torch.randn(30, 4).double(), torch.arange(30) % K
@@ -166,7 +177,7 @@ def test_the_store_is_in_the_tensors_of_the_model_by_name_and_of_no_other():
     toy, data = Classes(), clients()
     loss = nn.functional.cross_entropy
     done = federate(
-        KNNPer(neighbours=3, scale=1.0, share=0.5),
+        Fixed(),
         toy.network,
         lambda network, batch: loss(network(batch["image"]), batch["label"]),
         data,
@@ -199,7 +210,7 @@ def test_a_model_without_a_vote_holds_no_features_of_another_client():
 
 
 def test_a_newcomer_remembers_its_cases_without_a_step():
-    fed, _ = finished(KNNPer(share=0.5), clients())
+    fed, _ = finished(Fixed(), clients())
     newcomer = onboarded_client(fed, clients(((9, 0, 7),), seed=9)[0])
     model = fed.algorithm.onboard(newcomer, run_onboarding(fed, newcomer)[0])
     assert newcomer.steps_done == 0

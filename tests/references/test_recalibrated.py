@@ -130,12 +130,6 @@ def test_statistics_are_estimated_again_before():
     assert found[0] != found[1]
 
 
-def test_other_tasks_keep_the_shared_model():
-    _, federation, _ = toy_federation(Recalibrated(), ToyTask(norm=False))
-    run_reference(federation, 1)
-    assert digest(federation.personal_model("c0")) == digest(federation.server["shared"])
-
-
 def test_a_class_whose_logit_is_fixed_stays_so():
     """Two logits, one of which is 0: the other gets the difference of the intercepts."""
     data = clients()[1:]

@@ -224,6 +224,29 @@ def test_models_are_tested_at_other_sites_where_both_policies_allow_it(start, ag
     assert ["up" in line for line in sent] == [False, True]
 
 
+def test_a_model_that_remembers_patients_stays_even_where_the_policy_allows_it(start, tmp_path):
+    """Of the other hospital too; the run itself ends as ever."""
+    study = Agreed(TWO, (*FEDAVG, "model=mlp", "algorithm=knnper"))
+    lines = "policy: {send_model: true, evaluate_models: true}"
+    sites = {name: start(lines, name, study) for name in TWO}
+    across(tmp_path, study, sites, replace(QUICK, across=True))
+    folder = tmp_path / "server"
+    assert not (folder / "across_test.json").is_file()
+    assert ",across," not in (folder / "ledger.csv").read_text()
+    assert (folder / "summary.json").is_file()
+    for name in TWO:
+        log = (tmp_path / name / "medfed" / "log.txt").read_text()
+        assert "The personal model holds features of training patients" in log
+
+
+@pytest.mark.parametrize("method", ["feddbe", "knnper"])
+def test_methods_that_change_the_network_start_from_the_same_weights(method, start, tmp_path):
+    study = Agreed(TWO, (*FEDAVG, "model=mlp", f"algorithm={method}"))
+    sites = {name: start("", name, study) for name in TWO}
+    summary = across(tmp_path, study, sites)
+    assert summary["clients"].keys() == {*TWO}
+
+
 def test_a_finished_run_is_tested_across_when_it_is_resumed(start, agreed, tmp_path):
     """And equals the simulation's table, in the digits that leave."""
     lines = "policy: {send_model: true, evaluate_models: true}"

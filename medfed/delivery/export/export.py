@@ -105,7 +105,7 @@ def _export_client(
     """Writes one client's bundle and reads it again."""
     model = run.exported(client)
     facts = run.facts(client, model.plain)
-    if remembered := store_size(model.weights):
+    if (remembered := store_size(model.weights))["cases"]:
         facts["card"]["remembered"] = remembered
         if bits or not options.patients_features:
             raise ConfigError(

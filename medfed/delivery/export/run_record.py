@@ -26,7 +26,6 @@ from medfed.records.tasks import build_task
 from medfed.run.start import StartRecord
 from medfed.standalone.errors import ConfigError
 from medfed.standalone.files import digest, sha256
-from medfed.standalone.neighbours import store_size, without_store
 
 _NAMES = ("segmentation", "classification", "findings", "regression", "survival", "detection")
 _TASKS = {f"medfed.models.{name}.{name.capitalize()}Task": name for name in _NAMES}
@@ -81,7 +80,6 @@ class RunRecord(RunFolder):
     def exported(self, client: str) -> ClientModel:
         """Returns a client's model in the form that a bundle holds."""
         loaded = read_tensors(self.files("models", self.clients)[client])
-        loaded = loaded if store_size(loaded) else without_store(loaded)
         plain, source = describe(self.config.model.network), f"{client} in {self.folder}"
         mixes = self.config.chosen("canonical")
         if mixes is None:
