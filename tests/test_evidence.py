@@ -51,3 +51,26 @@ def test_federations_are_dealt_alike_in_size():
     assert all(60 <= sizes[name] <= 250 for name in chosen)
     means = [np.mean([sizes[name] for name in group]) for group in groups]
     assert max(means) - min(means) < 30
+
+
+def test_the_page_has_the_scores_of_newer_methods():
+    """After a benchmark of newer methods: ``evidence.py --collect-newer …``."""
+    stored = json.loads((ROOT / "docs" / "evidence.json").read_text("utf-8"))["newer"]["tasks"]
+    methods = stored["stroke/hospitals"]["methods"]
+    page = (ROOT / "docs" / "evidence.md").read_text("utf-8")
+    section = page.partition("## Newer methods on strokes")[2]
+    rows = [line.strip("| ").split(" | ") for line in section.split("\n\n")[2].splitlines()[2:]]
+    named = {"recalibrated FedAvg": "recalibrated"}
+    for name, mean, alone, brier, gain, _ in rows[:-1]:
+        one = methods[named.get(name, name.lower())]
+        assert mean == f"{one['mean']['mean']:.3f}", name
+        gap = one["against"]["local"]
+        ends = (f"{gap[end]:+.3f}".replace("-", "−") for end in ("mean", "low", "high"))
+        assert alone == "{} [{}, {}]".format(*ends), name
+        assert brier.strip("*") == f"{one['brier']['mean']:.3f}", name
+        shown = one["brier"]["says"]["fedavg"] == "better"
+        assert gain == f"{one['brier']['against']['fedavg']['mean']:.3f}{' *' * shown}", name
+    assert len(rows) == 9
+    surely = [n for n, one in methods.items() if one["brier"]["says"].get("local") == "better"]
+    assert surely == ["fedpac"]
+    assert not any(one["harmed"]["surely"] for one in methods.values() if one["harmed"])

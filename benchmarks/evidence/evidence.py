@@ -217,7 +217,6 @@ def task_of(folder: Path, other: str = "") -> Task:
         counted = f"{len(results[name])} of {splits} splits."
         task.left_out[name] = f"`{name}` is left out: {' '.join(sorted(why)) or counted}"
     task.overlap = float(np.mean(overlap))
-    task.leave_out_small({client: fewest_of(first, client) for client in clients})
     sign = -1 if task.falls else 1
     for name, each in whole.items():
         rows = [[result["clients"][c].get(metric) for c in clients] for result in each]
@@ -227,6 +226,7 @@ def task_of(folder: Path, other: str = "") -> Task:
         none = np.zeros((splits, 0, len(clients)))
         rise = rise_of(np.array(courses, dtype=float).tolist(), task.overlap)
         task.scores[name] = Scores(name, values, none, sent, 1.0, 0, {}, rise=rise)  # type: ignore[arg-type]
+    task.leave_out_small({client: fewest_of(first, client) for client in clients})
     return task
 
 
@@ -373,8 +373,9 @@ PAIRS = {
     "QuPeL of 2 bits − of 32 bits": ("qupel_2", "qupel_32"),
     "QuPeL of 3 bits − of 32 bits": ("qupel_3", "qupel_32"),
     "QuPeL of 1 bit − of 32 bits": ("qupel_1", "qupel_32"),
-    **{f"QuPeD of {n} bits − of 32 bits": (f"quped_{n}", "quped_32") for n in (3, 2, 1)},
-    **{f"QuPeD − QuPeL, of {n} bits": (f"quped_{n}", f"qupel_{n}") for n in (32, 3, 2, 1)},
+    **{f"QuPeD of {n} bits − of 32 bits": (f"quped_{n}", "quped_32") for n in (3, 2)},
+    "QuPeD of 1 bit − of 32 bits": ("quped_1", "quped_32"),
+    **{f"QuPeD − QuPeL, bits: {n}": (f"quped_{n}", f"qupel_{n}") for n in (32, 3, 2, 1)},
     "QuPeD with every second network half as wide − all alike": ("quped_half", "quped_32"),
     "FedLC that predicts for each hospital's own shares − for even ones": ("fedlc_own", "fedlc"),
     "PPFL with memberships that stay equal − learned": ("ppfl_equal", "ppfl"),

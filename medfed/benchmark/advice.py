@@ -351,16 +351,6 @@ class Advice:
         return [c for c, g in self.methods[self.shown].hospitals.items() if g.says == says]
 
     @property
-    def alone(self) -> list[str]:
-        """The hospitals that are worse off with it than alone."""
-        return self.hospitals("worse")
-
-    @property
-    def open(self) -> list[str]:
-        """The hospitals without a verdict."""
-        return self.hospitals("cannot tell")
-
-    @property
     def rivals(self) -> list[str]:
         """The methods without a shown difference from the one to use."""
         gains = {name: judged.against_shown for name, judged in self.methods.items()}
@@ -375,8 +365,8 @@ class Advice:
             "smaller_is_better": self.task.falls,
             "hospitals_of": self.shown,
             "gaining": self.hospitals("better"),
-            "stay_alone": self.alone,
-            "cannot_tell": self.open,
+            "stay_alone": self.hospitals("worse"),
+            "cannot_tell": self.hospitals("cannot tell"),
             "no_difference_shown": self.rivals,
             "methods": {
                 name: {**asdict(judged), "mean": self.task.raw(judged.mean)}
@@ -495,7 +485,7 @@ def sentences(advice: Advice) -> list[str]:
         advice=advice,
         brief=brief,
         again=advice.repetitions // advice.asked.folds,
-        below=[c for c in advice.open if hospitals[c].mean < 0],
+        below=[c for c in advice.hospitals("cannot tell") if hospitals[c].mean < 0],
         tiny=[*advice.task.small],
         least=LEAST_CASES,
         few=lambda names: few([shown(name) for name in names]),

@@ -48,10 +48,13 @@ def benchmark(
         say(console, *notes)
     broken = {} if report_only else runner.run_groups(mine, out, workers, quiet)
     read = runner.found_groups(mine, out)
-    notes += _missing(read, out)
-    progress = [one for one in read if one.group.arm is None]
-    repeated = [one for one in progress if one.group.suite.published]
-    progress = [one for one in progress if one not in repeated]
+    if stale := [*stale_cells(out, [cell for one in read for cell in one.wanted])]:
+        notes.append(
+            f"Stale cells are not in this report, as their settings, data, code or libraries have "
+            f"changed: {few(stale, 3)}; run the benchmark to compute them again."
+        )
+    repeated = [one for one in read if one.group.suite.published]
+    progress = [one for one in read if one.group.arm is None and one not in repeated]
     report = tasks.findings(progress, size, notes, target)
     given = {"suite": suite, "methods": methods, "variants": variants, "arms": arms}
     report.commands = [_command(given, size, paths or {})]
@@ -78,12 +81,3 @@ def _command(given: Mapping[str, Any], size: str, paths: Mapping[str, str | None
     keys = [f"{key}={value.replace('True', 'true')}" for key, value in listed.items()]
     data = [f"paths.{name}=FOLDER" for name, path in paths.items() if path is not None]
     return " ".join(["medfed benchmark", *keys, f"size={size}", *data])
-
-
-def _missing(progress: Sequence[runner.Progress], out: Path) -> list[str]:
-    """Names the stale cells, which the report leaves out."""
-    stale = list(stale_cells(out, [cell for one in progress for cell in one.wanted]))
-    return [
-        f"Stale cells are not in this report, as their settings, data, code or libraries have "
-        f"changed: {few(stale, 3)}; run the benchmark to compute them again."
-    ] * bool(stale)

@@ -17,6 +17,8 @@ from medfed.records.cells import Cell, Stage, cell_key
 from medfed.standalone.errors import ConfigError
 
 Setting = Mapping[str, float]
+Compositions = dict[tuple[str, str], description.RunDescription]
+"""Configurations by their variant and arm."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,7 @@ class Group:
     root: str = "data"  # where generated cohorts are kept
     # The changes of an arm, which has the method's tuning; None: a method of the table.
     arm: suites.Arm | None = None
-    _composed: dict[tuple[str, str], description.RunDescription] = field(
-        default_factory=dict, compare=False, repr=False
-    )
+    _composed: Compositions = field(default_factory=dict, compare=False, repr=False)
     _final: dict[int, list[Cell]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -178,7 +178,7 @@ def groups(
             suites.check_paths({suite.name: path}, wanted)
             overrides.append(f'data.path="{Path(path).expanduser().resolve()}"')
         chosen, sized, given = tuple(suite.chosen(variants)), suite.sized(size), tuple(overrides)
-        composed: dict[str, dict[tuple[str, str], description.RunDescription]] = {}
+        composed: dict[str, Compositions] = {}
         for method in methods[suite.name]:
             shared = composed.setdefault(method.name, {})
             everywhere = named or method.name in {*suites.ALWAYS, *suite.methods}

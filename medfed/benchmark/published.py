@@ -54,7 +54,7 @@ def mean_of(result: Mapping[str, Any], row: Published, metric: str = "") -> floa
 def tables(progress: Sequence[Progress]) -> Iterator[tuple[str, Table]]:
     """Yields the title and the rows of each suite."""
     for suite in {one.group.suite.name: one.group.suite for one in progress}.values():
-        of_suite = [one for one in progress if one.group.suite.name == suite.name]
+        of_suite = (one for one in progress if one.group.suite.name == suite.name)
         by_method = {one.group.method.name: [*one.final.values()] for one in of_suite}
         rows = []
         for row in suite.published:

@@ -323,10 +323,7 @@ def chosen_suites(wanted: str | Sequence[str], folders: Sequence[str | Path] = (
         ['digits', 'heart']
     """
     known = suites(folders)
-    whole = (
-        f"Unknown suite {{!r}}{{}}; the suites are {', '.join(known)}, or all, or published: those "
-        "that repeat a published table."
-    )
+    whole = f"Unknown suite {{!r}}{{}}; the suites are {', '.join(known)}, or all, or published."
     if wanted in ("all", "published", ["all"], ["published"]):
         repeats = "published" in wanted
         return [suite for suite in known.values() if bool(suite.published) == repeats]

@@ -278,13 +278,13 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
 
 def result_line(summary: Mapping[str, Any], folder: Path) -> str:
     """Returns a run in a line: the metric that selected its round, over hospitals."""
-    metric, rounds = summary["selection"][0], summary["rounds"]
+    metric = summary["selection"][0]
     over = summary["federation"].get(metric, dict.fromkeys(_STATISTICS, math.nan))
     ends = scores.interval(summary.get("intervals", {}).get("mean", {}).get(metric))
     mean, worst = scores.number(over["mean"]), scores.number(over["worst"])
     return (
         f"{summary['algorithm']}: test {metric} {' '.join(filter(None, (mean, ends)))}, worst "
-        f"hospital {worst}; round {(summary['selected_round'] or 0) + 1} of {rounds}; in {folder}"
+        f"hospital {worst}; in {folder}"
     )
 
 

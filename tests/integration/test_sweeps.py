@@ -83,7 +83,7 @@ def test_a_run_has_a_line_and_what_all_runs_say_is_said_once(one_by_one):
         low, high = summary["intervals"]["mean"][metric]
         assert line == (
             f"fedavg: test {metric} {over['mean']:.4f} [{low:.3f}, {high:.3f}], worst hospital "
-            f"{over['worst']:.4f}; round 1 of 1; in {folder / name}"
+            f"{over['worst']:.4f}; in {folder / name}"
         )
     last = lines[lines.index(begins[2]) : -2]
     assert len(last) <= 4, last  # its values, its result, and what is new with its numbers

@@ -154,7 +154,7 @@ def test_the_hospital_that_disagrees_stays_alone_and_a_tiny_one_is_left_open(don
         sure = " *" * (gain.says != "cannot tell")
         mean = "–" if math.isnan(gain.mean) else f"{gain.mean:+.4f}"
         assert f"| {client} | {mean}{sure} |" in page
-    assert "tiny" in found.open
+    assert "tiny" in found.hospitals("cannot tell")
 
 
 def test_what_is_said_is_what_the_cells_hold(done, folder):

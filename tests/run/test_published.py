@@ -12,7 +12,7 @@ from medfed.api import train
 from medfed.benchmark.main import benchmark
 from medfed.benchmark.published import MARGIN, difference, mean_of
 from medfed.benchmark.suite import Published, suites, wanted_of
-from medfed.config.allowed import method_yamls
+from medfed.config import allowed
 from medfed.standalone.errors import ConfigError
 
 REPEATS = {name: suite for name, suite in suites().items() if suite.published}
@@ -70,7 +70,7 @@ def test_a_shipped_table_names_methods_its_source_and_how_to_get_the_data(name):
     assert {size.trials for size in suite.sizes.values()} == {1}  # nothing is tuned
     rows = [(row.method, row.table) for row in suite.published]
     assert len({*rows}) == len(rows)
-    assert {method for method, _ in rows} <= {*method_yamls()}
+    assert {method for method, _ in rows} <= {*allowed.method_yamls()}
     assert {len(row.means) for row in suite.published} == {5}
     assert all(0 < mean < 1 for row in suite.published for mean in row.means)
     chosen, methods, _ = wanted_of("published", None, "small", False)
@@ -126,3 +126,27 @@ def test_a_mean_is_over_hospitals_or_over_patients():
     }
     assert mean_of(result, Published("fedavg", (0.0,))) == 0.75
     assert mean_of(result, Published("fedavg", (0.0,), over="patients")) == 0.625
+
+
+def test_the_page_has_the_published_numbers_of_the_suites():
+    page = (allowed.CONFIG_DIR.parent / "docs" / "results" / "published.md").read_text("utf-8")
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page.splitlines()
+        if line.startswith("| `")
+    ]
+    known = {
+        (row.method, row.table): f"{np.mean(row.means):.3f} ± {np.std(row.means, ddof=1):.3f}"
+        for name in ("flamby_heart", "flamby_tcga_brca")
+        for row in REPEATS[name].published
+    }
+    shown = [(name, published) for name, published, *_ in rows]
+    assert sum(name.count("`") // 2 for name, _ in shown) == 18
+    for (method, table), numbers in known.items():
+        assert any(
+            f"`{method}`" in name and name.endswith(table) and numbers == published
+            for name, published in shown
+        ), method
+    for _, published, ours, gap, _ in rows:
+        apart = float(ours.split()[0]) - float(published.split()[0])
+        assert abs(float(gap.split()[0]) - apart) < 0.0011  # of rounded numbers

@@ -444,12 +444,8 @@ def _gather(module: FederatedModule, local: dict[str, Value]) -> dict[str, Value
     return {c: json.loads(gathered[c]) for c in module.federation.ids if c in gathered}
 
 
-SWEPT_SECONDS = 60.0
-"""Of a run of a sweep, the least time between the lines of two rounds."""
-
-
 class RoundProgress(ProgressBar):
-    """A rich bar on a terminal; one line per evaluated round elsewhere, of a sweep fewer."""
+    """A rich bar on a terminal; elsewhere one line per evaluated round, but none in a sweep."""
 
     def __init__(self, evaluation: PersonalEvaluation, console: Console | None = None) -> None:
         super().__init__()
@@ -458,8 +454,6 @@ class RoundProgress(ProgressBar):
         self._bar: Progress | None = None
         self._task = TaskID(0)
         self._began, self._first = time.monotonic(), 0
-        self._pause = SWEPT_SECONDS if swept() else 0.0  # seconds between plain lines
-        self._spoke = self._began
 
     def disable(self) -> None:
         """Shows nothing: called by Lightning on all ranks but the first."""
@@ -524,8 +518,7 @@ class RoundProgress(ProgressBar):
         score = "" if value is None else f"val {self.evaluation.metric} {float(value):.4f}"
         if self._bar:
             self._bar.update(self._task, score=score)
-        elif self.console.quiet is False and time.monotonic() - self._spoke >= self._pause:
-            self._spoke = time.monotonic()
+        elif self.console.quiet is False and not swept():
             done, rounds = pl_module.next_round, trainer.max_epochs or 0
             spent = time.monotonic() - self._began
             left = spent / max(1, done - self._first) * (rounds - done)
