@@ -218,7 +218,7 @@ class ByHospital(Coefficients):
             means.append([term, mean, low, high, *rest])
             drawn = [parts.interval(name, *pair) for name, pair in pairs.items()]
             drawn.append(("mean of hospitals", float(mean), float(low), float(high)))
-            lines = [[name, *pair] for name, pair in pairs.items()]
+            lines: list[list[Word]] = [[name, *pair] for name, pair in pairs.items()]
             head = ["hospital", *_FITTED]
             tables.append(Table(f"{title}, {term}", head, lines, drawn, parts.COEFFICIENT))
         first = Table(title, ["term", *parts.MEANS], means)
