@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _HARM = "Who would be harmed"
 _TICKS, _ROW = 6, 13  # of a curve's axis; points of a row below it
+_BELOW: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": "center"}
 
 
 def write_study(plan: Plan, tables: Sequence[Table], remarks: Sequence[str], folder: Path) -> None:
@@ -161,21 +162,13 @@ def _survival(table: Table) -> Figure:
     looks = looks_in_order(lines)
     figure = curves(lines, "time", "survival", looks)
     axes, starts = figure.axes[0], sorted({t for of in at_risk.values() for t in of})
-    wanted = np.linspace(0, starts[-1], _TICKS) if starts else np.zeros(0)
+    wanted = np.linspace(0, max(starts, default=0), _TICKS).tolist() if starts else []
     ticks = sorted({min(starts, key=lambda start: abs(start - time)) for time in wanted})
     axes.set_xticks(ticks)
     for row, (name, of) in enumerate(at_risk.items()):
         for time in ticks:
-            axes.annotate(
-                of.get(time, "–"),
-                (time, 0),
-                (0, -_ROW * (row + 2)),
-                xycoords=("data", "axes fraction"),
-                textcoords="offset points",
-                ha="center",
-                fontsize=9,
-                color=looks[name].paper,
-            )
+            below = (0, -_ROW * (row + 2))
+            axes.annotate(of.get(time, "–"), (time, 0), below, color=looks[name].paper, **_BELOW)
     axes.xaxis.labelpad = _ROW * len(at_risk) + 8
     figure.set_figheight(figure.get_figheight() + _ROW * len(at_risk) / 72)
     return figure

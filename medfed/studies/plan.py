@@ -26,6 +26,7 @@ from medfed.studies.rows import OUTCOME, Rows
 
 _CODES = 6  # values of a column that count as categories
 _BESIDE = 5  # numbers of a column, beside its bins
+_LEAST_NUMBERS = 8  # of a column in two bins, by group
 _BINS, _FINE = 20, (1.0, 2.0, 2.5, 5.0, 10.0)
 
 
@@ -253,17 +254,24 @@ def suggested(hospitals: Mapping[str, Rows]) -> Plan:
     Across hospitals the plan is written by hand, or taken from public data: its ends and names
     would say what one hospital has.
     """
-    first = next(iter(hospitals.values()))
+    there = [of for of in hospitals.values() if len(np.unique(of.patients)) >= LEAST]
+    there = there or [*hospitals.values()]
+    first, everyone = there[0], sum(len(np.unique(rows.patients)) for rows in there)
     by = OUTCOME if OUTCOME in first.categories else None
     groups = 1 + len(first.categories.get(OUTCOME, "1"))
-    most = sum(len(rows.patients) for rows in hospitals.values()) // (TIMES * groups) - _BESIDE
+    if everyone < TIMES * groups * _LEAST_NUMBERS:  # too few to compare
+        by, groups = None, 2
     columns: dict[str, list[float | str]] = {}
     for name in first.columns:
-        values = np.concatenate([rows.columns[name] for rows in hospitals.values()])
-        values = values[~np.isnan(values)]
+        known = [~np.isnan(rows.columns[name]) for rows in there]
+        values = np.concatenate([of.columns[name][k] for of, k in zip(there, known, strict=True)])
+        patients = sum(len(np.unique(of.patients[k])) for of, k in zip(there, known, strict=True))
+        # As many numbers as hospitals answer: of patients in groups, and of those in none.
+        most = patients // (TIMES * (2 if name == by else groups)) - _BESIDE
         if texts := first.categories.get(name):
             counts = np.bincount(values.astype(int), minlength=len(texts))
-            kept = [t for t, n in zip(texts, counts, strict=True) if n >= CATEGORY]
+            often = sorted(np.argsort(-counts, kind="stable")[: max(2, most + _BESIDE - 2)])
+            kept = [texts[n] for n in often if counts[n] >= CATEGORY]
             if len(kept) > 1:
                 columns[name] = [*kept]
         elif 1 < len(few := np.unique(values)) <= _CODES:
@@ -271,13 +279,9 @@ def suggested(hospitals: Mapping[str, Rows]) -> Plan:
         elif len(few) > 1:
             columns[name] = _ends(float(values.min()), float(values.max()), most)
     survival = None
-    if first.survival is not None:
-        last = max(
-            float(rows.survival[:, 0].max())
-            for rows in hospitals.values()
-            if rows.survival is not None and len(rows.survival)
-        )
-        survival = Survival(_ends(0.0, last)[1:])
+    times = [rows.survival[:, 0].max() for rows in there if rows.survival is not None]
+    if times:  # events and leavings of each interval, of patients and of those in no group
+        survival = Survival(_ends(0.0, float(max(times)), everyone // (4 * TIMES))[1:])
     return Plan(columns, by=by if by in columns else None, survival=survival)
 
 

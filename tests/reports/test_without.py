@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from itertools import combinations, permutations
 
 import numpy as np
@@ -12,6 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 from medfed.benchmark.absence import advise_without, answer_of, sentences_of
 from medfed.benchmark.tasks import overlap_of
+from medfed.commands.advise import main
 from medfed.federation.reference import onboarded_client, outsiders_model, run_reference
 from medfed.functional.statistics import difference
 from medfed.standalone.errors import ConfigError
@@ -58,6 +60,45 @@ def test_what_is_said_is_what_the_cells_hold(folder):
     page = (where / "without.md").read_text()
     assert f"| south | {member.seen:.4f} | {member.unseen:.4f} | {member.alone:.4f} |" in page
     assert json.loads((where / "without.json").read_text())["metric"] == "auroc"
+
+
+def test_the_command_without_sets_has_shapleys_values_of_its_cells(folder, monkeypatch):
+    """From the command line to the page: each value is the mean over all orders of joining."""
+    monkeypatch.chdir(folder)
+    words = ["methods=[fedavg]", "without=sets", "folds=2", "repeats=1", "workers=1", "out=sets"]
+    monkeypatch.setattr(sys, "argv", ["advise", *asks(folder), *words])
+    main(sys.argv[1:])
+    cells: dict[frozenset[str], list] = {}
+    for path in sorted((folder / "sets" / "cells").rglob("*.json")):
+        content = json.loads(path.read_text())
+        _, variant, method, _ = content["name"].split("/")
+        if method == "fedavg":
+            away = frozenset(variant.split("_")[1:])
+            cells.setdefault(away, []).append(content["result"])
+    hospitals = frozenset(cells[frozenset()][0]["patients"])
+    assert len(cells) == 2 ** len(hospitals) - 1 == 7
+
+    def worth(members: frozenset[str], division: int) -> float:
+        if not members:
+            constant = cells[frozenset()][division]["constant"]
+            return float(np.mean([*next(iter(constant.values())).values()]))
+        result = cells[hospitals - members][division]
+        every = {**result["clients"], **result["outside"]}
+        return float(np.mean([every[c]["auroc"] for c in hospitals]))
+
+    (file,) = (folder / "sets").rglob("without.json")
+    found = json.loads(file.read_text())
+    for c in hospitals:
+        each = []
+        for division in range(2):
+            gains = []
+            for order in permutations(sorted(hospitals)):
+                before = frozenset(order[: order.index(c)])
+                gains.append(worth(before | {c}, division) - worth(before, division))
+            each.append(np.mean(gains))
+        assert found["members"][c]["share"]["mean"] == pytest.approx(np.mean(each), abs=1e-9)
+    assert found["apart"][1] == 3
+    assert "Shapley value" in file.with_name("without.md").read_text()
 
 
 def trained(seed: int, flipped: bool):

@@ -308,6 +308,33 @@ def test_suggested_bins_hold_all_values():
     assert plan.groups("sex") == ("f", "m")
 
 
+@pytest.mark.parametrize(("size", "bins"), [(90, 3), (130, 2), (240, 5), (800, 12)])
+def test_hospitals_answer_a_suggested_plan(size, bins):
+    """Few patients have few bins and categories; a column that nearly nobody has is named."""
+    some = np.arange(size)
+    rare = np.where(some % 2, AGE[:size], np.nan)
+    town = (some % 40).astype(float)
+    columns = {name: column[:size] for name, column in ALL.columns.items()}
+    rows = Rows(
+        columns | {"rare": rare, "town": town},
+        {**ALL.categories, "town": tuple(f"town {n}" for n in range(40))},
+        TIMES[:size],
+        some,
+    )
+    hospitals = dealt(rows, some % 3)
+    plan = suggested(hospitals)
+    _, remarks = simulated(plan.check("plan"), hospitals)
+    refused = [line.split()[3] for line in remarks if "would refuse" in line]
+    assert refused == ["rare:"] * (size < 200)  # known of half of the patients
+    assert len(plan.ends("age")) - 1 >= bins
+    assert plan.by == (None if size < 120 else "outcome")
+    plain = Rows({"age": rows.columns["age"]}, patients=some)
+    alone = suggested(
+        {"few": replace(plain, patients=some[:15], columns={"age": AGE[:15]}), "all": plain}
+    )
+    assert alone.ends("age") == suggested({"all": plain}).ends("age")
+
+
 def test_groups_hold_every_row_once():
     rows = replace(ALL, columns={**ALL.columns, "sex": np.where(np.arange(N) < 5, np.nan, SEX)})
     place = Groups("sex", ("f",)).place(rows)
