@@ -48,12 +48,13 @@ from mkdocs.structure.files import File, Files
 
 from medfed.benchmark.tasks import sentences_of
 from medfed.commands import methods
+from medfed.common.tables import Table
 from medfed.functional.statistics import Difference
 from medfed.reports.findings import Judged, Report
 from medfed.reports.report import page as report_page
 from medfed.reports.report import table_csv
 from medfed.reports.sentences import answer, card, short_of
-from medfed.reports.tables import Table, methods_table
+from medfed.reports.tables import methods_table
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import Gain, Harm, Verdict
 from medfed.sites import gate

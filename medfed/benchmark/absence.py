@@ -19,9 +19,9 @@ from medfed.benchmark import runner
 from medfed.benchmark.tasks import overlap_of
 from medfed.common.console import in_markdown, say, shown, wide_console
 from medfed.common.scores import label_of, mean_of_known, number, smaller_is_better
+from medfed.common.tables import Table
 from medfed.functional.statistics import LEVEL, Difference, Floats, difference, holm, shapley
 from medfed.reports.sentences import signed
-from medfed.reports.tables import Table
 from medfed.standalone.errors import ConfigError, MedfedError
 from medfed.standalone.files import filled, write_json, write_text, writing
 

@@ -29,6 +29,7 @@ from medfed.benchmark.tasks import task_of
 from medfed.common.console import brief, file_names, in_markdown, say, shown, size, wide_console
 from medfed.common.scores import LEAST_CASES
 from medfed.common.seeding import derive_seed
+from medfed.common.tables import Table
 from medfed.config.check import several
 from medfed.config.compose import described
 from medfed.config.description import RunDescription, written
@@ -38,7 +39,6 @@ from medfed.datamodules.splits import Split, split_patients
 from medfed.functional.statistics import Difference, Floats
 from medfed.records.cells import Cell, Stage, cell_key
 from medfed.reports.sentences import signed, takes_to_show
-from medfed.reports.tables import Table
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import UNDECIDED, Verdict, against, floor_of, judge
 from medfed.run.assembly import unread_data

@@ -16,7 +16,7 @@ from scipy import stats
 from medfed.benchmark.runner import Progress
 from medfed.benchmark.suite import Published
 from medfed.common.console import wide_console
-from medfed.reports.tables import Table
+from medfed.common.tables import Table
 from medfed.standalone.files import filled, write_text
 
 MARGIN = 0.05

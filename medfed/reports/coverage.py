@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from medfed.common.scores import mean_of_known, number
+from medfed.common.tables import Table
 from medfed.functional.conformal import range_of_coverage
-from medfed.reports.tables import Table
 
 Summaries = Sequence[Mapping[str, Any]]
 _SIZES = {"set_size": "classes in a set", "width": "width", "factor": "volume within a factor of"}

@@ -10,11 +10,11 @@ import numpy as np
 
 from medfed.common.console import say, shown, wide_console
 from medfed.common.scores import mean_of_known
+from medfed.common.tables import Cell, Table
 from medfed.common.untrusted import read_json
 from medfed.records.descriptions import DEVIATIONS, MEANS, Description, LookFile
 from medfed.reports.charts import Picture, hospitals, looks_in_order
 from medfed.reports.report import rendered
-from medfed.reports.tables import Cell, Table
 from medfed.standalone.errors import ConfigError, few
 from medfed.standalone.files import write_json, write_text, writing
 

@@ -20,6 +20,7 @@ from rich.console import Console
 from medfed.common.console import in_latex, in_markdown, say, visible, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.scores import label_of
+from medfed.common.tables import Table, latex_cell
 from medfed.federation.card import REFERENCES
 from medfed.functional.statistics import Difference
 from medfed.records.folder import RunFolder
@@ -153,7 +154,7 @@ def _cell(value: object) -> object:
     return value
 
 
-def _over_tasks(report: Report) -> dict[str, tables.Table | None]:
+def _over_tasks(report: Report) -> dict[str, Table | None]:
     """The decision card and, where the report is on runs, means of all metrics and coverage."""
     means = tables.means_table(report.tasks[0][0], report.runs) if report.runs else None
     covered = coverage_table({n: [r.summary for r in of] for n, of in report.runs.items()})
@@ -171,7 +172,7 @@ def markdown(report: Report, finding: Finding | None = None) -> str:
 def latex(report: Report) -> str:
     """Returns a table for a paper, of booktabs: a line per method, best first, for each task."""
     judged = [(task, tables.methods_table(task, v).only(tables.PAPER)) for task, v in report.tasks]
-    words = {"tables": judged, "text": in_latex, "cell": tables.latex_cell}
+    words = {"tables": judged, "text": in_latex, "cell": latex_cell}
     return filled(TEMPLATES / "tables.tex", **words)
 
 

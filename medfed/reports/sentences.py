@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from medfed.common.console import brief, size
 from medfed.common.scores import CHOSEN, LEAST_CASES
+from medfed.common.tables import Cell, Table
 from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.functional.statistics import Difference, splits_needed
-from medfed.reports.tables import Cell, Table
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import (
     LEAST_SPLITS,

@@ -25,6 +25,7 @@ from torch import Tensor
 from medfed.common import scores
 from medfed.common.console import say, shown, wide_console
 from medfed.common.figures import save_figures
+from medfed.common.tables import Table
 from medfed.common.tensors import to_device
 from medfed.datamodules.augmentation import ChannelDropout
 from medfed.datamodules.base import FederatedDataModule
@@ -37,7 +38,6 @@ from medfed.federation.lightning.module import EvalSplit
 from medfed.federation.lightning.strategy import together
 from medfed.records.folder import RunFolder
 from medfed.reports.subsets import heat_map
-from medfed.reports.tables import Table
 from medfed.run.experiment import Experiment, examined, reopen, reopen_selected, test_selected
 from medfed.run.intervals import findings, over_clients
 from medfed.run.results import undefined

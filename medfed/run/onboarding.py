@@ -16,6 +16,7 @@ from rich.console import Console
 from medfed.common import scores
 from medfed.common.console import say, shown, size, wide_console
 from medfed.common.figures import save_figures
+from medfed.common.tables import Table
 from medfed.common.tensors import Tensors
 from medfed.config.check import KEYS, check_value
 from medfed.config.compose import build
@@ -34,7 +35,6 @@ from medfed.federation.wire.ledger import Ledger
 from medfed.functional.conformal import for_newcomer
 from medfed.records.folder import RunFolder
 from medfed.reports.charts import Point, curves, looks_in_order, panels
-from medfed.reports.tables import Table
 from medfed.run.experiment import Experiment, reopen_selected
 from medfed.standalone.errors import ConfigError, DataError, did_you_mean
 from medfed.standalone.files import csv_text, write_json, write_text

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from medfed.common.console import say, size, wide_console
 from medfed.common.floors import LEAST
+from medfed.common.tables import Table
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.claims import Merging
@@ -31,7 +32,6 @@ from medfed.federation.federation import Federation
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.models.task import TaskModule
 from medfed.reports.look import write_look
-from medfed.reports.tables import Table
 from medfed.run.assembly import task_for, unread_data
 from medfed.run.cohort import cohort_record, print_cohort
 from medfed.run.experiment import read_start

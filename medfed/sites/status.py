@@ -19,8 +19,8 @@ from rich.text import Text
 
 from medfed.common import schemas, untrusted
 from medfed.common.console import Terminal, shown, size
+from medfed.common.tables import Table
 from medfed.records.folder import RunFolder
-from medfed.reports.tables import Table
 from medfed.sites.agreement import words_for
 from medfed.sites.wire import RoundNumber
 from medfed.standalone import errors, files

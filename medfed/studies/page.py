@@ -12,10 +12,10 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 
 from medfed.common.console import file_names, in_latex, say, wide_console
+from medfed.common.tables import Cell
+from medfed.common.tables import Table as Shown
 from medfed.reports.charts import Look, Picture, Row, curves, forest, looks_in_order
 from medfed.reports.report import TEMPLATES, rendered
-from medfed.reports.tables import Cell
-from medfed.reports.tables import Table as Shown
 from medfed.standalone.files import csv_text, filled, write_json, write_text, writing
 from medfed.studies.parts import COEFFICIENT, Table, Word
 from medfed.studies.plan import Plan

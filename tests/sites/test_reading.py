@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from medfed.commands.main import main
 from medfed.common.console import Terminal, say, wide_console
-from medfed.reports.tables import Table
+from medfed.common.tables import Table
 from medfed.sites import installed, site_folder, status
 from medfed.sites.agreement import Agreed, words_for
 from medfed.sites.deploying import encoded, start_site

@@ -13,6 +13,7 @@ import numpy as np
 
 from medfed.common.console import file_names, say, shown, size, wide_console
 from medfed.common.scores import mean_of_known
+from medfed.common.tables import Table
 from medfed.config.compose import build
 from medfed.config.sections import Section
 from medfed.datamodules.base import FederatedDataModule
@@ -21,7 +22,6 @@ from medfed.delivery.bundle.onnx_file import ONNX, import_extra
 from medfed.delivery.export import finetuning
 from medfed.delivery.export.client_model import FULL, choose_bits
 from medfed.delivery.export.run_record import RunRecord, finite
-from medfed.reports.tables import Table
 from medfed.standalone.checks import check_fields, check_known, check_not_negative, check_positive
 from medfed.standalone.errors import ConfigError
 from medfed.standalone.files import csv_text, write_text
