@@ -449,21 +449,19 @@ class RunFolder(Places):
     def model(self, client: str) -> nn.Module:
         """Returns a client's personal network, in evaluation mode."""
         # Late: the other questions need no PyTorch.
-        from medfed.federation.other_state import OTHER, filled
+        from medfed.federation.other_state import filled
         from medfed.federation.split import float_entries
         from medfed.records.tasks import build_task
-        from medfed.standalone.neighbours import with_store_of
 
         self.check_client(client)
         path = self.files("models", self.clients)[client]
         weights = read_tensors(path)
         config, mixes = self.config, self.config.chosen("canonical")
-        network = with_store_of(build_task(config.model, mixes, self.seed).network, weights)
         with reading(path):
-            known = {OTHER, *network.state_dict()}
-            if not set(float_entries(network)) <= set(weights) <= known:
+            network = filled(build_task(config.model, mixes, self.seed).network, weights)
+            if not set(float_entries(network)) <= set(weights):
                 raise ValueError("its entries are not those of the run's network")
-            return filled(network, weights).eval()
+            return network.eval()
 
 
 class Run(RunFolder):

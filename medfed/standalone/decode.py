@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .neighbours import with_store_of
-
 FORMAT, VERSION = "medfed-bundle", 1
 
 
@@ -60,7 +58,7 @@ def fill(network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
 
     A tensor that the network names several times may be given under any one of its names.
     """
-    names = with_store_of(network, weights).state_dict(keep_vars=True)
+    names = network.state_dict(keep_vars=True)
     # Tied weights are one tensor under several names, of which the file may hold any one.
     given = {id(t): weights[n] for n, t in names.items() if n in weights}
     counters = {n: t for n, t in names.items() if not t.is_floating_point()}

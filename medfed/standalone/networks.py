@@ -11,6 +11,7 @@ from torch import nn
 
 from .decode import decode, fill
 from .mixture import Activation, Mixture, take
+from .neighbours import with_store_of
 from .outputs import only_logits
 
 
@@ -29,4 +30,5 @@ class CanonicalMixture(Mixture):
 def load(network: nn.Module, bundle: str | Path) -> nn.Module:
     """Puts the weights of a bundle into a network and returns it."""
     packed, plain = (Path(bundle) / "models" / name for name in ("packed.pt", "model.pt"))
-    return only_logits(fill(network, decode(packed if packed.is_file() else plain)))
+    weights = decode(packed if packed.is_file() else plain)
+    return only_logits(fill(with_store_of(network, weights), weights))

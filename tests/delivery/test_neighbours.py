@@ -14,12 +14,14 @@ import torch
 from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle
+from medfed.delivery.bundle.networks import build_network
 from medfed.delivery.bundle.onnx_file import ONNX, OnnxNetwork
 from medfed.delivery.export.export import export_run
 from medfed.delivery.start.pretrained import _read_run
 from medfed.records.folder import RunFolder
 from medfed.run.train import train
 from medfed.standalone.errors import CheckpointError, ConfigError
+from medfed.standalone.networks import load as load_alone
 
 KEYS = ("experiment=digits_pfednet", "algorithm=knnper", "model.network.channels=[4,4,4]")
 KEYS += ("partition=label_groups", "partition.num_clients=4", "rounds=1")
@@ -73,6 +75,8 @@ def test_the_bundle_answers_as_the_run(run, weights):
     image = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     answers = network(image)
     torch.testing.assert_close(read_bundle(folder).network()(image), answers)
+    alone = load_alone(build_network(read_bundle(folder).facts["network"]), folder)
+    torch.testing.assert_close(alone(image), answers)
     onnx = OnnxNetwork(folder / ONNX)(image)
     np.testing.assert_allclose(np.asarray(onnx), answers.numpy(), atol=1e-5)
     card = (folder / "docs" / "model_card.md").read_text()

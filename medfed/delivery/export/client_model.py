@@ -45,7 +45,7 @@ class ClientModel:
 
     def network(self) -> nn.Module:
         """Builds the network, without its weights."""
-        return build_network(self.plain)
+        return with_store_of(build_network(self.plain), self.weights)
 
     def entries(self, name: str) -> list[str]:
         """Names the entries that an entry of the ordinary network has become here.
