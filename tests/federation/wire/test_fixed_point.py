@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from medfed.common.tensors import layout_of
 from medfed.config.compose import build, described
 from medfed.federation.algorithm import Cohort
+from medfed.federation.other_state import OTHER
 from medfed.federation.reference import run_reference
 from medfed.federation.wire.channel import Channel, MessageContext
 from medfed.federation.wire.fixed_point import FixedPoint, read
@@ -78,6 +79,8 @@ def test_methods_that_take_means_alone_do_as_before():
         for client in plain.ids:
             expected, found = plain.personal_model(client), summed.personal_model(client)
             for entry, tensor in expected.items():
+                if (name, entry) == ("knnper", OTHER):
+                    continue  # who votes is a choice, which rounding may turn
                 torch.testing.assert_close(found[entry], tensor, rtol=1e-4, atol=1e-4)
         assert summed.digests() != plain.digests(), name
 
