@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -12,7 +14,7 @@ from medfed.sites.policy import NO_LIMITS, Counted, Policy, VetoError
 from medfed.sites.studying import Conductor, StudyPlace, StudySite
 from medfed.standalone.errors import SiteError
 from medfed.studies.page import write_study
-from medfed.studies.plan import Plan
+from medfed.studies.plan import Evaluation, Plan
 from tests.sites.direct import Direct
 from tests.sites.hospitals import QUICK
 from tests.sites.studies import NAMES, PLAN, conducted, place, plain, rows, simulation, sites, write
@@ -24,6 +26,43 @@ def test_sites_have_the_numbers_of_the_simulation(tables, tmp_path):
     found, remarks = conducted(sites(tables, tmp_path))
     assert remarks == []
     assert plain(found) == plain(simulation(tables))
+
+
+LESIONS = ("lesions", "BOX: lesions found from 0.5", "BOX: false alarms from 0.5")
+SCORES = {
+    "classes": Evaluation(["NEW"]),
+    "lesions": Evaluation(["BOX"], thresholds=[0.5]),
+}
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory):
+    """Tables with scores of three classes, and of lesions."""
+    folder = tmp_path_factory.mktemp("scored")
+    head = ["id", "centre", "dead", *(f"NEW: {kind}" for kind in "abc"), *LESIONS]
+    for name in NAMES:
+        rng, lines = np.random.default_rng(ord(name[0])), []
+        for n in range(90):
+            p, lesions = rng.dirichlet([1, 1, 1]).round(4), int(rng.integers(1, 5))
+            found, alarms = rng.integers(0, lesions + 1) / lesions, rng.integers(0, 6)
+            grade = "abc"[rng.choice(3, p=p / p.sum())]
+            lines.append([f"{name}{n}", name, grade, *p, lesions, found, alarms])
+        for path in (folder / f"{name}.csv", folder / "all.csv"):
+            with path.open("a", encoding="utf-8", newline="") as file:
+                csv.writer(file).writerows([head, *lines] if not file.tell() else lines)
+    return folder
+
+
+@pytest.mark.parametrize("kind", SCORES)
+def test_sites_judge_classes_and_lesions_as_the_simulation(scored, tmp_path, kind):
+    """To the last bit: estimates of each class, and the counts of a FROC."""
+    plan = Plan(evaluate=SCORES[kind]).check("plan")
+    found, remarks = conducted(sites(scored, tmp_path, plan), plan)
+    assert remarks == []
+    assert plain(found) == plain(simulation(scored, plan))
+    wanted = "FROC of BOX" if kind == "lesions" else "Every hospital"
+    (table,) = (t for t in found if t.title == wanted)
+    assert len(table.lines) == (1 if kind == "lesions" else len(NAMES))
 
 
 class Listening(Direct):
