@@ -67,11 +67,8 @@ def _metric(written: Any) -> Any:
 
 
 def _handed_over(part: dict[str, Any]) -> dict[str, Any]:
-    if (
-        "_target_" in part
-        and "_partial_" not in part
-        and inspect.isfunction(_locate(part["_target_"]))
-    ):
+    is_called = "_target_" in part and "_partial_" not in part
+    if is_called and inspect.isfunction(_locate(part["_target_"])):
         return {**part, "_partial_": True}
     return part
 
@@ -234,9 +231,8 @@ def for_other_data(
     path = typed.get("data.path", "null") != "null"
     if "experiment" not in typed or not (path or "data" in typed):
         return list(overrides)
-    alone = composing(
-        with_plugins([o for o in overrides if key_of(o) in ("experiment", "plugins")])
-    )
+    basis = [o for o in overrides if key_of(o) in ("experiment", "plugins")]
+    alone = composing(with_plugins(basis))
     data = alone.hydra.runtime.choices.data
     generated = written(alone.data).get("path") is None
     if (chosen := typed.get("data", data)) == data:
@@ -563,9 +559,8 @@ def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
                 example = f", such as {key}.up=fp32" if leaf == "codec" else ""
                 return f"{key!r} is no group; set {inner}{example}."
             where = f"{parent} has" if parent else "the top level has"
-            deeper = (
-                [] if parent else [k for k, _ in walk(written(config)) if k.endswith(f".{leaf}")]
-            )
+            every = [] if parent else walk(written(config))
+            deeper = [key for key, _ in every if key.endswith(f".{leaf}")]
             hint = did_you_mean(deeper[0], deeper) if deeper else did_you_mean(leaf, known)
             return f"Unknown key {key!r}{hint}; {where} {few(known, _LISTED) or 'no keys'}."
     return f"The configuration cannot be composed: {first_line(error)}."

@@ -113,9 +113,7 @@ def hydra_spelling(arguments: Sequence[str], sweeps: bool = False) -> list[str]:
         >>> hydra_spelling(["data.path=a,b.csv"]), hydra_spelling(["data.path=a,b.csv"], True)
         (["data.path='a,b.csv'"], ['data.path=a,b.csv'])
     """
-    return [
-        with_paths(argument, sweeps) or _with_signs(_quoted(argument)) for argument in arguments
-    ]
+    return [with_paths(each, sweeps) or _with_signs(_quoted(each)) for each in arguments]
 
 
 def _quoted(argument: str) -> str:

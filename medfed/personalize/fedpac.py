@@ -52,12 +52,7 @@ class FedPAC(OnboardingRules, SendsFeatures, FedRep):
     personal: str | tuple[str, ...] = "task"
     strength: Annotated[float, check_not_negative] = 1.0
     by_class: ClassVar[bool] = True
-    parts_sent: ClassVar[tuple[str, ...]] = (
-        "shared",
-        "personal",
-        "features",
-        "compared",
-    )
+    parts_sent: ClassVar[tuple[str, ...]] = ("shared", "personal", "features", "compared")
     parts_averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = Card(
         "Xu et al. 2023",

@@ -156,9 +156,8 @@ def personal_part(
     if task.personal:
         trial = copy.deepcopy(network)  # where single entries are personal, it is divided
         try:
-            shared = split.ParameterSplit.of(trial, divide(trial, task.personal)).parameters(
-                "shared"
-            )
+            divided = split.ParameterSplit.of(trial, divide(trial, task.personal))
+            shared = divided.parameters("shared")
         except ConfigError:  # patterns that match nothing are refused where clients are made
             return ()
         if "*" not in task.personal and not shared:  # "*" says that it means the whole network

@@ -10,7 +10,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from packaging.requirements import Requirement
@@ -35,28 +34,25 @@ EXTRAS = {
 }
 
 
-class Row(NamedTuple):
-    """One line of the report: a subject and what the report says about it."""
-
-    what: str
-    answer: str
+Row = tuple[str, str]
+"""A subject, and what the report says about it."""
 
 
 def machine(folder: Path) -> list[Row]:
     """Returns what the machine has."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     rows = [
-        Row("system", f"{platform.platform(terse=True)}, Python {platform.python_version()}"),
-        Row("CPU", f"{cores} cores of {os.cpu_count()}, {', '.join(units())}"),
-        Row("memory", memory()),
-        Row("disk", f"{size(shutil.disk_usage(folder).free)} free in {folder}"),
-        Row("PyTorch", f"{torch.__version__}, built for {torch.version.cuda or 'CPUs only'}"),
+        ("system", f"{platform.platform(terse=True)}, Python {platform.python_version()}"),
+        ("CPU", f"{cores} cores of {os.cpu_count()}, {', '.join(units())}"),
+        ("memory", memory()),
+        ("disk", f"{size(shutil.disk_usage(folder).free)} free in {folder}"),
+        ("PyTorch", f"{torch.__version__}, built for {torch.version.cuda or 'CPUs only'}"),
     ]
     for index in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(index)
         text = f"{gpu.name}, {size(gpu.total_memory)}, compute capability {gpu.major}.{gpu.minor}"
-        rows.append(Row(f"GPU {index}", f"{text}, driver {driver() or 'unknown'}"))
-    return rows if torch.cuda.device_count() else [*rows, Row("GPU", "none that PyTorch can use")]
+        rows.append((f"GPU {index}", f"{text}, driver {driver() or 'unknown'}"))
+    return rows if torch.cuda.device_count() else [*rows, ("GPU", "none that PyTorch can use")]
 
 
 def units() -> list[str]:
@@ -98,7 +94,7 @@ def extras() -> list[Row]:
     absent = "not installed (pip install '.[{}]' in a clone)"
     known = importlib.metadata.metadata("medfed").get_all("Provides-Extra") or ()
     return [
-        Row(f"medfed[{extra}]", f"{'installed' if there else absent.format(extra)}: {use}")
+        (f"medfed[{extra}]", f"{'installed' if there else absent.format(extra)}: {use}")
         for extra, use in EXTRAS.items()
         for there in [extra in known and not wrong_packages(extra)]
     ]

@@ -502,7 +502,6 @@ def write_subsets(subsets: Subsets, folder: Path) -> None:
     values = table_of(subsets, metric)
     title = f"{subsets.split} {scores.label_of(metric)} with some channels"
     rows, falls = [*subsets.metrics, "mean"], scores.smaller_is_better(metric)
-    figure = heat_map(
-        values, rows, subsets.subsets, subsets.channels, title, falls=falls, mean=True
-    )
+    of = subsets.subsets, subsets.channels
+    figure = heat_map(values, rows, *of, title, falls=falls, mean=True)
     save_figures(run.pictures_folder, {f"subsets_{subsets.split}": figure})

@@ -11,6 +11,7 @@ import logging
 import shlex
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -200,14 +201,8 @@ _ROWS, _CHOICE = 5, 16  # clients whose augmentation is drawn, and samples that 
 _COLOUR = ("red", "green", "blue")
 
 
-def class_colours(count: int) -> list[str]:
-    """Returns a colour per class: Okabe and Ito's colours, or a colour scale for many classes.
-
-    Example:
-        >>> class_colours(2), len(class_colours(10))
-        (['#56B4E9', '#D55E00'], 10)
-    """
-    return colours(count, _CLASSES)
+class_colours = partial(colours, few=_CLASSES)
+"""Returns a colour per class: Okabe and Ito's colours, or a colour scale for many classes."""
 
 
 def contact_sheet(data: FederatedDataModule) -> Figure | None:

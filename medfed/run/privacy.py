@@ -30,7 +30,7 @@ from medfed.functional.privacy import epsilon, noise_for
 from medfed.models.task import TaskModule, l2_penalty
 from medfed.standalone.errors import ConfigError
 
-ALTERNATIVES = "algorithm=fedavg, ditto, fedper, ppfl or qupel"
+ALTERNATIVES = "choose algorithm=fedavg, ditto, fedper, ppfl or qupel"
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,8 @@ def protect(
     noises = {name: one.noise for name, one in planned.items()}
     privacy = private.ExamplePrivacy(keys.clip, noises, keys.unit, keys.chunk, system=across)
     penalty = (lambda: l2_penalty(task.network, task.l2)) if task.l2 else None
-    local.gradients.private = private.PrivateGradients(
-        task.network, task.data_loss, privacy, penalty
-    )
+    noisy = private.PrivateGradients(task.network, task.data_loss, privacy, penalty)
+    local.gradients.private = noisy
 
 
 def hide_clients(config: RunDescription, federation: Federation, across: bool) -> None:
@@ -97,11 +96,8 @@ def hide_clients(config: RunDescription, federation: Federation, across: bool) -
         return
     name, up = type(method).__name__, federation.channel.links["up"]
     unequal = "clients weigh unequally"
-    fits = (
-        set(method.parts_sent) == set(method.parts_averaged)
-        and method.parts_sent
-        and not method.trains_centrally
-    )
+    parts = {*method.parts_sent}
+    fits = parts and parts == {*method.parts_averaged} and not method.trains_centrally
     _refuse(
         "client",
         (not fits, f"{name} sends more than what is averaged over clients", "set algorithm=fedavg"),
@@ -165,9 +161,8 @@ def protections(
         epoch = math.ceil(data.num_samples / data.batch_size)
         steps = budget.of(data.num_samples, data.batch_size)
         draws = method.max_batches_drawn(steps, epoch) * budget.accumulate * rounds[name]
-        planned[name] = Protection.of(
-            keys, private.rate_of(data), draws, method.gradients_per_batch
-        )
+        rate = private.rate_of(data)
+        planned[name] = Protection.of(keys, rate, draws, method.gradients_per_batch)
     return planned
 
 
@@ -188,9 +183,8 @@ def _check(
     name = type(method).__name__
     # A class outside the file of its card may override any function of the card's class.
     declared = next(kind for kind in type(method).__mro__ if "card" in vars(kind))
-    touches = (
-        method.card.privacy_exposure if declared.__module__ == type(method).__module__ else None
-    )
+    of_method = declared.__module__ == type(method).__module__
+    exposure = method.card.privacy_exposure if of_method else None
     weighted = config.model.get("class_weights") is not None
     mixes = local.model.normalises and config.buffers != "frozen"
     cancel = "class weights cancel in the loss of one patient, and balanced ones are counts"
@@ -198,7 +192,7 @@ def _check(
     half = str(config.trainer.precision).startswith("16")
     _refuse(
         "example",
-        (touches != "gradients", f"{name} {UNPROTECTED.get(touches)}", f"choose {ALTERNATIVES}"),
+        (exposure != "gradients", f"{name} {UNPROTECTED.get(exposure)}", ALTERNATIVES),
         *((True, f"{s.what} ({s.key}) would be sent without noise", s.remedy) for s in statistics),
         (weighted, cancel, "set model.class_weights=null"),
         (mixes, "BatchNorm mixes the patients of a batch", unfrozen),

@@ -348,9 +348,7 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
     if first != "loss" and all(one and two and abs(one - two) < 1e-4 for one, two in each):
         names.remove("loss")  # a column of the same numbers
     intervals = summary.get("intervals", {"clients": {}, "mean": {}, "pooled": {}})
-    shows = first in intervals["mean"] or any(
-        first in ends for ends in intervals["clients"].values()
-    )
+    shows = any(first in ends for ends in (intervals["mean"], *intervals["clients"].values()))
     table = Table(
         title=f"{shown(summary['name'])}, {summary['algorithm']}: "
         f"{summary.get('split', 'test')} metrics of round {(summary['selected_round'] or 0) + 1} "

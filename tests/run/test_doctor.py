@@ -12,7 +12,7 @@ def test_the_report_ends_with_what_is_wrong(capsys):
     command.main([])
     printed = capsys.readouterr().out
     assert printed.rstrip().endswith("Nothing is wrong.")
-    assert {row.what for row in doctor.extras()} == {f"medfed[{e}]" for e in doctor.EXTRAS}
+    assert {what for what, _ in doctor.extras()} == {f"medfed[{e}]" for e in doctor.EXTRAS}
 
 
 def test_every_extra_of_the_package_is_explained():

@@ -14,6 +14,8 @@ from medfed.standalone.files import csv_text, original
 
 Direction = Literal["up", "down"]
 DIRECTIONS: tuple[Direction, ...] = ("up", "down")
+Sizes = Mapping[str, tuple[int, int]]
+"""The bytes of each part of a message, and its bytes in fp32."""
 
 
 class Entry(NamedTuple):
@@ -90,16 +92,9 @@ class Ledger:
             before = self._sums.get(key := (entry.round, entry.direction), Traffic())
             self._sums[key] = Traffic(before.bytes + entry.bytes, before.dense + entry.dense)
 
-    def count(
-        self,
-        sizes: Mapping[str, tuple[int, int]],
-        round: int,
-        phase: str,
-        client: str,
-        direction: Direction,
-    ) -> None:
+    def count(self, sizes: Sizes, round: int, phase: str, client: str, way: Direction) -> None:
         """Appends the parts of a message; `sizes`: see :meth:`.packet.Packet.sizes`."""
-        self.add(*(Entry(round, phase, client, direction, p, *both) for p, both in sizes.items()))
+        self.add(*(Entry(round, phase, client, way, p, *both) for p, both in sizes.items()))
 
     def traffic(self, direction: Direction, round: int | None = None) -> Traffic:
         """Returns the bytes in a direction, in one round or in all, without reading all entries.
