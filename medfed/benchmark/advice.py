@@ -268,8 +268,8 @@ class Gain:
 
     @property
     def text(self) -> str:
-        """The mean with its interval."""
-        return signed((self.mean, self.low, self.high))
+        """The mean with its interval, where there is one."""
+        return "–" if math.isnan(self.mean) else signed((self.mean, self.low, self.high))
 
 
 def gain_of(
@@ -515,14 +515,9 @@ def markdown(advice: Advice, command: str) -> str:
 
 def _every(advice: Advice) -> Table:
     """A line per hospital, a column per method."""
-    names = [name for name in advice.methods if name != ALONE]
-    rows = []
-    for client in advice.asked.patients:
-        gains = [advice.methods[name].hospitals[client] for name in names]
-        texts = ["–" if math.isnan(g.mean) else f"{g.mean:+.4f}" for g in gains]
-        sure = ["" if g.says == "cannot tell" else " *" for g in gains]
-        rows.append([client, *(a + b for a, b in zip(texts, sure, strict=True))])
-    return Table.of(["hospital", *names], rows, prose=(0,))
+    judged = {name: one.hospitals for name, one in advice.methods.items() if name != ALONE}
+    rows = ([c, *(of[c].text for of in judged.values())] for c in advice.asked.patients)
+    return Table.of(["hospital", *judged], rows, prose=(0,))
 
 
 def _tables(advice: Advice) -> tuple[Table, Table]:
@@ -534,8 +529,7 @@ def _tables(advice: Advice) -> tuple[Table, Table]:
         methods.append((one.name, f"{advice.task.raw(one.mean):.4f}", *gain, *cost))
     for client, of in advice.methods[advice.shown].hospitals.items():
         says = VERDICT[of.says] + (f": {of.why}" if of.why else "")
-        mean = "–" if math.isnan(of.mean) else of.text
-        hospitals.append((client, str(of.patients), mean, _p(of), says))
+        hospitals.append((client, str(of.patients), of.text, _p(of), says))
     return Table.of(METHODS, methods, prose=(0, 4)), Table.of(HOSPITALS, hospitals, prose=(0, 4))
 
 
