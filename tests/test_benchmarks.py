@@ -104,8 +104,8 @@ NOT_HERE = {
         ("speed/methods.py ditto --rounds 1 --blocks 1", "1 methods: median"),
         (
             "speed/gpu.py --device cpu --size tiny --networks unet_2d perceptron --clients 2 "
-            "--steps 2 --repeats 1 --sides bare indexed graph medfed fused",
-            "| perceptron | 2 | fused |",
+            "--steps 2 --repeats 1 --sides bare indexed graph medfed unfused",
+            "| perceptron | 2 | unfused |",
         ),
         ("speed/gpu.py --device cpu --size tiny --networks perceptron --bits", "deterministic"),
         (

@@ -1,7 +1,7 @@
 """Samples per second of a training step, from a bare loop to a federation.
 
-The sides, each on the same network, batch size, optimizer (SGD with momentum; on a GPU fused, but
-for medfed's) and data:
+The sides, each on the same network, batch size, optimizer (SGD with momentum; on a GPU fused) and
+data:
 
 | side | what runs |
 |---|---|
@@ -11,7 +11,7 @@ for medfed's) and data:
 | compiled | the bare loop, the network compiled (`torch.compile`) |
 | overhead | the same, `torch.compile(mode="reduce-overhead")`, PyTorch's own CUDA graphs |
 | medfed | a round of FedAvg by plain SGD; batches are made in main memory and copied |
-| fused | the same by fused SGD (`fused=True`) |
+| unfused | the same by SGD of several kernels (`fused=False`) |
 
 A round of FedAvg has every client take `--steps` steps, with aggregation, messages and ledger; the
 bare sides take as many steps in one go. Each side runs in turn, `--repeats` times after one run to
@@ -23,7 +23,7 @@ warm up, and the median counts. Of a GPU the share of time in which it computes 
     python benchmarks/speed/gpu.py --processes 1 2 4        # federations at a time on one GPU
     python benchmarks/speed/gpu.py --device cpu --size tiny # tries it; no figures of a GPU
     python benchmarks/speed/gpu.py --hashes                 # one rank and two: equal weights?
-    python benchmarks/speed/gpu.py --bits                   # twice, fused, in a graph: equal?
+    python benchmarks/speed/gpu.py --bits                   # twice, unfused, in a graph: equal?
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from medfed.personalize.fedavg import FedAvg
 ROOT = Path(__file__).resolve().parents[2]
 LR, MOMENTUM = 0.01, 0.9
 BARE = ("bare", "indexed", "graph", "compiled", "overhead")
-SIDES = (*BARE, "medfed", "fused")
+SIDES = (*BARE, "medfed", "unfused")
 
 
 class Shape(NamedTuple):
@@ -201,7 +201,7 @@ def federated(
         task.network,
         task.loss,
         members,
-        optimizer=partial(task.optimizer, fused=True) if side == "fused" else task.optimizer,
+        optimizer=partial(task.optimizer, fused=False) if side == "unfused" else task.optimizer,
         budget=LocalBudget(steps=steps),
     )
     federation.to(device)
@@ -374,13 +374,13 @@ def bits(args: argparse.Namespace, device: torch.device) -> None:
 
     The rates are samples per second of one client's rounds in medfed.
     """
-    heads = ("network", "kernels", "medfed", "again", "fused", "graph − eager", "per second")
+    heads = ("network", "kernels", "medfed", "again", "unfused", "graph − eager", "per second")
     print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for name in args.networks:
         for exact in (False, True):
             torch.use_deterministic_algorithms(exact, warn_only=True)
             cells = [name, "deterministic" if exact else "plain"]
-            for side in ("medfed", "medfed", "fused"):
+            for side in ("medfed", "medfed", "unfused"):
                 run, federation = federated(side, name, args.size, 2, args.steps, device)
                 run()
                 run()
