@@ -108,7 +108,8 @@ def test_from_training_to_prediction(installed):
     told = installed.medfed(
         "train", "-m", *SHORT, "algorithm=pfednet,fedavg", "hydra.sweep.dir=runs"
     )
-    assert "pfednet: test auroc" in told and "2 of 2 runs are finished" in told
+    assert "pfednet: test auroc" in told
+    assert "2 of 2 runs are finished" in told
     assert "better than FedAvg" in installed.medfed("compare", "runs=runs")
     assert (installed.place / "runs" / "comparison.csv").is_file()
 

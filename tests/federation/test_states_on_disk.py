@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from medfed.federation.algorithm import Cohort
-from medfed.federation.engine.loop import WorkingNetwork
+from medfed.federation.engine.working_network import WorkingNetwork
 from medfed.federation.local_client import LocalClient, on_disk
 from medfed.federation.reference import run_reference
 from medfed.standalone.errors import CheckpointError, ConfigError

@@ -6,9 +6,7 @@ method's penalty, clips it, and has the optimizer move the parameters. Then the 
 them and compute further gradients. ``gradients.py`` calls ``backward``. All of this happens on the
 network's device.
 
-One network serves all clients of a process in turn and holds the weights that were loaded last. Its
-entries, the entries that a kind of training changes, and their optimizer are determined once, so a
-client's turn costs only the copies.
+One network serves all clients of a process in turn, see ``working_network.py``.
 """
 
 from __future__ import annotations
@@ -16,8 +14,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, islice
 from typing import Any, Literal, Unpack
@@ -30,15 +26,12 @@ from medfed.common.seeding import derive_seed
 from medfed.common.streams import seeded
 from medfed.common.tensors import Tensors, forget, gradient_of, select, to_device
 from medfed.federation.budget import (
-    ChannelsLast,
     LocalBudget,
     OptimizerFactory,
     SchedulerFactory,
-    lay_out,
     learning_rates,
     of_kind,
     ordinary,
-    restore_optimizer,
     save_optimizer,
     takes_network,
 )
@@ -55,19 +48,14 @@ from medfed.federation.client import (
 )
 from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedForward, size_of
 from medfed.federation.engine.private import Drawable
-from medfed.federation.engine.steps import faster, step_of
-from medfed.federation.entries import joined
-from medfed.federation.other_state import NOTHING, OTHER, OtherState
+from medfed.federation.engine.working_network import TrainableSet, WorkingNetwork
+from medfed.federation.other_state import OTHER
 from medfed.federation.split import (
     OWN_RATE,
     Normalization,
     ParameterSplit,
     Update,
-    fixed_statistics,
-    float_entries,
     gathering,
-    keep_groups,
-    normalises_batches,
     nothing_to_train,
     of_one_sample,
 )
@@ -78,251 +66,8 @@ _log = logging.getLogger(__name__)
 Key = tuple[str | int, ...]
 
 
-Rates = Mapping[Literal["shared", "personal"], float]
-
 STATISTICS_BATCHES = 20
 """From how many training batches statistics of normalisation are estimated again."""
-
-
-@dataclass
-class Plan:
-    """The tensors that one kind of training trains, fixes and changes.
-
-    Attributes:
-        trained: The network's parameters that it trains.
-        fixed: All its other entries that are parameters.
-        optimizer: The optimizer of ``trained``, in groups of shared and of personal parameters.
-    """
-
-    trained: Tensors
-    fixed: list[Tensor]
-    optimizer: torch.optim.Optimizer
-
-    def __post_init__(self) -> None:
-        self.parameters = list(self.trained.values())
-        devices = {t.device.type for t in self.parameters}
-        size = sum(map(Tensor.numel, self.parameters)) / max(1, len(self.parameters))
-        way = faster(type(self.optimizer), "+".join(devices), size)
-        for options in self.optimizer.param_groups:
-            chosen = options.get("foreach") is not None or options.get("fused") is not None
-            if way is not None and not chosen and not options.get("differentiable"):
-                options[way] = True
-        self.step = step_of(self.optimizer)
-
-    @contextmanager
-    def training(
-        self, rate: float, rates: Rates | None = None, memory: Mapping[str, Tensor] | None = None
-    ) -> Iterator[None]:
-        """Puts gradients, step sizes and optimizer state in place for one client's training.
-
-        Args:
-            rate: The step size.
-            rates: Step sizes of the parts instead.
-            memory: The optimizer's state; nothing for a fresh one.
-        """
-        for group, needed in ((self.parameters, True), (self.fixed, False)):
-            for parameter in group:
-                # Checking is cheaper than setting, and mostly there is nothing to set.
-                if parameter.requires_grad is not needed:
-                    parameter.requires_grad_(needed)
-        forget([*self.fixed, *self.parameters])
-        for options in self.optimizer.param_groups:
-            options["lr"] = options[OWN_RATE] * (rates[options["name"]] if rates else rate)
-        restore_optimizer(self.optimizer, memory or {})
-        try:
-            yield
-        finally:
-            # A parameter that is left without gradients is one that its owner has frozen.
-            for parameter in self.fixed:
-                parameter.requires_grad_(True)
-
-
-class WorkingNetwork:
-    """A network whose weights the training client overwrites.
-
-    Args:
-        network: The model; its entries are named as in ``split``.
-        split: Shared and personal names.
-        optimizer: Makes an optimizer of a list of parameters or groups of them.
-        channels_last: The layout of convolutions; see :func:`medfed.federation.budget.lay_out`.
-
-    Attributes:
-        make_optimizer: See ``optimizer``.
-        other: Its other state.
-        normalises: Whether a layer computes statistics of a batch.
-    """
-
-    def __init__(
-        self,
-        network: nn.Module,
-        split: ParameterSplit,
-        optimizer: OptimizerFactory,
-        channels_last: ChannelsLast = False,
-    ) -> None:
-        if not split.parameters("all"):
-            raise nothing_to_train("all")
-        self.network, self.split, self.make_optimizer = network, split, optimizer
-        if takes_network(optimizer):
-            self.make_optimizer = lambda parameters: optimizer(parameters, network)
-        self.normalises = False
-        self._channels_last = channels_last
-        self._plans: dict[Update, Plan] = {}
-        self._entries: Tensors = {}
-        self._places: dict[str, tuple[dict[str, Any], str]] = {}
-        self._device: torch.device | None = None
-        self._modes: list[tuple[nn.Module, bool]] = []
-        self._stilled: list[nn.Module] = []
-        self._first: nn.Parameter = next(network.parameters())
-        self.other = OtherState(network, split.names("all"))
-        # Who hands over a network in training mode, with parts in evaluation mode, wants it so.
-        self._evaluating = [m for m in network.modules() if network.training and not m.training]
-
-    @property
-    def entries(self) -> Tensors:
-        """The network's live parameters and float buffers, except those that never change."""
-        # A network that is moved keeps its parameters but gets new buffers, also on the way back.
-        moved = self._device != self.device
-        if moved or any(self._live(n) is not t for n, t in self._entries.items()):
-            self._look_over()
-        return self._entries
-
-    def _live(self, name: str) -> Tensor:
-        """Returns the tensor that stands in the network now: a pass may have replaced a buffer."""
-        where, leaf = self._places[name]
-        return where[leaf]  # type: ignore[no-any-return]
-
-    def _look_over(self) -> None:
-        """Finds the network's tensors again; all plans of the old ones become invalid."""
-        self._first = next(self.network.parameters())
-        if self._device != self.device:
-            self._device = self.device
-            self.other.follow()
-        # Before its tensors are listed: the layout gives each kernel other memory.
-        lay_out(self.network, self._channels_last)
-        every, base = float_entries(self.network), self.split.base
-        self._entries = {n: t for n, t in every.items() if n not in base}
-        self._places = {
-            n: (where, leaf)
-            for name, module in self.network.named_modules()
-            for where in (module._parameters, module._buffers)
-            for leaf in where
-            if (n := f"{name}.{leaf}".lstrip(".")) in self._entries
-        }
-        self.normalises = normalises_batches(self.network)
-        self._plans.clear()
-        self._modes.clear()
-
-    @property
-    def device(self) -> torch.device:
-        """The network's device."""
-        return self._first.device
-
-    def initial(self) -> Tensors:
-        """Returns a copy of the network's current entries."""
-        return {n: ordinary(t) for n, t in self.entries.items()}
-
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copies all entries into the network, with its other state, or the initial one."""
-        for name in self.split.buffers if self._places else ():
-            where, leaf = self._places[name]
-            if self._device == self.device and where[leaf].shape == self._entries[name].shape:
-                where[leaf] = self._entries[name]  # which the last pass may have replaced
-        entries = self.entries
-        self.other.restore(weights.get(OTHER))
-        with torch.no_grad():
-            torch._foreach_copy_(list(entries.values()), [weights[n] for n in entries])
-
-    def changed(self, names: Iterable[str]) -> Tensors:
-        """Returns copies of entries as they are now, and the other state."""
-        plain = torch.contiguous_format
-        with torch.no_grad():
-            entries = {n: self._live(n).clone(memory_format=plain) for n in names}
-        return {**entries, OTHER: self.other.packed()}
-
-    def with_buffers(self, weights: Tensors, buffers: Tensors) -> Tensors:
-        """Returns a model whose other state has other values of buffers."""
-        self.load(weights)
-        for name, value in buffers.items():
-            place, _, leaf = name.rpartition(".")
-            self.network.get_submodule(place)._buffers[leaf] = value
-        return {**weights, OTHER: self.other.packed()}
-
-    def has_moved(self, weights: Mapping[str, Tensor]) -> bool:
-        """Returns whether passes have changed other state since the weights were loaded."""
-        now, before = self.other.packed(), weights.get(OTHER, NOTHING)
-        return not torch.equal(now, before.cpu())
-
-    def statistics(self) -> Tensors:
-        """Returns copies of all that a pass changes by itself."""
-        return self.changed(self.split.buffers)
-
-    def put_back(self, statistics: Tensors) -> None:
-        """Undoes the changes of passes since :meth:`statistics`."""
-        self.other.restore(statistics[OTHER])
-        with torch.no_grad():
-            for name in self.split.buffers:
-                self._live(name).copy_(statistics[name])
-
-    @contextmanager
-    def training(self) -> Iterator[None]:
-        """Sets training mode, with fixed statistics where they never change."""
-        # Only the whole network is told to train: what its own `train` leaves in evaluation mode
-        # stays so. The walk through a deep network takes as long as a small step.
-        if not self._modes or any(m.training is not mode for m, mode in self._modes):
-            self.network.train()
-            for module in self._evaluating:
-                module.eval()
-            self._modes = [(m, m.training) for m in self.network.modules()]
-            fixed = fixed_statistics(self.network, self.split.policy, self.split.base)
-            self._stilled = [m for m in fixed if m.training]
-        for module in self._stilled:
-            module.eval()
-        try:
-            yield
-        finally:
-            for module in self._stilled:
-                module.train()
-
-    def whole(
-        self, weights: Mapping[str, Tensor], outputs: Callable[[], Tensor] | None = None
-    ) -> Tensors:
-        """Returns a model as other programs read it: all tensors of the plain network by name.
-
-        Tensors that are divided by entries are put together; those that never change are added,
-        and other state that a state dict names. :data:`OTHER` remains only where there is more.
-
-        Args:
-            weights: A client's model.
-            outputs: Gives outputs of the network; what has no effect on them, such as outputs of
-                the last training pass that the network keeps, is left out.
-        """
-        named, more = self.other.by_name(weights.get(OTHER))
-        self.load(weights)  # as passes may have changed tensors that never train
-        if more is not None and outputs is not None:
-            before = outputs()
-            self.other.drop(more)
-            more = None if torch.equal(outputs(), before) else more
-        fixed = select(float_entries(self.network), self.split.base)
-        entries = {n: ordinary(t) for n, t in fixed.items()} | dict(weights)
-        entries.pop(OTHER, None)
-        rest = {} if more is None else {OTHER: more}
-        return {**joined(self.network, entries), **named, **rest}
-
-    def plan(self, update: Update) -> Plan:
-        """Returns the plan of training one part, or both."""
-        entries = self.entries
-        if (plan := self._plans.get(update)) is None:
-            trained = select(entries, self.split.parameters(update))
-            outside = self.split.buffers.union(trained)
-            optimizer = self.make_optimizer(list(trained.values()))
-            keep_groups(optimizer, trained, self.split.personal, self.network)
-            fixed = [t for n, t in entries.items() if n not in outside]
-            plan = Plan(trained, fixed, optimizer)
-            # PyTorch's optimizers keep nothing but their state, which every call restores or
-            # clears. A user's optimizer may keep more: each call of a client gets a new one.
-            if type(plan.optimizer).__module__.startswith("torch.optim."):
-                self._plans[update] = plan
-        return plan
 
 
 class LocalTrainer:
@@ -443,13 +188,13 @@ class LocalTrainer:
             del end[OTHER]
         return end, mean
 
-    def _begin(self, data: ClientData, update: Update) -> Plan:
+    def _begin(self, data: ClientData, update: Update) -> TrainableSet:
         """Returns the plan of training a part on a client's data."""
         self.gradients.begin(data.batch_size)
         return self.model.plan(update)
 
     def _steps(
-        self, data: ClientData, plan: Plan, key: Key, steps: int, how: TrainOptions
+        self, data: ClientData, plan: TrainableSet, key: Key, steps: int, how: TrainOptions
     ) -> float:
         """Takes all steps of a call; returns the mean loss of their batches."""
         seed = derive_seed(self.seed, *key, "train")
@@ -479,7 +224,9 @@ class LocalTrainer:
                         after_step(plan.trained, at)
         return sum(map(float, losses)) / steps
 
-    def _step_along(self, direction: Direction, plan: Plan, at: StepGradient) -> Tensor | float:
+    def _step_along(
+        self, direction: Direction, plan: TrainableSet, at: StepGradient
+    ) -> Tensor | float:
         """Takes one step along a method's replacement of the gradient; returns its loss."""
         with torch.no_grad():
             along = direction(plan.trained, at)
@@ -488,14 +235,14 @@ class LocalTrainer:
         self._descend(plan)
         return torch.nan if at.loss is None else at.loss
 
-    def _descend(self, plan: Plan) -> None:
+    def _descend(self, plan: TrainableSet) -> None:
         # The norm covers all trained parameters, over all groups.
         if self.budget.clip is not None:
             clip_grad_norm_(plan.parameters, self.budget.clip)
         plan.step()
 
     def _watch(
-        self, plan: Plan, penalty: BatchPenalty | None, outputs: Outputs | None = None
+        self, plan: TrainableSet, penalty: BatchPenalty | None, outputs: Outputs | None = None
     ) -> WatchedForward:
         if self.gradients.compiled_loss is not None and not self._said:
             self._said = True
