@@ -1,4 +1,4 @@
-"""FedAdagrad, FedAdam and FedYogi: the server steps with an adaptive optimizer.
+"""FedAvgM, FedAdagrad, FedAdam and FedYogi: the server steps with an optimizer.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive federated optimization,
 ICLR 2021, Algorithm 2. With Delta the mean displacement of the cohort, element by element:
@@ -9,11 +9,18 @@ ICLR 2021, Algorithm 2. With Delta the mean displacement of the cohort, element 
     v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)            FedYogi
     w <- w + eta_g m / (sqrt(v) + tau)
 
+and FedAvgM of Hsu, Qi, Brown: Measuring the effects of non-identical data distribution for
+federated visual classification, 2019, Section 4.2, whose sum has no factor 1 - beta, so that under
+a constant Delta the steps grow to Delta / (1 - beta):
+
+    m <- beta m + Delta,   w <- w + eta_g m
+
 | symbol | here |
 |---|---|
 | w (the paper's x), m, v | ``server["shared"]``, ``server["momentum"]``, ``server["square"]`` |
 | Delta | the mean of the replies, weighted as ``weighting`` says |
 | eta_g (the paper's eta), beta1, beta2, tau | ``server_lr``, ``beta1``, ``beta2``, ``tau`` |
+| beta, m (v of Hsu et al., negative) | ``beta``, ``server["momentum"]`` |
 
 This differs from PyTorch's Adam: v averages the square of Delta, not of m; tau is outside the root,
 and bias is not corrected. v starts at tau^2, the least that the paper allows.
@@ -57,6 +64,27 @@ class ServerOptimizer(FedAvg):
     @abstractmethod
     def direction(self, server: State, delta: Tensors) -> tuple[State, Tensors]:
         """Returns the optimizer's new memory and its direction."""
+
+
+@dataclass(frozen=True)
+class FedAvgM(ServerOptimizer):
+    """FedAvg with momentum at the server.
+
+    Attributes:
+        beta: The share of m that remains after a round, in [0, 1); 0 with eta_g = 1 is FedAvg.
+    """
+
+    beta: Annotated[float, within("[0, 1)")] = 0.9
+    card: ClassVar[Card] = gradients_only(
+        "Hsu et al. 2019",
+        server={"shared": 1, "weights": 1},
+        tune={"beta": Range(0.5, 0.97, log=False)},
+    )
+
+    def direction(self, server: State, delta: Tensors) -> tuple[State, Tensors]:
+        """Beta m + Delta."""
+        m = add(delta, server["momentum"], self.beta)
+        return {"momentum": m}, m
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ import torch
 
 from medfed.federation.reference import run_reference
 from medfed.personalize.fedavg import FedAvg
-from medfed.personalize.fedavgm import FedAvgM
-from medfed.personalize.fedopt import FedAdagrad, FedAdam, FedYogi
+from medfed.personalize.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import ALL, Model
 from tests.references.minibatch_steps import mean, moved, zeros
