@@ -58,9 +58,10 @@ from medfed.common.seeding import torch_rng
 from medfed.common.tensors import Tensors, add, flatten, select, subtract, weighted_mean
 from medfed.datamodules.client_data import Batch, ClientData
 from medfed.federation.algorithm import ClientInfo
-from medfed.federation.budget import LocalBudget, lay_out
+from medfed.federation.budget import LocalBudget
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
+from medfed.federation.layout import lay_out
 from medfed.federation.lightning.callbacks import FederatedRounds
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient

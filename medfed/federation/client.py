@@ -210,7 +210,7 @@ class Client(Protocol):
         Args:
             steps: Their number.
             along: Gives a gradient for optimizers that need one; see
-                :func:`medfed.federation.budget.effective_step_length`.
+                :func:`medfed.federation.optimizers.effective_step_length`.
 
         Raises:
             ConfigError: If the optimizer needs a gradient and ``along`` is missing.

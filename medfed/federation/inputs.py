@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medfed.federation import budget
+from medfed.federation import optimizers
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.client import Batch, ClientData
 from medfed.federation.hospital import Batched, padded
@@ -73,13 +73,15 @@ def check_rounds(rounds: object) -> None:
 
 
 def check_optimizer(
-    optimizer: budget.OptimizerFactory, scheduler: budget.SchedulerFactory | None, rounds: int
+    optimizer: optimizers.OptimizerFactory,
+    scheduler: optimizers.SchedulerFactory | None,
+    rounds: int,
 ) -> None:
     """Refuses an optimizer or a schedule that cannot take the steps of all rounds."""
-    if callable(optimizer) and budget.takes_network(optimizer):
+    if callable(optimizer) and optimizers.takes_network(optimizer):
         return  # it is tried with the network
     try:
-        budget.learning_rates(optimizer, scheduler, rounds)
+        optimizers.learning_rates(optimizer, scheduler, rounds)
     except Exception as error:
         raise ConfigError(
             f"The optimizer or its schedule cannot be used: {first_line(error)}; give functions "

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import State, Tensors, map_state, states_on
-from medfed.federation.budget import Passes, effective_step_length
+from medfed.federation.budget import Passes
 from medfed.federation.client import (
     Batch,
     ClientData,
@@ -35,6 +35,7 @@ from medfed.federation.client import (
     share_of,
 )
 from medfed.federation.engine.loop import LocalTrainer
+from medfed.federation.optimizers import effective_step_length
 from medfed.federation.other_state import OTHER
 from medfed.federation.split import ParameterSplit, of_one_sample
 from medfed.standalone.errors import CheckpointError, ConfigError

@@ -27,7 +27,7 @@ from medfed.common.tensors import Tensors
 from medfed.federation import inputs
 from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Algorithm, ClientInfo, Cohort
-from medfed.federation.budget import LocalBudget, OptimizerFactory, SchedulerFactory
+from medfed.federation.budget import LocalBudget
 from medfed.federation.client import Batch, ClientData
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation, check_reply
@@ -36,6 +36,7 @@ from medfed.federation.local_client import LocalClient
 from medfed.federation.missing_channels import entries_reading
 from medfed.federation.moments import check_averages_moments
 from medfed.federation.onboarding import rules_of
+from medfed.federation.optimizers import OptimizerFactory, SchedulerFactory
 from medfed.federation.other_state import copied, filled
 from medfed.federation.split import BufferPolicy, Normalization
 from medfed.federation.wire.channel import Channel, Memory, MessageContext

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from torch.optim import SGD, Adagrad, Adam
 
-from medfed.federation.budget import effective_step_length
+from medfed.federation.optimizers import effective_step_length
 from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 

@@ -8,7 +8,8 @@ from monai.networks.nets import BasicUNet, UNet
 from torch import nn
 
 from medfed.common.tensors import digest
-from medfed.federation.budget import LocalBudget, channels_last_pays
+from medfed.federation.budget import LocalBudget
+from medfed.federation.layout import channels_last_pays
 from medfed.federation.reference import ArrayClient, assemble, run_reference
 from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.small import SmallCNN

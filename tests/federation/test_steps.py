@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.federation.budget import restore_optimizer, save_optimizer
-from medfed.federation.engine.steps import faster, step_of
+from medfed.federation.optimizers import faster, restore_optimizer, save_optimizer, step_of
 
 RULES = {
     "plain": {},

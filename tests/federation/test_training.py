@@ -11,17 +11,12 @@ from monai.optimizers import Novograd
 from torch import Tensor, nn
 
 from medfed.common.tensors import Tensors, digest
-from medfed.federation.budget import (
-    LocalBudget,
-    Passes,
-    effective_step_length,
-    learning_rates,
-    remembers_elsewhere,
-)
+from medfed.federation.budget import LocalBudget, Passes
 from medfed.federation.client import with_statistics
 from medfed.federation.engine import loop as live
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.local_client import LocalClient
+from medfed.federation.optimizers import effective_step_length, learning_rates, remembers_elsewhere
 from medfed.federation.other_state import OTHER
 from medfed.federation.reference import run_reference
 from medfed.personalize.fedavg import FedAvg

@@ -19,8 +19,9 @@ from torch.autograd.graph import _engine_run_backward
 from torch.func import functional_call
 
 from medfed.common.tensors import Tensors, forget, gradient_of
-from medfed.federation.budget import Passes, ordinary
+from medfed.federation.budget import Passes
 from medfed.federation.client import Batch, BatchPenalty, Outputs, Penalty
+from medfed.federation.layout import ordinary
 from medfed.federation.other_state import OTHER
 from medfed.federation.split import modules_of
 from medfed.standalone.errors import ConfigError, NonFiniteError, first_line

@@ -25,16 +25,7 @@ from torch.nn.utils import clip_grad_norm_
 from medfed.common.seeding import derive_seed
 from medfed.common.streams import seeded
 from medfed.common.tensors import Tensors, forget, gradient_of, select, to_device
-from medfed.federation.budget import (
-    LocalBudget,
-    OptimizerFactory,
-    SchedulerFactory,
-    learning_rates,
-    of_kind,
-    ordinary,
-    save_optimizer,
-    takes_network,
-)
+from medfed.federation.budget import LocalBudget
 from medfed.federation.client import (
     Batch,
     BatchPenalty,
@@ -49,6 +40,15 @@ from medfed.federation.client import (
 from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedForward, size_of
 from medfed.federation.engine.private import Drawable
 from medfed.federation.engine.working_network import TrainableSet, WorkingNetwork
+from medfed.federation.layout import ordinary
+from medfed.federation.optimizers import (
+    OptimizerFactory,
+    SchedulerFactory,
+    learning_rates,
+    of_kind,
+    save_optimizer,
+    takes_network,
+)
 from medfed.federation.other_state import OTHER
 from medfed.federation.split import (
     OWN_RATE,

@@ -15,16 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from medfed.common.tensors import Tensors, forget, select
-from medfed.federation.budget import (
-    ChannelsLast,
+from medfed.federation.entries import joined
+from medfed.federation.layout import ChannelsLast, lay_out, ordinary
+from medfed.federation.optimizers import (
     OptimizerFactory,
-    lay_out,
-    ordinary,
+    faster,
     restore_optimizer,
+    step_of,
     takes_network,
 )
-from medfed.federation.engine.steps import faster, step_of
-from medfed.federation.entries import joined
 from medfed.federation.other_state import NOTHING, OTHER, OtherState
 from medfed.federation.split import (
     OWN_RATE,
@@ -100,7 +99,7 @@ class WorkingNetwork:
         network: The model; its entries are named as in ``split``.
         split: Shared and personal names.
         optimizer: Makes an optimizer of a list of parameters or groups of them.
-        channels_last: The layout of convolutions; see :func:`medfed.federation.budget.lay_out`.
+        channels_last: The layout of convolutions; see :func:`medfed.federation.layout.lay_out`.
 
     Attributes:
         make_optimizer: See ``optimizer``.
