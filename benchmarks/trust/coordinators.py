@@ -56,6 +56,7 @@ from medfed.federation.wire.message import Message
 from medfed.records import folder as records
 from medfed.run import experiment
 from medfed.sites import gate, masks, policy, wire
+from medfed.sites import site as sites_site
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.policy import COUNTED
 from medfed.sites.run import coordinate
@@ -94,13 +95,13 @@ class File(SiteFile):
 
     def config(self, agreed: Agreed) -> RunDescription:
         """See the base class."""
-        return _composed(self.site, agreed).replacing({"folder": str(self.folder)})
+        return _composed(self.site, agreed, self.folder)
 
 
 @cache
-def _composed(name: str, agreed: Agreed) -> RunDescription:
+def _composed(name: str, agreed: Agreed, folder: Path) -> RunDescription:
     file = SiteFile.read(_home() / f"{name}.yaml")
-    return file.config(agreed)
+    return file.config(agreed).replacing({"folder": str(folder)})
 
 
 @cache
@@ -136,6 +137,8 @@ def _built_once() -> Iterator[None]:
         mock.patch("medfed.run.federating.build", once(build)),
         mock.patch.object(RunDescription, "yaml", text),
         mock.patch.object(records, "versions", cache(records.versions)),
+        mock.patch.object(records, "commit_here", cache(records.commit_here)),
+        mock.patch.object(sites_site, "commit_here", cache(records.commit_here)),
         mock.patch.object(experiment, "trainer_of", once(experiment.trainer_of)),
     ):
         yield
@@ -237,7 +240,8 @@ class Coordinator(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
+        self.folder = _home() / "site"  # the same for all, so that it is composed once
+        self.folder.mkdir()
         self.log = Records()
         logger = logging.getLogger(f"medfed.sites.site.{SITE}")
         logger.addHandler(self.log)

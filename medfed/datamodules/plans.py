@@ -190,7 +190,8 @@ def labels_of_clients(
     """Returns the labels that each client annotates.
 
     Example:
-        >>> plans = {name: ClientPlan({"train": [name]}, torch.tensor([True])) for name in "ab"}
+        >>> of = {name: {"train": [name], "val": [], "test": []} for name in "ab"}
+        >>> plans = {name: ClientPlan(of[name], torch.tensor([True])) for name in of}
         >>> cases = {"a": [Patient("a", annotated=("liver",))], "b": [Patient("b")]}
         >>> labels_of_clients(plans, cases, ["liver", "spleen"], {})
         {'a': ('liver',), 'b': ('liver', 'spleen')}

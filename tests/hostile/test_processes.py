@@ -311,7 +311,7 @@ def test_partial_files_of_dead_processes_are_removed(tmp_path):
     names = {}
     for pid in (dead.pid, os.getppid()):
         code = (
-            "import os, sys; from pathlib import Path; from medfed.common import files;"
+            "import os, sys; from pathlib import Path; from medfed.standalone import files;"
             f"os.getpid = lambda: {pid}; files._is_running = lambda _: True\n"
             f"with files.replacing(Path({str(tmp_path / 'a')!r})) as p: p.touch(); os._exit(0)"
         )
