@@ -64,7 +64,8 @@ def test_it_ends_where_the_federations_gradient_is_zero(momentum):
 
 def test_to_count_steps_alone_would_diverge_with_momentum(monkeypatch):
     """c_i+ = c_i - c + (w - y) / (K eta) as printed."""
-    monkeypatch.setattr(local_client, "effective_step_length", lambda make, rate, steps, *_: rate * steps)
+    printed = "effective_step_length", lambda make, rate, steps, *_: rate * steps
+    monkeypatch.setattr(local_client, *printed)
     with pytest.raises(NonFiniteError):
         slope(Scaffold(), momentum=0.9)
 
