@@ -1,0 +1,125 @@
+"""Means and deviations of channels over a client's training images, and FedRDN, which mixes them.
+
+Yan et al., "A Simple Data Augmentation for Feature Distribution Skewed Federated Learning"
+(FedRDN), CVPR 2025. Before training each client i sends mu_i and sigma_i, and receives those of
+all. A client normalises a training image x, after other augmentation, by those of a client j,
+
+    (x - mu_j) / sigma_j,
+
+where j is drawn for each image, all alike. It normalises other images by its own, and sends nothing
+else. Deviation from the authors' code: that draws mu and sigma of different clients, once a batch.
+
+============  ==================================================================================
+symbol        here
+============  ==================================================================================
+mu, sigma     ``ChannelStatistics``, over all pixels of all training images in [-1, 1]
+j             ``rows`` in ``_drawn``, which undoes mu_i and sigma_i and takes j's
+============  ==================================================================================
+
+A channel that a client lacks, or whose values are all equal, has sigma 0; others do not use it. Nor
+do they use a sigma below a hundredth of their own, which would let one client ruin all models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from medfed.common.seeding import torch_rng
+from medfed.datamodules.claims import Claims
+from medfed.datamodules.client_data import ArrayRows, Rows, gather
+from medfed.standalone.errors import DataError
+from medfed.standalone.pictures import Pixels, standardized
+
+_AT_ONCE = 1024  # images
+_BELOW = 100  # times less than a client's own
+
+
+@dataclass(frozen=True)
+class ChannelStatistics:
+    """Mean and deviation of each of C channels; 0 for a channel without different values."""
+
+    mean: Sequence[float]
+    sd: Sequence[float]
+
+    @classmethod
+    def of(cls, images: Tensor | Rows) -> ChannelStatistics:
+        """Those of (N, C, *spatial) images.
+
+        Example:
+            >>> ChannelStatistics.of(torch.tensor([[[1.0, 3.0], [0.5, 0.5]]]))
+            ChannelStatistics(mean=[2.0, 0.5], sd=[1.0, 0.0])
+        """
+        parts = torch.arange(images.shape[0]).split(_AT_ONCE)
+        first = gather(images, parts[0][:1]).flatten(2)[0, :, :1].double().numpy()
+        total, squares, count = np.zeros(len(first)), np.zeros(len(first)), 0
+        for index in parts:
+            # Less the first value, so that equal values have deviation 0, without rounding.
+            apart = gather(images, index).flatten(2).double().numpy() - first
+            total += apart.sum(axis=(0, 2))
+            squares += (apart**2).sum(axis=(0, 2))
+            count += apart[:, 0].size
+        mean = total / count
+        sd = np.sqrt(np.maximum(squares / count - mean**2, 0))
+        return cls((first[:, 0] + mean).tolist(), sd.tolist())
+
+    def applied(self, images: Tensor | ArrayRows) -> Tensor | ArrayRows:
+        """Normalises (N, C, *spatial) images; those on disk when they are read."""
+        if isinstance(images, ArrayRows):
+            return replace(images, convert=partial(_then, images.convert, self))
+        return torch.from_numpy(standardized(images.numpy(), self.mean, self.sd))
+
+    @property
+    def numbers(self) -> list[float]:
+        """The (2 * C) numbers that a client sends."""
+        return [*self.mean, *self.sd]
+
+    def random(self, every: Sequence[float]) -> Callable[[Tensor, int], Tensor]:
+        """Returns what changes a batch from these statistics to those of clients drawn by a seed.
+
+        `every`: (H * 2 * C) `numbers`, client by client.
+
+        Example:
+            >>> random = ChannelStatistics([0.5], [0.25]).random([0.5, 0.25, 0.0, 0.4])
+            >>> random(torch.tensor([[[2.0]]] * 4), 4).flatten().tolist()  # of 1
+            [2.0, 2.0, 2.5, 2.0]
+        """
+        mean, sd = np.array(self.mean), np.array(self.sd)
+        if not every or len(every) % len(self.numbers):
+            raise DataError(
+                "The server's answer about channels is not as medfed makes it; compare versions."
+            )
+        others, theirs = np.array(every).reshape(-1, 2, len(mean)).swapaxes(0, 1)
+        used = (sd > 0) & (_BELOW * theirs >= sd)
+        divisor = np.where(used, theirs, 1.0)
+        scale = torch.from_numpy(np.where(used, sd, 1.0) / divisor).float()
+        shift = torch.from_numpy(np.where(used, mean - others, 0.0) / divisor).float()
+        return partial(_drawn, scale, shift)
+
+
+def _drawn(scale: Tensor, shift: Tensor, image: Tensor, seed: int) -> Tensor:
+    """Multiplies and shifts each (B, C, *spatial) image by a row of (H, C)."""
+    rows = torch.randint(len(scale), (len(image),), generator=torch_rng(seed, "client"))
+    shape = (*image.shape[:2], *[1] * (image.ndim - 2))
+    return image * scale[rows].view(shape) + shift[rows].view(shape)
+
+
+def _then(
+    convert: Callable[[NDArray[Any]], Pixels], statistics: ChannelStatistics, values: NDArray[Any]
+) -> Pixels:
+    return standardized(convert(values), statistics.mean, statistics.sd)
+
+
+def collected(messages: Sequence[Sequence[float]], claims: Claims) -> list[float]:
+    """The server's half: the numbers of all clients, if those of images in [-1, 1]."""
+    mean, sd = np.split(np.array(messages, float), 2, axis=1)
+    wrong = (sd < 0) | (mean**2 + sd**2 > 1 + 1e-9)
+    claims.refuse(wrong, "means and deviations of channels that no images have")
+    return [number for numbers in messages for number in numbers]
