@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,11 +14,14 @@ from PIL import Image
 
 from medfed.config.compose import described, load
 from medfed.config.description import checked
+from medfed.delivery.bundle.bundle import write_manifest
 from medfed.delivery.export.export import export_run
 from medfed.delivery.main import open_bundle
 from medfed.delivery.predict.prediction import predict
 from medfed.reports.comparison import compare_runs
 from medfed.run.assembly import read_data, resolve_facts, task_for
+from medfed.run.experiment import reopen_selected
+from medfed.run.onboarding import hospital_at
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError
 from medfed.standalone.samples import pixels_of
 from tests.integration.runs import run
@@ -164,6 +168,10 @@ def test_channel_statistics_travel_between_sites_and_stay_in_a_bundle(trained, t
     assert same(tmp_path / "run", tmp_path / "across") == []
     assert same(tmp_path / "run", trained / "run", ("hashes.json",)) == ["hashes.json"]
 
+    late = hospital_at(reopen_selected(tmp_path / "run"), table)
+    (first, *_), (seen, *_) = late.train_batches(0), replace(late, normalize=None).train_batches(0)
+    assert not torch.equal(first["image"], seen["image"])  # by the others' statistics
+
     asked = [f"run={tmp_path / 'run'}", "client=a", f"out={tmp_path / 'out'}"]
     (bundle,) = export_run(checked(load(asked, "export")))
     data = read_data(described([*keys, f"data.path={table}", "folder=unused"]))
@@ -182,5 +190,6 @@ def test_channel_statistics_travel_between_sites_and_stay_in_a_bundle(trained, t
     damaged = read(file)
     damaged["medfed"]["normalization"]["sd"] = [-0.1]
     file.write_text(json.dumps(damaged))
+    write_manifest(bundle)
     with pytest.raises(CheckpointError, match="normalization"):
         open_bundle(bundle)
