@@ -12,7 +12,7 @@ else. Deviation from the authors' code: that draws mu and sigma of different cli
 ============  ==================================================================================
 symbol        here
 ============  ==================================================================================
-mu, sigma     ``ChannelStatistics``, over all pixels of all training images in [-1, 1]
+mu, sigma     ``channel_statistics``, over all pixels of all training images in [-1, 1]
 j             ``rows`` in ``_drawn``, which undoes mu_i and sigma_i and takes j's
 ============  ==================================================================================
 
@@ -23,7 +23,7 @@ do they use a sigma below a hundredth of their own, which would let one client r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ from torch import Tensor
 from medfed.common.seeding import torch_rng
 from medfed.datamodules.claims import Claims
 from medfed.datamodules.client_data import ArrayRows, Rows, gather
+from medfed.standalone.columns import Array
 from medfed.standalone.errors import DataError
 from medfed.standalone.pictures import Pixels, standardized
 
@@ -42,66 +43,54 @@ _AT_ONCE = 1024  # images
 _BELOW = 100  # times less than a client's own
 
 
-@dataclass(frozen=True)
-class ChannelStatistics:
-    """Mean and deviation of each of C channels; 0 for a channel without different values."""
+def channel_statistics(images: Tensor | Rows) -> Array:
+    """Returns (2, C) means and deviations of (N, C, *spatial) images; 0 where all values are equal.
 
-    mean: Sequence[float]
-    sd: Sequence[float]
+    Example:
+        >>> channel_statistics(torch.tensor([[[1.0, 3.0], [0.5, 0.5]]])).tolist()
+        [[2.0, 0.5], [1.0, 0.0]]
+    """
+    parts = torch.arange(images.shape[0]).split(_AT_ONCE)
+    first = gather(images, parts[0][:1]).flatten(2)[0, :, :1].double().numpy()
+    total, squares, count = np.zeros(len(first)), np.zeros(len(first)), 0
+    for index in parts:
+        # Less the first value, so that equal values have deviation 0, without rounding.
+        apart = gather(images, index).flatten(2).double().numpy() - first
+        total += apart.sum(axis=(0, 2))
+        squares += (apart**2).sum(axis=(0, 2))
+        count += apart[:, 0].size
+    mean = total / count
+    return np.stack([first[:, 0] + mean, np.sqrt(np.maximum(squares / count - mean**2, 0))])
 
-    @classmethod
-    def of(cls, images: Tensor | Rows) -> ChannelStatistics:
-        """Those of (N, C, *spatial) images.
 
-        Example:
-            >>> ChannelStatistics.of(torch.tensor([[[1.0, 3.0], [0.5, 0.5]]]))
-            ChannelStatistics(mean=[2.0, 0.5], sd=[1.0, 0.0])
-        """
-        parts = torch.arange(images.shape[0]).split(_AT_ONCE)
-        first = gather(images, parts[0][:1]).flatten(2)[0, :, :1].double().numpy()
-        total, squares, count = np.zeros(len(first)), np.zeros(len(first)), 0
-        for index in parts:
-            # Less the first value, so that equal values have deviation 0, without rounding.
-            apart = gather(images, index).flatten(2).double().numpy() - first
-            total += apart.sum(axis=(0, 2))
-            squares += (apart**2).sum(axis=(0, 2))
-            count += apart[:, 0].size
-        mean = total / count
-        sd = np.sqrt(np.maximum(squares / count - mean**2, 0))
-        return cls((first[:, 0] + mean).tolist(), sd.tolist())
+def normalized(images: Tensor | ArrayRows, statistics: Array) -> Tensor | ArrayRows:
+    """Normalises (N, C, *spatial) images by (2, C) statistics; those on disk when they are read."""
+    if isinstance(images, ArrayRows):
+        return replace(images, convert=partial(_then, images.convert, statistics))
+    return torch.from_numpy(standardized(images.numpy(), *statistics))
 
-    def applied(self, images: Tensor | ArrayRows) -> Tensor | ArrayRows:
-        """Normalises (N, C, *spatial) images; those on disk when they are read."""
-        if isinstance(images, ArrayRows):
-            return replace(images, convert=partial(_then, images.convert, self))
-        return torch.from_numpy(standardized(images.numpy(), self.mean, self.sd))
 
-    @property
-    def numbers(self) -> list[float]:
-        """The (2 * C) numbers that a client sends."""
-        return [*self.mean, *self.sd]
+def random_statistics(own: Array, every: Sequence[float]) -> Callable[[Tensor, int], Tensor]:
+    """Returns what changes a batch from a client's statistics to those of clients drawn by a seed.
 
-    def random(self, every: Sequence[float]) -> Callable[[Tensor, int], Tensor]:
-        """Returns what changes a batch from these statistics to those of clients drawn by a seed.
+    `own`: (2, C). `every`: (H * 2 * C), client by client.
 
-        `every`: (H * 2 * C) `numbers`, client by client.
-
-        Example:
-            >>> random = ChannelStatistics([0.5], [0.25]).random([0.5, 0.25, 0.0, 0.4])
-            >>> random(torch.tensor([[[2.0]]] * 4), 4).flatten().tolist()  # of 1
-            [2.0, 2.0, 2.5, 2.0]
-        """
-        mean, sd = np.array(self.mean), np.array(self.sd)
-        if not every or len(every) % len(self.numbers):
-            raise DataError(
-                "The server's answer about channels is not as medfed makes it; compare versions."
-            )
-        others, theirs = np.array(every).reshape(-1, 2, len(mean)).swapaxes(0, 1)
-        used = (sd > 0) & (_BELOW * theirs >= sd)
-        divisor = np.where(used, theirs, 1.0)
-        scale = torch.from_numpy(np.where(used, sd, 1.0) / divisor).float()
-        shift = torch.from_numpy(np.where(used, mean - others, 0.0) / divisor).float()
-        return partial(_drawn, scale, shift)
+    Example:
+        >>> change = random_statistics(np.array([[0.5], [0.25]]), [0.5, 0.25, 0.0, 0.4])
+        >>> change(torch.tensor([[[2.0]]] * 4), 4).flatten().tolist()  # of 1
+        [2.0, 2.0, 2.5, 2.0]
+    """
+    if not every or len(every) % own.size:
+        raise DataError(
+            "The server's answer about channels is not as medfed makes it; compare versions."
+        )
+    mean, sd = own
+    others, theirs = np.array(every).reshape(-1, *own.shape).swapaxes(0, 1)
+    used = (sd > 0) & (_BELOW * theirs >= sd)
+    divisor = np.where(used, theirs, 1.0)
+    scale = torch.from_numpy(np.where(used, sd, 1.0) / divisor).float()
+    shift = torch.from_numpy(np.where(used, mean - others, 0.0) / divisor).float()
+    return partial(_drawn, scale, shift)
 
 
 def _drawn(scale: Tensor, shift: Tensor, image: Tensor, seed: int) -> Tensor:
@@ -112,9 +101,9 @@ def _drawn(scale: Tensor, shift: Tensor, image: Tensor, seed: int) -> Tensor:
 
 
 def _then(
-    convert: Callable[[NDArray[Any]], Pixels], statistics: ChannelStatistics, values: NDArray[Any]
+    convert: Callable[[NDArray[Any]], Pixels], statistics: Array, values: NDArray[Any]
 ) -> Pixels:
-    return standardized(convert(values), statistics.mean, statistics.sd)
+    return standardized(convert(values), *statistics)
 
 
 def collected(messages: Sequence[Sequence[float]], claims: Claims) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from inspect import signature
 from itertools import compress
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
+from medfed.datamodules import channel_statistics as channels
 from medfed.datamodules.cache.volumes import OnDiskDataModule
-from medfed.datamodules.channel_statistics import ChannelStatistics, collected
 from medfed.datamodules.claims import Claims, Merging
-from medfed.datamodules.client_data import ArrayRows, Block, ClientData, finding_counts
+from medfed.datamodules.client_data import ArrayRows, ClientData, finding_counts
 from medfed.datamodules.duplicates import Sample, content, one_patient_each
 from medfed.datamodules.plans import ClientPlan, client_images
 from medfed.datamodules.readers.account import Account
@@ -25,6 +25,7 @@ from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.samples import ImageSet
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.tables.agreement import converse_here, packed, unpacked
+from medfed.standalone.columns import Array
 from medfed.standalone.pictures import SUFFIXES, unit_range
 
 _Block = dict[str, Tensor | ArrayRows]
@@ -52,7 +53,8 @@ class ImageDataModule(OnDiskDataModule):
     # client's training images. ``"fedrdn"``: likewise, but training images by those of a client
     # drawn for each, so that all see them before the first round; see `channel_statistics`.
     scaling: Literal["range", "client", "fedrdn"] = "range"
-    statistics: dict[str, ChannelStatistics] = field(default_factory=dict, init=False)
+    # (2, C) means and deviations of each client, if they scale its images.
+    statistics: dict[str, Array] = field(default_factory=dict, init=False)
     answer: dict[str, Any] | None = field(default=None, init=False)  # the server's answer to all
     joined: tuple[str, ...] | None = field(default=None, init=False)  # a federation's classes
 
@@ -119,8 +121,8 @@ class ImageDataModule(OnDiskDataModule):
         """The form of a client's message before training; empty if it sends none."""
         counts = self.balanced and facts.get("findings")
         form = {"counts": 2 * len(facts["classes"])} if counts else {}
-        channels = {"channels": 2 * len(facts["channels"])} if self.scaling == "fedrdn" else {}
-        return form | channels
+        size = 2 * len(facts["channels"])
+        return form | ({"channels": size} if self.scaling == "fedrdn" else {})
 
     def _agree(self, client: str, plan: ClientPlan) -> Generator[bytes, bytes, dict[str, Any]]:
         """A client's half of the agreement."""
@@ -128,16 +130,10 @@ class ImageDataModule(OnDiskDataModule):
         if "counts" in form:
             message["counts"] = finding_counts(self._labels_of(plan.patients["train"])).tolist()
         if "channels" in form:
-            train = self._block(client, plan, "train")
-            message["channels"] = self._statistics(client, train).numbers
+            images = self._block(client, plan, "train")["image"]
+            message["channels"] = channels.channel_statistics(images).ravel().tolist()
         answer = {name: None if name == "channels" else size for name, size in form.items()}
         return unpacked((yield packed(message)), answer)
-
-    def _statistics(self, client: str, train: Block) -> ChannelStatistics:
-        """The channel statistics of a client's training images, read once."""
-        if client not in self.statistics:
-            self.statistics[client] = ChannelStatistics.of(train["image"])
-        return self.statistics[client]
 
     @property
     def positive_weights(self) -> Tensor | None:
@@ -156,7 +152,8 @@ class ImageDataModule(OnDiskDataModule):
                 counts = claims.counted("findings", [one["counts"] for one in messages])
                 answer["counts"] = counts.sum(axis=0).tolist()
             if "channels" in form:
-                answer["channels"] = collected([one["channels"] for one in messages], claims)
+                every = [one["channels"] for one in messages]
+                answer["channels"] = channels.collected(every, claims)
             yield packed(answer)
 
     def summaries(self, client: str) -> list[Statistic]:
@@ -194,7 +191,7 @@ class ImageDataModule(OnDiskDataModule):
         more |= {} if white == 65535 else {"white": white}
         normalization: dict[str, Any] = {"name": "range", "range": [0, self.data.peak]}
         if self.scaling != "range":
-            normalization |= asdict(self.statistics[client])
+            normalization |= zip(("mean", "sd"), self.statistics[client].tolist(), strict=True)
         return {
             **super().preprocessing(client),
             "normalization": {**normalization, "to": [-1, 1]},
@@ -208,23 +205,19 @@ class ImageDataModule(OnDiskDataModule):
             halves = {c: self._agree(c, plan) for c, plan in trained.items()}
             server = self.merging(self.facts(), Claims([*trained]))
             self.answer, self.exchanged = converse_here(server, halves)
-        blocks = {name: self._blocks(name, plan) for name, plan in plans.items()}
+        blocks = {n: {s: self._block(n, p, s) for s in SPLITS} for n, p in plans.items()}
+        if self.scaling != "range":
+            for name, of in blocks.items():
+                self.statistics[name] = channels.channel_statistics(of["train"]["image"])
+                for block in of.values():
+                    block["image"] = channels.normalized(block["image"], self.statistics[name])
         clients = {name: self.labelled_client(name, p, blocks[name]) for name, p in plans.items()}
         weights, every = self.positive_weights, (self.answer or {}).get("channels")
         for name, client in clients.items():
             client.positive_weights = weights
             if every is not None:
-                client.normalize = self.statistics[name].random(every)
+                client.normalize = channels.random_statistics(self.statistics[name], every)
         return clients
-
-    def _blocks(self, client: str, plan: ClientPlan) -> dict[Split, Block]:
-        """A client's samples, normalised."""
-        blocks = {split: self._block(client, plan, split) for split in SPLITS}
-        if self.scaling != "range":
-            statistics = self._statistics(client, blocks["train"])
-            for block in blocks.values():
-                block["image"] = statistics.applied(block["image"])
-        return {**blocks}
 
     def _block(self, client: str, plan: ClientPlan, split: Split) -> _Block:
         samples, seed = self.data.samples, derive_seed(self.seed, client, split)

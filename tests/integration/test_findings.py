@@ -178,7 +178,7 @@ def test_channel_statistics_travel_between_sites_and_stay_in_a_bundle(trained, t
     client = data.clients["a"]
     facts = read(bundle / "configs" / "metadata.json")["medfed"]
     mean, sd = facts["normalization"]["mean"], facts["normalization"]["sd"]
-    assert [*mean, *sd] == data.statistics["a"].numbers
+    assert [*mean, *sd] == data.statistics["a"].ravel().tolist()
     model = open_bundle(bundle)
     for batch in client.eval_batches("test"):
         patients = [client.patients["test"][n] for n in batch["case"].tolist()]
