@@ -22,13 +22,12 @@ from medfed.datamodules.duplicates import Sample, content, one_patient_each
 from medfed.datamodules.plans import ClientPlan, client_images
 from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.readers.samples import ImageSet
+from medfed.datamodules.readers.samples import ImageSet, Index
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.tables.agreement import converse_here, packed, unpacked
 from medfed.standalone.columns import Array
 from medfed.standalone.pictures import SUFFIXES, unit_range
 
-_Block = dict[str, Tensor | ArrayRows]
 _HEAVIEST = 10.0  # weight of a positive finding: a rarer one would rule the loss
 
 
@@ -106,18 +105,19 @@ class ImageDataModule(OnDiskDataModule):
         self.annotate(known)
 
     def _labels_of(self, patients: Sequence[str]) -> Tensor:
-        samples = self.data.samples
-        return torch.from_numpy(samples.labels[samples.select(patients, None, 0)[0]])
+        return torch.from_numpy(self.data.samples.labels[self._select(patients)[0]])
+
+    def _select(self, patients: Sequence[str]) -> tuple[Index, Index]:
+        return self.data.samples.select(patients, None, 0)
 
     def agreeing(self) -> Generator[bytes, bytes, None]:
         """See the base class: counts of findings if they are balanced; channel statistics."""
         if self._form(self.facts()):
             ((site, plan),) = self.plans.items()
-            _, patients = self.data.samples.select(plan.patients["train"], None, 0)
-            self.train_patients = {site: patients}
+            self.train_patients = {site: self._select(plan.patients["train"])[1]}
             self.answer = yield from self._agree(site, plan)
 
-    def _form(self, facts: Mapping[str, Any]) -> dict[str, int]:
+    def _form(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """The form of a client's message before training; empty if it sends none."""
         counts = self.balanced and facts.get("findings")
         form = {"counts": 2 * len(facts["classes"])} if counts else {}
@@ -132,8 +132,8 @@ class ImageDataModule(OnDiskDataModule):
         if "channels" in form:
             images = self._block(client, plan, "train")["image"]
             message["channels"] = channels.channel_statistics(images).ravel().tolist()
-        answer = {name: None if name == "channels" else size for name, size in form.items()}
-        return unpacked((yield packed(message)), answer)
+            form["channels"] = None  # of any number of clients
+        return unpacked((yield packed(message)), form)
 
     @property
     def positive_weights(self) -> Tensor | None:
@@ -219,7 +219,7 @@ class ImageDataModule(OnDiskDataModule):
                 client.normalize = channels.random_statistics(self.statistics[name], every)
         return clients
 
-    def _block(self, client: str, plan: ClientPlan, split: Split) -> _Block:
+    def _block(self, client: str, plan: ClientPlan, split: Split) -> dict[str, Tensor | ArrayRows]:
         samples, seed = self.data.samples, derive_seed(self.seed, client, split)
         index, case = samples.select(plan.patients[split], plan.shares, seed)
         patients = ((samples.patients[n], n) for n in index)

@@ -18,6 +18,7 @@ from medfed.delivery.bundle.bundle import write_manifest
 from medfed.delivery.export.export import export_run
 from medfed.delivery.main import open_bundle
 from medfed.delivery.predict.prediction import predict
+from medfed.delivery.start.pretrained import Pretrained
 from medfed.reports.comparison import compare_runs
 from medfed.run.assembly import read_data, resolve_facts, task_for
 from medfed.run.experiment import reopen_selected
@@ -186,6 +187,9 @@ def test_channel_statistics_travel_between_sites_and_stay_in_a_bundle(trained, t
         pixels = np.stack([np.asarray(Image.open(table.parent / f"{n}.png")) for n in numbers])
         seen = pixels_of(pixels[:, None], "the images", model)
         assert torch.equal(seen, batch["image"])
+    for source in (bundle, tmp_path / "run"):  # fine-tuning goes on with images of this kind
+        adopted = Pretrained(str(source), adopt=["data"]).read().adopted
+        assert adopted == {"data.scaling": "fedrdn"}
     file = bundle / "configs" / "metadata.json"
     damaged = read(file)
     damaged["medfed"]["normalization"]["sd"] = [-0.1]
