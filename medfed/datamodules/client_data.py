@@ -122,7 +122,9 @@ class ClientData:
     # Alters training samples: a recipe's transforms, or a random MONAI dict transform of one
     # sample; reseeded for every batch from the epoch's seed and the batch's number.
     augment: Augment | None = field(default=None, repr=False)
-    # Zeroes channels of training samples after `augment`, or None.
+    # Normalises each image of a training batch after `augment`, from a seed, or None.
+    normalize: Callable[[Tensor, int], Tensor] | None = None
+    # Zeroes channels of training samples after that, or None.
     channel_dropout: ChannelDropout | None = None
     balanced: bool = False  # whether training batches carry ``class_weights``, see `class_weights`
     # (R,) bool, the regions that this hospital outlines, which batches then carry (B, R); None if
@@ -205,6 +207,8 @@ class ClientData:
             image, label = augmented(self.augment, image, label, key)
             # Otherwise an intensity transform would fill the channels that the hospital lacks.
             image = image * present.view(*present.shape, *[1] * (image.ndim - 2))
+        if self.normalize is not None:
+            image = self.normalize(image, derive_seed(seed, "normalize", number))
         batch = self._training_batch(image, label, present)
         if self.channel_dropout is not None:
             key = derive_seed(seed, "channels", number)

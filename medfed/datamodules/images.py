@@ -14,16 +14,18 @@ from torch import Tensor
 
 from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
+from medfed.datamodules import channel_statistics as channels
 from medfed.datamodules.cache.volumes import OnDiskDataModule
 from medfed.datamodules.claims import Claims, Merging
-from medfed.datamodules.client_data import Block, ClientData, finding_counts
+from medfed.datamodules.client_data import ArrayRows, ClientData, finding_counts
 from medfed.datamodules.duplicates import Sample, content, one_patient_each
 from medfed.datamodules.plans import ClientPlan, client_images
 from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.readers.samples import ImageSet
+from medfed.datamodules.readers.samples import ImageSet, Index
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.tables.agreement import converse_here, packed, unpacked
+from medfed.standalone.columns import Array
 from medfed.standalone.pictures import SUFFIXES, unit_range
 
 _HEAVIEST = 10.0  # weight of a positive finding: a rarer one would rule the loss
@@ -31,7 +33,7 @@ _HEAVIEST = 10.0  # weight of a positive finding: a rarer one would rule the los
 
 @dataclass(eq=False, repr=False)
 class ImageDataModule(OnDiskDataModule):
-    """Images of one class each; ``image`` is (B, C, *spatial) in [-1, 1], ``label`` (B,) int64.
+    """Images of one class each; ``image`` is (B, C, *spatial), ``label`` (B,) int64.
 
     Of several findings each, ``label`` is (B, K) float32: 1, 0, or NaN where it is unknown. If they
     are `balanced`, clients agree on weights of positive findings by their sums of counts.
@@ -46,7 +48,13 @@ class ImageDataModule(OnDiskDataModule):
     # What to do about equal images in two splits or at two clients: ``"warn"``, ``"error"``, or
     # ``"together"``, which counts patients who share an image as one.
     duplicates: Literal["warn", "error", "together"] = "warn"
-    positive_weights: Tensor | None = field(default=None, init=False)
+    # ``"range"``: from -1 to 1. ``"client"``: then each channel by the mean and deviation of the
+    # client's training images. ``"fedrdn"``: likewise, but training images by those of a client
+    # drawn for each, so that all see them before the first round; see `channel_statistics`.
+    scaling: Literal["range", "client", "fedrdn"] = "range"
+    # (2, C) means and deviations of each client, if they scale its images.
+    statistics: dict[str, Array] = field(default_factory=dict, init=False)
+    answer: dict[str, Any] | None = field(default=None, init=False)  # the server's answer to all
     joined: tuple[str, ...] | None = field(default=None, init=False)  # a federation's classes
 
     @cached_property
@@ -97,37 +105,65 @@ class ImageDataModule(OnDiskDataModule):
         self.annotate(known)
 
     def _labels_of(self, patients: Sequence[str]) -> Tensor:
-        samples = self.data.samples
-        return torch.from_numpy(samples.labels[samples.select(patients, None, 0)[0]])
+        return torch.from_numpy(self.data.samples.labels[self._select(patients)[0]])
+
+    def _select(self, patients: Sequence[str]) -> tuple[Index, Index]:
+        return self.data.samples.select(patients, None, 0)
 
     def agreeing(self) -> Generator[bytes, bytes, None]:
-        """See the base class: counts of findings, if they are balanced."""
-        if self.balanced and self.findings:
+        """See the base class: counts of findings if they are balanced; channel statistics."""
+        if self._form(self.facts()):
             ((site, plan),) = self.plans.items()
-            _, patients = self.data.samples.select(plan.patients["train"], None, 0)
-            self.train_patients = {site: patients}
-            self.positive_weights = yield from self._weigh(plan)
+            self.train_patients = {site: self._select(plan.patients["train"])[1]}
+            self.answer = yield from self._agree(site, plan)
 
-    def _weigh(self, plan: ClientPlan) -> Generator[bytes, bytes, Tensor]:
-        """A client's half of the agreement on weights of positive findings."""
-        counts = finding_counts(self._labels_of(plan.patients["train"]))
-        answer = yield packed({"counts": counts.tolist()})
-        absent, present = torch.tensor(unpacked(answer, {"counts": len(counts)})["counts"]).chunk(2)
+    def _form(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """The form of a client's message before training; empty if it sends none."""
+        counts = self.balanced and facts.get("findings")
+        form = {"counts": 2 * len(facts["classes"])} if counts else {}
+        size = 2 * len(facts["channels"])
+        return form | ({"channels": size} if self.scaling == "fedrdn" else {})
+
+    def _agree(self, client: str, plan: ClientPlan) -> Generator[bytes, bytes, dict[str, Any]]:
+        """A client's half of the agreement."""
+        form, message = self._form(self.facts()), dict[str, Any]()
+        if "counts" in form:
+            message["counts"] = finding_counts(self._labels_of(plan.patients["train"])).tolist()
+        if "channels" in form:
+            images = self._block(client, plan, "train")["image"]
+            message["channels"] = channels.channel_statistics(images).ravel().tolist()
+            form["channels"] = None  # of any number of clients
+        return unpacked((yield packed(message)), form)
+
+    @property
+    def positive_weights(self) -> Tensor | None:
+        """The agreed weights of positive findings; None without."""
+        if self.answer is None or "counts" not in self.answer:
+            return None
+        absent, present = torch.tensor(self.answer["counts"]).chunk(2)
         return torch.where(present > 0, absent / present, 1.0).clamp(1 / _HEAVIEST, _HEAVIEST)
 
     def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """See the base class."""
-        if self.balanced and facts.get("findings"):
-            form = {"counts": 2 * len(facts["classes"])}
-            counts = [unpacked(content, form)["counts"] for content in (yield b"")]
-            each = (claims or Claims()).counted("findings", counts)
-            yield packed({"counts": each.sum(axis=0).tolist()})
+        if form := self._form(facts):
+            messages = [unpacked(content, form) for content in (yield b"")]
+            claims, answer = claims or Claims(), dict[str, Any]()
+            if "counts" in form:
+                counts = claims.counted("findings", [one["counts"] for one in messages])
+                answer["counts"] = counts.sum(axis=0).tolist()
+            if "channels" in form:
+                every = [one["channels"] for one in messages]
+                answer["channels"] = channels.collected(every, claims)
+            yield packed(answer)
 
     def summaries(self, client: str) -> list[Statistic]:
-        """See the base class: counts of findings."""
-        patients, size = self.plans[client].patients["train"], 2 * self.num_classes
-        what = "the counts of findings"
-        return [Statistic(client, what, "model.class_weights", size, len(patients))]
+        """See the base class: counts of findings, channel statistics."""
+        patients, form = len(self.plans[client].patients["train"]), self._form(self.facts())
+        words = {
+            "counts": ("the counts of findings", "model.class_weights"),
+            "channels": ("the means and deviations of channels", "data.scaling"),
+        }
+        return [Statistic(client, *words[name], size, patients) for name, size in form.items()]
 
     def list_patients(self) -> list[Patient]:
         """See the base class."""
@@ -153,24 +189,37 @@ class ImageDataModule(OnDiskDataModule):
         size, white = list(self.data.images.shape[2:]), self.data.white
         more: dict[str, Any] = {"converted": self.data.converted}
         more |= {} if white == 65535 else {"white": white}
+        normalization: dict[str, Any] = {"name": "range", "range": [0, self.data.peak]}
+        if self.scaling != "range":
+            normalization |= zip(("mean", "sd"), self.statistics[client].tolist(), strict=True)
         return {
             **super().preprocessing(client),
-            "normalization": {"name": "range", "range": [0, self.data.peak], "to": [-1, 1]},
+            "normalization": {**normalization, "to": [-1, 1]},
             "input": {"kind": "images", "size": size, "color": color} | more,
         }
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """See the base class."""
-        if self.balanced and self.findings and self.positive_weights is None:
-            halves = {c: self._weigh(plan) for c, plan in plans.items() if c not in self.keep_out}
-            server = self.merging(self.facts())
-            self.positive_weights, self.exchanged = converse_here(server, halves)
+        if self._form(self.facts()) and self.answer is None:
+            trained = {c: plan for c, plan in plans.items() if c not in self.keep_out}
+            halves = {c: self._agree(c, plan) for c, plan in trained.items()}
+            server = self.merging(self.facts(), Claims([*trained]))
+            self.answer, self.exchanged = converse_here(server, halves)
         blocks = {n: {s: self._block(n, p, s) for s in SPLITS} for n, p in plans.items()}
+        if self.scaling != "range":
+            for name, of in blocks.items():
+                self.statistics[name] = channels.channel_statistics(of["train"]["image"])
+                for block in of.values():
+                    block["image"] = channels.normalized(block["image"], self.statistics[name])
         clients = {name: self.labelled_client(name, p, blocks[name]) for name, p in plans.items()}
-        weights = self.positive_weights
-        return {name: replace(client, positive_weights=weights) for name, client in clients.items()}
+        weights, every = self.positive_weights, (self.answer or {}).get("channels")
+        for name, client in clients.items():
+            client.positive_weights = weights
+            if every is not None:
+                client.normalize = channels.random_statistics(self.statistics[name], every)
+        return clients
 
-    def _block(self, client: str, plan: ClientPlan, split: Split) -> Block:
+    def _block(self, client: str, plan: ClientPlan, split: Split) -> dict[str, Tensor | ArrayRows]:
         samples, seed = self.data.samples, derive_seed(self.seed, client, split)
         index, case = samples.select(plan.patients[split], plan.shares, seed)
         patients = ((samples.patients[n], n) for n in index)

@@ -207,6 +207,11 @@ def read_data(config: RunDescription) -> FederatedDataModule:
 def unread_data(config: RunDescription) -> FederatedDataModule:
     """Builds the data module, which reads nothing yet."""
     torch.set_num_threads(config.threads)
+    if config.data.get("scaling") == "fedrdn" and config.channel.get("secure"):
+        raise ConfigError(
+            "data.scaling=fedrdn shows each client's channel means and deviations to all, which "
+            "channel.secure=masks would hide; set data.scaling=client, or channel.secure=null."
+        )
     data: FederatedDataModule = build(config.data)
     data.keep_out = config.keep_out
     data.balanced = config.model.get("class_weights") == "balanced"

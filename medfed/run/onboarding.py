@@ -172,8 +172,8 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
     if isinstance(data, TabularDataModule) and isinstance(experiment.data, TabularDataModule):
         data.join(experiment.data)
     trained = experiment.data
-    if isinstance(data, ImageDataModule):
-        data.joined = trained.class_names
+    if isinstance(data, ImageDataModule) and isinstance(trained, ImageDataModule):
+        data.joined, data.answer = trained.class_names, trained.answer
     if isinstance(data, SegmentationDataModule) and isinstance(trained, SegmentationDataModule):
         if trained.agreed is not None:
             data.follow(trained.agreed)

@@ -246,8 +246,8 @@ def exact(config: RunDescription) -> list[str]:
     parts = ["the numbers of patients and samples", "training losses"]
     parts.append(f"validation metrics, {when}, and the round that they select (evaluation.every)")
     parts.append("test metrics of the selected round")
-    if "scaling" in config.data:
-        parts.append("the scaling of columns and the filling of missing values")
+    if config.data.get("scaling", "range") != "range":
+        parts.append("the scaling of columns or channels and the filling of missing values")
     return parts
 
 

@@ -327,6 +327,21 @@ def unit_range(
     return unit
 
 
+def standardized(images: Pixels, mean: Sequence[float], sd: Sequence[float]) -> Pixels:
+    """Subtracts a mean from each channel and divides by its deviation, which may be 0.
+
+    `images` is (N, C, *spatial).
+
+    Example:
+        >>> standardized(np.array([[[1, 2]], [[3, 4]]], np.float32), [1], [2]).tolist()
+        [[[0.0, 0.5]], [[1.0, 1.5]]]
+    """
+    shape = (len(mean), *[1] * (images.ndim - 2))
+    centre, scale = (np.array(values, np.float32).reshape(shape) for values in (mean, sd))
+    scale[scale == 0] = 1
+    return (images - centre) / scale
+
+
 @contextmanager
 def arrays_of(path: Path) -> Iterator[Mapping[str, NDArray[np.uint8]]]:
     """Opens an ``.npz`` file for as long as its arrays are read, without pickle."""

@@ -289,21 +289,24 @@ def _read_arrays(file: Path) -> dict[str, NDArray[np.uint8]]:
 
 
 def pixels_of(images: NDArray[np.uint8], source: str, predictor: Predictor) -> Tensor:
-    """Returns images (n, C, *spatial) as the model sees them: float32 in [-1, 1]."""
+    """Returns images (n, C, *spatial) as the model sees them: float32."""
     shape = (len(predictor.present), *predictor.facts["input"]["size"])
     if images.shape[1:] != shape or images.dtype != np.uint8:
         raise DataError(
             f"{source} is {images.dtype} {images.shape[1:]}, but the model takes uint8 {shape} "
             "(channels first)."
         )
-    white = predictor.facts["normalization"]["range"][1]
-    black = predictor.facts["normalization"].get("to", [-1, 1])[0]
+    record = predictor.facts["normalization"]
+    white, black = record["range"][1], record.get("to", [-1, 1])[0]
     if len(images) and images.max() > white:
         raise DataError(
             f"{source} has values up to {images.max()}, but white was {white} in training; "
             "scale the image."
         )
-    return torch.from_numpy(pictures.unit_range(images, white, predictor.present.numpy(), black))
+    pixels = pictures.unit_range(images, white, predictor.present.numpy(), black)
+    if "mean" in record:
+        pixels = pictures.standardized(pixels, record["mean"], record["sd"])
+    return torch.from_numpy(pixels)
 
 
 def _check_image(file: Path, size: list[int], color: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,11 +14,17 @@ from PIL import Image
 
 from medfed.config.compose import described, load
 from medfed.config.description import checked
+from medfed.delivery.bundle.bundle import write_manifest
 from medfed.delivery.export.export import export_run
+from medfed.delivery.main import open_bundle
 from medfed.delivery.predict.prediction import predict
+from medfed.delivery.start.pretrained import Pretrained
 from medfed.reports.comparison import compare_runs
 from medfed.run.assembly import read_data, resolve_facts, task_for
-from medfed.standalone.errors import ConfigError, DataError
+from medfed.run.experiment import reopen_selected
+from medfed.run.onboarding import hospital_at
+from medfed.standalone.errors import CheckpointError, ConfigError, DataError
+from medfed.standalone.samples import pixels_of
 from tests.integration.runs import run
 from tests.sites.direct import Direct
 from tests.sites.hospitals import across, same, site
@@ -147,3 +154,46 @@ def test_sites_agree_on_the_weights(trained, tmp_path):
     folder = tmp_path / "run"
     across(folder, Direct(sites), ["a", "b"], *keys, f"data.path={tmp_path / 'a' / 'table.csv'}")
     assert same(trained / "run", folder) == []
+
+
+def test_channel_statistics_travel_between_sites_and_stay_in_a_bundle(trained, tmp_path, capsys):
+    """FedRDN: as in a simulation, beside the counts of findings; a prediction is normalised."""
+    keys, sites = (*TRAIN, "data.scaling=fedrdn", f"data.root={tmp_path / 'root'}"), {}
+    table = trained / "data" / "table.csv"
+    run(tmp_path / "run", *keys, f"data.path={table}")
+    assert "; and 3 more such statistics." in capsys.readouterr().out  # of few patients
+    for name in "ab":
+        here = (*keys, f"data.path={write(tmp_path / name, only=name)}")
+        sites[name] = site(tmp_path / "sites", name, *here, sites=["a", "b"])
+    across(tmp_path / "across", Direct(sites), ["a", "b"], *keys, f"data.path={table}")
+    assert same(tmp_path / "run", tmp_path / "across") == []
+    assert same(tmp_path / "run", trained / "run", ("hashes.json",)) == ["hashes.json"]
+
+    late = hospital_at(reopen_selected(tmp_path / "run"), table)
+    (first, *_), (seen, *_) = late.train_batches(0), replace(late, normalize=None).train_batches(0)
+    assert not torch.equal(first["image"], seen["image"])  # by the others' statistics
+
+    asked = [f"run={tmp_path / 'run'}", "client=a", f"out={tmp_path / 'out'}"]
+    (bundle,) = export_run(checked(load(asked, "export")))
+    data = read_data(described([*keys, f"data.path={table}", "folder=unused"]))
+    client = data.clients["a"]
+    facts = read(bundle / "configs" / "metadata.json")["medfed"]
+    mean, sd = facts["normalization"]["mean"], facts["normalization"]["sd"]
+    assert [*mean, *sd] == data.statistics["a"].ravel().tolist()
+    model = open_bundle(bundle)
+    for batch in client.eval_batches("test"):
+        patients = [client.patients["test"][n] for n in batch["case"].tolist()]
+        numbers = [2 * int(name[1:]) + k for name in patients[::2] for k in (0, 1)]
+        pixels = np.stack([np.asarray(Image.open(table.parent / f"{n}.png")) for n in numbers])
+        seen = pixels_of(pixels[:, None], "the images", model)
+        assert torch.equal(seen, batch["image"])
+    for source in (bundle, tmp_path / "run"):  # fine-tuning goes on with images of this kind
+        adopted = Pretrained(str(source), adopt=["data"]).read().adopted
+        assert adopted == {"data.scaling": "fedrdn"}
+    file = bundle / "configs" / "metadata.json"
+    damaged = read(file)
+    damaged["medfed"]["normalization"]["sd"] = [-0.1]
+    file.write_text(json.dumps(damaged))
+    write_manifest(bundle)
+    with pytest.raises(CheckpointError, match="normalization"):
+        open_bundle(bundle)

@@ -243,6 +243,8 @@ def unpacked(content: bytes, form: Mapping[str, Any]) -> dict[str, Any]:
     for name, wanted in form.items():
         if isinstance(wanted, Mapping):
             kinds[name] = _map("Texts", dict.fromkeys(wanted, list[str]))
+        elif wanted is None:  # of any number of clients
+            kinds[name] = list[_Sum]
         elif isinstance(wanted, int):
             kinds[name] = Annotated[list[_Sum], Meta(min_length=wanted, max_length=wanted)]
         else:

@@ -374,5 +374,8 @@ def _is_prepared(facts: Facts, count: int) -> bool:
         return record["name"] in ("zscore", "unit")
     if isinstance(source, Images) and record.get("to", [-1, 1]) not in ([-1, 1], [0, 1]):
         return False
+    mean, sd = (fit(record.get(name, [0.0] * count), list[float]) for name in ("mean", "sd"))
+    if not len(mean) == len(sd) == count or min(sd, default=0) < 0:
+        return False
     ends = fit(record["range" if isinstance(source, Images) else "hu"], list[float])
     return ends[0] < ends[1] and len(ends) == 2

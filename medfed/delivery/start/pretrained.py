@@ -77,6 +77,8 @@ def _of_training(config: Any) -> dict[str, Any]:
     prepared = {f"data.{key}": trained.data[key] for key in _PREPARED if key in trained.data}
     if planning := trained.data.get("planning"):
         prepared = {"data.planning": planning}  # with which `Pretrained` refuses to adopt the data
+    if str(trained.data.get("_target_")).endswith(".ImageDataModule"):
+        prepared["data.scaling"] = trained.data.get("scaling", "range")
     if target.rpartition(".")[2] == "RegressionTask":
         prepared["data.outcome_scale"] = trained.outcome_scale or [0, 1]
     dims = {"spatial_dims": "${spatial_dims}"} if "spatial_dims" in trained.data else {}

@@ -1,0 +1,114 @@
+"""Means and deviations of channels over a client's training images, and FedRDN, which mixes them.
+
+Yan et al., "A Simple Data Augmentation for Feature Distribution Skewed Federated Learning"
+(FedRDN), CVPR 2025. Before training each client i sends mu_i and sigma_i, and receives those of
+all. A client normalises a training image x, after other augmentation, by those of a client j,
+
+    (x - mu_j) / sigma_j,
+
+where j is drawn for each image, all alike. It normalises other images by its own, and sends nothing
+else. Deviation from the authors' code: that draws mu and sigma of different clients, once a batch.
+
+============  ==================================================================================
+symbol        here
+============  ==================================================================================
+mu, sigma     ``channel_statistics``, over all pixels of all training images in [-1, 1]
+j             ``rows`` in ``_drawn``, which undoes mu_i and sigma_i and takes j's
+============  ==================================================================================
+
+A channel that a client lacks, or whose values are all equal, has sigma 0; others do not use it. Nor
+do they use a sigma below a hundredth of their own, which would let one client ruin all models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from medfed.common.seeding import torch_rng
+from medfed.datamodules.claims import Claims
+from medfed.datamodules.client_data import ArrayRows, Rows, gather
+from medfed.standalone.columns import Array
+from medfed.standalone.errors import DataError
+from medfed.standalone.pictures import Pixels, standardized
+
+_AT_ONCE = 1024  # images
+_BELOW = 100  # times less than a client's own
+
+
+def channel_statistics(images: Tensor | Rows) -> Array:
+    """Returns (2, C) means and deviations of (N, C, *spatial) images; 0 where all values are equal.
+
+    Example:
+        >>> channel_statistics(torch.tensor([[[1.0, 3.0], [0.5, 0.5]]])).tolist()
+        [[2.0, 0.5], [1.0, 0.0]]
+    """
+    parts = torch.arange(images.shape[0]).split(_AT_ONCE)
+    first = gather(images, parts[0][:1]).flatten(2)[0, :, :1].double().numpy()
+    total, squares, count = np.zeros(len(first)), np.zeros(len(first)), 0
+    for index in parts:
+        # Less the first value, so that equal values have deviation 0, without rounding.
+        apart = gather(images, index).flatten(2).double().numpy() - first
+        total += apart.sum(axis=(0, 2))
+        squares += (apart**2).sum(axis=(0, 2))
+        count += apart[:, 0].size
+    mean = total / count
+    return np.stack([first[:, 0] + mean, np.sqrt(np.maximum(squares / count - mean**2, 0))])
+
+
+def normalized(images: Tensor | ArrayRows, statistics: Array) -> Tensor | ArrayRows:
+    """Normalises (N, C, *spatial) images by (2, C) statistics; those on disk when they are read."""
+    if isinstance(images, ArrayRows):
+        return replace(images, convert=partial(_then, images.convert, statistics))
+    return torch.from_numpy(standardized(images.numpy(), *statistics))
+
+
+def random_statistics(own: Array, every: Sequence[float]) -> Callable[[Tensor, int], Tensor]:
+    """Returns what changes a batch from a client's statistics to those of clients drawn by a seed.
+
+    `own`: (2, C). `every`: (H * 2 * C), client by client.
+
+    Example:
+        >>> change = random_statistics(np.array([[0.5], [0.25]]), [0.5, 0.25, 0.0, 0.4])
+        >>> change(torch.tensor([[[2.0]]] * 4), 4).flatten().tolist()  # of 1
+        [2.0, 2.0, 2.5, 2.0]
+    """
+    if not every or len(every) % own.size:
+        raise DataError(
+            "The server's answer about channels is not as medfed makes it; compare versions."
+        )
+    mean, sd = own
+    others, theirs = np.array(every).reshape(-1, *own.shape).swapaxes(0, 1)
+    used = (sd > 0) & (_BELOW * theirs >= sd)
+    divisor = np.where(used, theirs, 1.0)
+    scale = torch.from_numpy(np.where(used, sd, 1.0) / divisor).float()
+    shift = torch.from_numpy(np.where(used, mean - others, 0.0) / divisor).float()
+    return partial(_drawn, scale, shift)
+
+
+def _drawn(scale: Tensor, shift: Tensor, image: Tensor, seed: int) -> Tensor:
+    """Multiplies and shifts each (B, C, *spatial) image by a row of (H, C)."""
+    rows = torch.randint(len(scale), (len(image),), generator=torch_rng(seed, "client"))
+    shape = (*image.shape[:2], *[1] * (image.ndim - 2))
+    return image * scale[rows].view(shape) + shift[rows].view(shape)
+
+
+def _then(
+    convert: Callable[[NDArray[Any]], Pixels], statistics: Array, values: NDArray[Any]
+) -> Pixels:
+    return standardized(convert(values), *statistics)
+
+
+def collected(messages: Sequence[Sequence[float]], claims: Claims) -> list[float]:
+    """The server's half: the numbers of all clients, if those of images in [-1, 1]."""
+    mean, sd = np.split(np.array(messages, float), 2, axis=1)
+    wrong = (sd < 0) | (mean**2 + sd**2 > 1 + 1e-9)
+    claims.refuse(wrong, "means and deviations of channels that no images have")
+    return [number for numbers in messages for number in numbers]
