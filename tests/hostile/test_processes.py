@@ -173,7 +173,7 @@ def test_a_run_stopped_before_it_began_leaves_no_folder(tmp_path, capsys, monkey
 
 SCANS = ("hospitals=2", "patients=4", "shape=[48,48,24]", "lookalikes=8")
 STOPPED = {
-    "prepare": "medfed.datamodules.cache.store.write_json",
+    "prepare": "medfed.datamodules.cache.store.files.write_json",
     "export": "medfed.delivery.bundle.metadata.monai_metadata",
     "compare": "medfed.reports.comparison.markdown",
 }
@@ -192,7 +192,7 @@ def test_other_commands_end_with_one_line(
         "compare": (f"runs={finished}", f"out={tmp_path / 'out'}"),
     }
     number = signal.SIGTERM if command == "export" else signal.SIGINT
-    monkeypatch.setattr(place, lambda *_: signal.raise_signal(number))
+    monkeypatch.setattr(place, lambda *_, **__: signal.raise_signal(number))
     line = stopped(capsys, number, command, *words[command])
     assert line == "finished work is kept; run the command again to continue."
     left = left_in(tmp_path)
