@@ -107,8 +107,13 @@ class Column:
         mean, sd = mean * half + centre, sd * half
         yield ["mean", *mean.tolist()]
         yield ["standard deviation", *sd.tolist()]
-        for title, share in _QUARTERS.items():
-            yield [title, *(pooled.quantile(c, np.array(self.ends), share) for c in counts.T)]
+        quarters = [
+            [pooled.quantile(c, np.array(self.ends), s) for c in counts.T]
+            for s in _QUARTERS.values()
+        ]
+        for title, quarter in zip(_QUARTERS, quarters, strict=True):
+            spreads = np.subtract(quarters[-1], quarters[0])
+            yield [title, *map(self._or_bin, quarter, spreads.tolist())]
         if self.groups.count > 1:
             yield ["p (Kruskal–Wallis)", parts.p_value(pooled.kruskal_wallis(each).p)]
         if self.groups.count == 2 and (known[1:] > 1).all():
@@ -118,6 +123,15 @@ class Column:
                 "standardised difference",
                 abs(mean[1] - mean[2]) / spread if spread else math.nan,
             ]
+
+    def _or_bin(self, quarter: float, spread: float) -> Word:
+        """A quartile; its bin if that is wider than the quartiles are apart, or has one end."""
+        first, last = self.ends[0], self.ends[-1]
+        if quarter in (first, last):
+            return f"below {first:g}" if quarter == first else f"from {last:g}"
+        at = int(np.searchsorted(self.ends, quarter, "left"))
+        low, high = self.ends[at - 1], self.ends[min(at, len(self.ends) - 1)]
+        return f"{low:g} to {high:g}" if high - low > spread else quarter
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,13 @@ from medfed.functional.statistics import LEVEL, POWER, holm
 from medfed.standalone.errors import DataError, few
 from medfed.studies.describing import Column
 from medfed.studies.parts import (
+    ANY,
     MEANS,
     NORMAL,
+    SHARE,
     Estimates,
     Floats,
+    Limits,
     State,
     Sums,
     Table,
@@ -43,6 +46,8 @@ from medfed.studies.rows import ALARMS, FOUND, LESIONS, OF, Rows
 _ERROR = "absolute error"
 _HARMS = {"Brier score": 1, "Dice": -1, "concordance": -1, _ERROR: 1, FOUND: -1}
 """By what a hospital is worse off: the number that grows, or that falls."""
+_SHARES = ("AUROC", "accuracy", "Brier score", "Dice", "concordance", FOUND)
+_POSITIVE = ("log loss", _ERROR, "root mean squared error", "HD95", ALARMS)
 Measured = Mapping[str, tuple[float, float]]
 """By the name of a number; of a difference from the reference it begins with ``−``."""
 FEW = f"fewer than {LEAST} patients, or than {CATEGORY} of a class"
@@ -153,12 +158,12 @@ class Scores:
             for what in names:
                 pairs = [numbers[what] for numbers in hospitals.values() if what in numbers]
                 if pairs:
-                    means.append([score, what, *mean_of_hospitals(pairs)])
+                    means.append([score, what, *mean_of_hospitals(pairs, _limits(what))])
             for hospital, of in hospitals.items():
-                written = (_written(of.get(what)) for what in names)
+                written = (_written(what, of.get(what)) for what in names)
                 single.append([score, hospital, int(of["patients"][0]), *written])
                 if first in of:
-                    drawn.append(interval(f"{hospital}, {score}", *of[first]))
+                    drawn.append(interval(f"{hospital}, {score}", *of[first], _limits(first)))
         tables = [
             Table("Means of hospitals", ["score", "number", *MEANS], means),
             Table(
@@ -187,7 +192,7 @@ class Scores:
         adjusted = holm([float(2 * stats.norm.sf(abs(one))) for one in z])
         lines, drawn = list[list[Word]](), []
         for (score, hospital, patients, (value, error)), p in zip(rows, adjusted, strict=True):
-            drawn.append(interval(f"{hospital}, {score}", value, error))
+            drawn.append(interval(f"{hospital}, {score}", value, error, _limits(f"− {what}")))
             if worse * value > 0 and p < 1 - LEVEL:
                 verdict = "worse"
             elif worse * value + NORMAL * error < margin:
@@ -213,15 +218,16 @@ class Areas(Column):
         title, few_cells = f"Calibration of {self.name}", (len(self.ends) - 1) // 10
         if min(no.sum(), yes.sum()) < TIMES:
             return []
-        value, error = discrimination.area_of_counts(yes, no)
-        area: list[Word] = [*interval(self.name, value, error), int((no + yes).sum())]
+        estimate = discrimination.area_of_counts(yes, no)
+        area: list[Word] = [*interval(self.name, *estimate, SHARE), int((no + yes).sum())]
         middles = np.array([0.0, *(np.add(self.ends[1:], self.ends[:-1]) / 2), 1.0])
         lines: list[list[Word]] = []
         for cells in np.split(np.arange(len(no)), range(1 + few_cells, len(no) - 2, few_cells)):
             n, events = int((no + yes)[cells].sum()), int(yes[cells].sum())
             if n >= LEAST and min(events, n - events) >= TIMES:
                 mean = float((no + yes)[cells] @ middles[cells]) / n
-                _, *share = interval("", events / n, math.sqrt(events * (n - events) / n**3))
+                error = math.sqrt(events * (n - events) / n**3)
+                _, *share = interval("", events / n, error, SHARE)
                 lines.append([self.name, mean, *share, n])
         ends = ("lower 95 %", "upper 95 %", "patients")
         head = ["score", "predicted", "observed", *ends]
@@ -329,14 +335,14 @@ def _of_labels(
 
 
 def _losses(p: Floats, y: Floats, exclusive: bool) -> dict[str, Floats]:
-    """(N,) losses by name: of findings the mean of those known, of classes the sum over all."""
+    """(N,) losses by name: of findings the mean of those known; of classes as for training."""
     each = {"Brier score": (p - y) ** 2, "log loss": discrimination.log_losses(p, y)}
     if not exclusive:
         return {name: np.nanmean(of, axis=1) for name, of in each.items()}
     right = np.take_along_axis(p, y.argmax(axis=1)[:, None], axis=1)
     return {
         "accuracy": (p.argmax(axis=1) == y.argmax(axis=1)).astype(float),
-        "Brier score": each["Brier score"].sum(axis=1),
+        "Brier score": each["Brier score"].sum(axis=1) / 2,
         "log loss": discrimination.log_losses(right, np.ones_like(right))[:, 0],
     }
 
@@ -370,5 +376,27 @@ def _of_scores(names: Sequence[str], p: Floats, y: Floats, q: Floats | None) -> 
     return {n: discrimination.mean_of(of) for n, of in each.items() if len(of) >= LEAST}
 
 
-def _written(number: tuple[float, float] | None) -> str:
-    return "–" if number is None else f"{number[0]:.3f} ± {NORMAL * number[1]:.3f}"
+def _limits(what: str) -> Limits:
+    """Between which a number of this name lies, or a difference of two such numbers.
+
+    Example:
+        >>> _limits("AUROC of mild"), _limits("− AUROC"), _limits("log loss"), _limits("slope")
+        ((0.0, 1.0), (-1.0, 1.0), (0.0, inf), (-inf, inf))
+    """
+    name = what.removeprefix("− ")
+    if name.startswith(_SHARES):
+        return SHARE if name == what else (-1.0, 1.0)
+    return (0.0, math.inf) if what.startswith(_POSITIVE) else ANY
+
+
+def _written(what: str, number: tuple[float, float] | None) -> str:
+    """Writes a number with its interval.
+
+    Example:
+        >>> _written("AUROC", (0.9, 0.1)), _written("AUROC", None)
+        ('0.900 [0.704, 1.000]', '–')
+    """
+    if number is None:
+        return "–"
+    _, value, low, high = interval(what, *number, _limits(what))
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"

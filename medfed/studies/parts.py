@@ -35,6 +35,11 @@ UNIT = 2.0**34
 _FURTHEST = 16.0  # half-widths of a column's bins beyond which a value is clipped
 
 
+Limits = tuple[float, float]
+"""Between which a number lies."""
+ANY, SHARE = (-math.inf, math.inf), (0.0, 1.0)
+
+
 Estimates = dict[str, dict[str, tuple[float, float]] | str]
 """By what they are of: each number and its standard error by name, or why there are none."""
 
@@ -71,9 +76,17 @@ class Table(NamedTuple):
     label: str = ""
 
 
-def interval(name: str, value: float, error: float) -> tuple[str, float, float, float]:
-    """Returns a name, an estimate, and the ends of its 95 % interval."""
-    return name, value, value - NORMAL * error, value + NORMAL * error
+def interval(
+    name: str, value: float, error: float, limits: Limits = ANY
+) -> tuple[str, float, float, float]:
+    """Returns a name, an estimate, and the ends of its 95 % interval, cut at its limits.
+
+    Example:
+        >>> interval("AUROC", 0.95, 0.1, (0.0, 1.0))[3]
+        1.0
+    """
+    low, high = np.clip([value - NORMAL * error, value + NORMAL * error], *limits).tolist()
+    return name, value, low, high
 
 
 class Part(Protocol):
@@ -171,17 +184,18 @@ def middle(ends: Sequence[float]) -> tuple[float, float]:
     return (ends[0] + ends[-1]) / 2, (ends[-1] - ends[0]) / 2
 
 
-def mean_of_hospitals(pairs: Sequence[tuple[float, float]]) -> list[Word]:
-    """Returns the cells of :data:`MEANS` for estimates with their errors.
+def mean_of_hospitals(pairs: Sequence[tuple[float, float]], limits: Limits = ANY) -> list[Word]:
+    """Returns the cells of :data:`MEANS` for estimates with their errors, cut at their limits.
 
     Example:
         >>> mean_of_hospitals([(0.7, 0.02), (0.8, 0.02)])[3:]
         ['92 %', '–', 2]
     """
     m = meta_analysis(*np.transpose(pairs))
-    beyond = "–" if math.isnan(m.next_low) else f"{m.next_low:.4g} to {m.next_high:.4g}"
+    low, high, next_low, next_high = np.clip([m.low, m.high, m.next_low, m.next_high], *limits)
+    beyond = "–" if math.isnan(m.next_low) else f"{next_low:.4g} to {next_high:.4g}"
     share = "–" if math.isnan(m.i2) else f"{100 * m.i2:.0f} %"
-    return [m.mean, m.low, m.high, share, beyond, len(pairs)]
+    return [m.mean, float(low), float(high), share, beyond, len(pairs)]
 
 
 def p_value(p: float) -> str:

@@ -22,12 +22,13 @@ from medfed.datamodules.splits import SPLITS, Split
 from medfed.functional.pooled import Family
 from medfed.records.bundles import manifest_hash
 from medfed.standalone.errors import ConfigError
-from medfed.studies.rows import OUTCOME, Rows
+from medfed.studies.rows import OUTCOME, Floats, Rows
 
 _CODES = 6  # values of a column that count as categories
 _BESIDE = 5  # numbers of a column, beside its bins
 _LEAST_NUMBERS = 8  # of a column in two bins, by group
 _BINS, _FINE = 20, (1.0, 2.0, 2.5, 5.0, 10.0)
+_OUTER = (0.1, 0.9)  # quantiles between which the bins of a suggestion are narrow
 
 
 class Survival(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -249,7 +250,7 @@ def plan_of(content: Mapping[str, Any], source: object) -> Plan:
 
 
 def suggested(hospitals: Mapping[str, Rows]) -> Plan:
-    """Returns a plan of all columns for data that lie in one place: rounded bins of their range.
+    """Returns a plan of all columns for data that lie in one place: bins of about equal counts.
 
     Across hospitals the plan is written by hand, or taken from public data: its ends and names
     would say what one hospital has.
@@ -277,23 +278,51 @@ def suggested(hospitals: Mapping[str, Rows]) -> Plan:
         elif 1 < len(few := np.unique(values)) <= _CODES:
             columns[name] = [f"{value:g}" for value in few]
         elif len(few) > 1:
-            columns[name] = _ends(float(values.min()), float(values.max()), most)
+            columns[name] = _ends_of(values, max(2, min(_BINS, most)))
     survival = None
     times = [rows.survival[:, 0].max() for rows in there if rows.survival is not None]
     if times:  # events and leavings of each interval, of patients and of those in no group
-        survival = Survival(_ends(0.0, float(max(times)), everyone // (4 * TIMES))[1:])
+        survival = Survival(_even_ends(float(max(times)), everyone // (4 * TIMES)))
     return Plan(columns, by=by if by in columns else None, survival=survival)
 
 
-def _ends(low: float, high: float, most: int = _BINS) -> list[Any]:
-    """Round ends of up to about twenty bins that hold a range.
+def _even_ends(high: float, most: int) -> list[float]:
+    """Round ends of up to about twenty equal intervals from 0, the last beyond `high`.
 
     Example:
-        >>> _ends(21.0, 99.0)[:3], len(_ends(21.0, 99.0))
-        ([20.0, 25.0, 30.0], 17)
+        >>> _even_ends(99.0, 7)
+        [20.0, 40.0, 60.0, 80.0, 100.0]
     """
-    rough = (high - low) / max(2, min(_BINS, most - 2))
+    rough = high / max(2, min(_BINS, most - 2))
     unit = 10.0 ** np.floor(np.log10(rough))
     width = next(f for f in _FINE if f * unit >= rough * (1 - 1e-9)) * unit
-    first, last = np.floor(low / width), np.floor(high / width) + 1
-    return [float(f"{n * width:.12g}") for n in np.arange(first, last + 1)]
+    return [_plain(n, width) for n in np.arange(1, np.floor(high / width) + 2)]
+
+
+def _ends_of(values: Floats, bins: int) -> list[Any]:
+    """Round ends of bins that hold all values: near quantiles, so that outliers are in the last.
+
+    Example:
+        >>> _ends_of(np.array([*range(1, 100), 5000.0]), 5)
+        [0.0, 10.0, 40.0, 60.0, 90.0, 6000.0]
+    """
+    low, high = float(values.min()), float(values.max())
+    inner = np.unique(np.quantile(values, np.linspace(*_OUTER, bins - 1) if bins > 2 else [0.5]))
+    inner = inner[(inner > low) & (inner < high)]
+    gaps = np.diff([low, *inner, high])
+    first, last = _round_step(gaps[0]), _round_step(gaps[-1])
+    start, end = _plain(np.floor(low / first), first), _plain(np.floor(high / last) + 1, last)
+    steps = map(_round_step, np.minimum(gaps[:-1], gaps[1:]))
+    rounded = {_plain(np.rint(q / step), step) for q, step in zip(inner, steps, strict=True)}
+    return [start, *sorted(q for q in rounded if start < q < end), end]
+
+
+def _round_step(gap: float) -> float:
+    """The largest round number up to half of a gap."""
+    unit = 10.0 ** np.floor(np.log10(gap / 2))
+    return float(max(f for f in _FINE if f * unit <= gap / 2 * (1 + 1e-9)) * unit)
+
+
+def _plain(count: float, step: float) -> float:
+    """A multiple without the last digits of binary numbers."""
+    return float(f"{count * step:.12g}")

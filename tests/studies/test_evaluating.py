@@ -11,6 +11,7 @@ from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
 from medfed.functional import discrimination
 from medfed.functional.detection import lesion_curve
+from medfed.functional.scores import class_scores
 from medfed.functional.survival import survival_scores
 from medfed.standalone.errors import ConfigError, DataError
 from medfed.studies.page import pictures, write_study
@@ -224,13 +225,45 @@ def test_several_classes_have_scikit_learns_numbers():
             "AUROC": roc_auc_score(label, p, multi_class="ovr"),
             "accuracy": (p.argmax(1) == label).mean(),
             "log loss": log_loss(label, p),
-            "Brier score": ((p - np.eye(3)[label]) ** 2).sum(1).mean(),
+            "Brier score": class_scores(p, label, np.ones((1, len(p))))["brier"][0],
         }
         for what, value in expected.items():
             assert float(numbers[what]) == pytest.approx(value, abs=6e-4), what
     assert {line[-1] for line in found["Who would be harmed"].lines} == {"worse"}
     first = found["Every hospital"].intervals[0]
     assert first[1] == pytest.approx(float(shown(found, "good")["x"]["AUROC"]), abs=6e-4)
+
+
+@pytest.mark.parametrize("harm", [0.0, 1.0])
+def test_no_interval_leaves_the_limits_of_its_score(harm):
+    """Of two small hospitals that differ, where intervals of the normal distribution are wide."""
+    each = {}
+    for seed in range(2):
+        _, _, label, columns = of_classes(seed, 40, spoilt=harm * (1 + 3 * seed))
+        each[f"{seed}"] = Rows(
+            columns | {"outcome": label * 1.0}, {"outcome": KINDS}, patients=np.arange(40)
+        )
+    plan = Plan(evaluate=Evaluation(["good", "new"], reference="good")).check("plan")
+    found = tables(each, plan)
+    intervals = []
+    for _, what, _, low, high, _, beyond, _ in found["Means of hospitals"].lines:
+        ends = [] if beyond == "–" else [float(end) for end in beyond.split(" to ")]
+        intervals += [(what, end) for end in (low, high, *ends)]
+    every = found["Every hospital"]
+    for line in every.lines:
+        written = [w.split(" ", 1)[1][1:-1].split(", ") for w in line[3:] if w != "–"]
+        names = [n for n, w in zip(every.head[3:], line[3:], strict=True) if w != "–"]
+        intervals += [(n, float(e)) for n, ends in zip(names, written, strict=True) for e in ends]
+    intervals += [("AUROC", end) for one in every.intervals for end in one[2:]]
+    harms = found["Who would be harmed"]
+    intervals += [("− Brier score", end) for line in harms.lines for end in line[4:6]]
+    assert len(intervals) > 50
+    for what, end in intervals:
+        if not what.startswith("− log loss"):
+            low, high = (-1, 1) if what[0] == "−" else (0, np.inf if what == "log loss" else 1)
+            assert low <= end <= high, what
+    shares = [end for what, end in intervals if what == "AUROC"]
+    assert 1.0 in shares  # where the normal distribution would go on
 
 
 def test_a_class_that_a_hospital_hardly_has_is_left_out_there():

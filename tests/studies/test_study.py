@@ -308,6 +308,63 @@ def test_suggested_bins_hold_all_values():
     assert plan.groups("sex") == ("f", "m")
 
 
+SKEWED = {
+    "lognormal": lambda rng, n: np.round(np.exp(rng.normal(1.5, 0.8, n)), 2),
+    "very skewed": lambda rng, n: np.exp(rng.normal(0, 2, n)),
+    "to the left": lambda rng, n: -rng.exponential(3, n),
+    "normal": lambda rng, n: rng.normal(60, 10, n),
+}
+
+
+@pytest.mark.parametrize("size", [200, 800])
+@pytest.mark.parametrize("draw", SKEWED.values(), ids=[*SKEWED])
+def test_an_outlier_moves_no_quartile_by_more_than_a_bin_of_the_bulk(draw, size):
+    """Suggested bins follow the bulk, so that quartiles and Kruskal's test are those of rows."""
+    rng = np.random.default_rng(size)
+    values, groups = draw(rng, size), np.arange(size) % 3
+    values[groups == 2] += values.std()
+    quartiles = {}
+    for outlier in (values[0], 1000 * np.abs(values).max()):
+        values[0] = outlier
+        rows = Rows(
+            {"crp": values, "outcome": groups.astype(float)},
+            {"outcome": ("none", "mild", "severe")},
+            patients=np.arange(size),
+        )
+        plan = suggested({"all": rows})
+        crp = table(simulated(plan.check("plan"), {"all": rows})[0], "crp")
+        ends = np.array(plan.ends("crp"))
+        found = [crp[n][0] for n in ("lower quartile", "median", "upper quartile")]
+        exact = np.quantile(values, [0.25, 0.5, 0.75])
+        for one, true in zip(found, exact, strict=True):
+            at = np.searchsorted(ends, true)
+            assert abs(one - true) <= ends[at] - ends[at - 1] < 1.5 * (exact[2] - exact[0])
+        quartiles[outlier] = np.array(found)
+        assert crp["p (Kruskal–Wallis)"] == ["< 0.0001"]
+        assert crp["mean"][0] == pytest.approx(values.mean(), rel=1e-8, abs=1e-8)
+    apart = np.abs(np.subtract(*quartiles.values()))
+    assert apart.max() < np.diff(ends[1:-1]).max()
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ([0, 50, 100], ["0 to 50"] * 3),
+        ([5, 6, 7], ["below 5", None, "from 7"]),
+        ([-5, 0, 4, 5, 6, 8, 100], [None] * 3),
+    ],
+    ids=["wide", "beyond", "narrow"],
+)
+def test_a_quartile_in_a_wide_bin_is_the_bin(ends, words):
+    """A number that the bins do not give is not printed as one."""
+    values = np.random.default_rng(1).normal(5.5, 3, 400)
+    rows = Rows({"crp": values}, patients=np.arange(400))
+    crp = table(simulated(Plan({"crp": ends}), {"all": rows})[0], "crp")
+    found = [crp[n][0] for n in ("lower quartile", "median", "upper quartile")]
+    for one, word, share in zip(found, words, (0.25, 0.5, 0.75), strict=True):
+        assert one == (word or pytest.approx(np.quantile(values, share), abs=2))
+
+
 @pytest.mark.parametrize(("size", "bins"), [(90, 3), (130, 2), (240, 5), (800, 12)])
 def test_hospitals_answer_a_suggested_plan(size, bins):
     """Few patients have few bins and categories; a column that nearly nobody has is named."""
