@@ -244,7 +244,7 @@ class Algorithm(ABC):
             raise nothing_personal(network, type(self).__name__)
         head = [n for n in split.parameters("all") if any(fnmatchcase(n, p) for p in task_patterns)]
         split = replace(split, head=tuple(head))
-        split.check(self.needs, type(self).__name__)
+        split.check(self.needs, type(self).__name__.lower())
         return split
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> Algorithm:

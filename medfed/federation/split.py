@@ -306,17 +306,20 @@ class ParameterSplit:
         Args:
             needs: A ``head``, layers before one, which compute ``features``, or ``statistics`` of
                 normalisation.
-            method: Its name.
+            method: Its name, as users write it.
 
         Raises:
             ConfigError: If it is missing.
         """
         whole = needs == "features" and set(self.head) == set(self.parameters("all"))
         if needs in ("head", "features") and (whole or not self.head):
+            layers = {n.rpartition(".")[0] for n in self.parameters("all")}
+            ways = ["choose a model of several layers, for tables model=mlp"]
+            ways += ["name its head alone by model.personal"] * (len(layers) > 1)
             raise ConfigError(
                 f"{method} needs the head of the model{', and what enters it' * whole}, and here "
                 f"{'the head is the whole model' if whole else 'no part is known as its head'}; "
-                "choose a model of several layers, or name its head by model.personal."
+                f"{', or '.join(ways)}."
             )
         if needs == "statistics" and not any(n.endswith("running_mean") for n in self.buffers):
             raise ConfigError(

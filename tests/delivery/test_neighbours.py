@@ -57,14 +57,40 @@ def test_the_run_records_the_cases_and_the_bytes_that_its_models_hold(run, weigh
     assert summary["remembered"].keys() == summary["clients"].keys()
 
 
-def test_a_bundle_takes_features_along_only_where_the_hospital_says_so(run, weights):
-    cases = len(next(t for n, t in weights.items() if n.endswith("neighbours_labels")))
-    said = rf"{CLIENT} holds features and labels of {cases} training samples .* patients_feat"
-    with pytest.raises(ConfigError, match=said):
-        exported(run)
+@pytest.mark.parametrize(
+    ("keys", "ways"),
+    [
+        ((), ("set patients_features=true",)),
+        (("bits=4",), ("set patients_features=true", "leave out bits and layers")),
+        (("patients_features=true", "bits=4"), ("leave out bits and layers",)),
+        (("patients_features=true", "bits=[32,2]"), ("leave out bits and layers",)),
+        (("patients_features=true", "layers={body.*:8}"), ("leave out bits and layers",)),
+    ],
+    ids=["as it is", "bits", "agreed, bits", "agreed, widths", "agreed, layers"],
+)
+def test_features_leave_only_where_the_hospitals_say_so(keys, ways, run):
+    """Every model is looked at before a file is written, those of no training case among them."""
+    summary = json.loads((run / "summary.json").read_text())["remembered"]
+    with pytest.raises(ConfigError) as refused:
+        exported(run, "client=all", *keys)
+    text = str(refused.value)
+    for client, held in summary.items():
+        entry = f"{client} ({held['cases']} training samples, {held['bytes']:,} bytes)"
+        assert (entry in text) == (held["cases"] > 0)
+    for way in ("set patients_features=true", "leave out bits and layers"):
+        assert (way in text) == (way in ways)
     assert not (run.parent / "out").exists()
-    with pytest.raises(ConfigError, match="leave out bits"):
-        exported(run, "patients_features=true", "bits=4")
+
+
+def test_a_line_warns_of_features_in_bundles_and_the_table_lies_beside_them(run, caplog):
+    table = run / "export.csv"
+    table.write_text("of an earlier export\n")
+    folder = exported(run, "patients_features=true", f"out={run.parent / 'second'}")
+    assert f"patients are in the models of {CLIENT} (" in caplog.text
+    assert [r.levelname for r in caplog.records if "whoever gets" in r.message] == ["WARNING"]
+    assert table.read_text() == "of an earlier export\n"
+    lines = (folder.parent / "export.csv").read_text().splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["client", CLIENT]
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -169,6 +170,19 @@ def test_rows_are_those_of_the_data_module(hospital, tmp_path):
     wanted = expected(made)
     assert wanted.std() > 1e-2
     torch.testing.assert_close(chances(rows, 2), wanted, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["table", "survival"])
+def test_a_table_with_the_columns_of_the_readme_is_taken(kind, hospital, tmp_path):
+    made = hospital(kind)
+    text = (made.bundle / "docs" / "README.md").read_text()
+    (listed,) = re.findall(r"^Columns: (.*?)\.(?: Where .*)?$", text, re.MULTILINE)
+    columns = dict(column.partition(" (")[::2] for column in listed.split(", "))
+    cells = [texts.removesuffix(")").split(" or ")[-1] or "1" for texts in columns.values()]
+    made.predict(input=write(tmp_path / "in.csv", columns, [cells]), output=tmp_path / "out.csv")
+    header, (answer,) = read(tmp_path / "out.csv")
+    warning = answer[header.index("warning")]
+    assert not any(f"{name} is {texts}" in warning for name, texts in columns.items() if texts)
 
 
 def test_no_column_of_the_output_appears_twice(hospital, tmp_path, caplog):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,14 @@ from medfed.federation.split import (
     normalization_patterns,
     of_one_sample,
 )
+from medfed.personalize.fedala import FedALA
+from medfed.personalize.fedpac import FedPAC
 from medfed.personalize.fedper import FedPer
+from medfed.personalize.fedphp import FedPHP
+from medfed.personalize.fedproto import FedProto
+from medfed.personalize.fedrod import FedRoD
+from medfed.personalize.knnper import KNNPer
+from medfed.personalize.moon import MOON
 from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
 from tests.toys import ToyTask
@@ -102,6 +111,25 @@ def test_features_need_something_before_the_head():
     for head, said in ((("body", "head"), "the head is the whole"), ((), "no part is known")):
         with pytest.raises(ConfigError, match=said):
             ParameterSplit(("body", "head"), (), head=head).check("features", "MOON")
+
+
+@pytest.mark.parametrize(("layers", "named"), [(1, False), (2, True)], ids=["one", "two"])
+@pytest.mark.parametrize(
+    "method", [FedALA, FedPAC, FedPHP, FedProto, FedRoD, KNNPer, MOON], ids=lambda m: m.__name__
+)
+def test_a_refused_head_names_models_that_work(method, layers, named):
+    """Of one layer no part is the head alone, so no key could name it."""
+    net = nn.Sequential(*(nn.Linear(2, 2) for _ in range(layers)))
+    split = ParameterSplit.of(net, ["*"])
+    split = replace(split, head=split.personal if method.needs == "features" else ())
+    with pytest.raises(ConfigError, match="model=mlp") as refused:
+        split.check(method.needs, "knnper")
+    assert ("model.personal" in str(refused.value)) == named
+
+
+def test_a_refusal_has_the_method_s_name_as_users_write_it():
+    with pytest.raises(ConfigError, match=r"^knnper needs the head .* the head is the whole model"):
+        KNNPer().split(nn.Sequential(nn.Linear(2, 2)), ["*"], "averaged")
 
 
 def test_the_body_is_all_but_the_head():

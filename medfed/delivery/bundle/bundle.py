@@ -46,6 +46,7 @@ from medfed.delivery.bundle.networks import bounded, build_network, check_state,
 from medfed.delivery.bundle.weights import Codebook
 from medfed.records.bundles import MANIFEST, METADATA, MODEL, PACKED, Manifest
 from medfed.standalone import files
+from medfed.standalone.columns import Columns
 from medfed.standalone.decode import fill
 from medfed.standalone.errors import CheckpointError, DataError
 from medfed.standalone.masks import map_codes
@@ -289,6 +290,9 @@ def page(name: str, facts: Mapping[str, Any]) -> str:
     environment.filters |= {"number": _number, "numbers": _numbers}
     facts = in_markdown(facts)
     source = facts["input"]
+    table = source["kind"] == "table"
+    inputs = Columns.from_facts(source).inputs() if table else [(n, n) for n in facts["channels"]]
+    columns = dict(zip(facts["channels"], (column for _, column in inputs), strict=True))
     return environment.get_template(name.removeprefix("docs/")).render(
         facts=facts,
         source=source,
@@ -297,8 +301,8 @@ def page(name: str, facts: Mapping[str, Any]) -> str:
         own=is_own(facts["network"]),
         files=source.get("files"),
         bits=sorted(set(facts["bits"].values())),
-        absent=[n for n in facts["channels"] if n not in facts["present"]],
-        inputs="Features" if source["kind"] == "table" else "Channels",
+        absent=list(dict.fromkeys(c for n, c in columns.items() if n not in facts["present"])),
+        inputs="Features" if table else "Channels",
         outputs=outputs(facts),
         packages=["monai", "nibabel", "pillow", "fire", *sorted(metadata.further(facts))],
         ranges=list(_ranges(source)),

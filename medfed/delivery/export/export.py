@@ -14,6 +14,7 @@ import numpy as np
 from medfed.common.console import file_names, say, shown, size, wide_console
 from medfed.common.scores import mean_of_known
 from medfed.common.tables import Table
+from medfed.common.untrusted import read_tensors
 from medfed.config.compose import build
 from medfed.config.sections import Section
 from medfed.datamodules.base import FederatedDataModule
@@ -71,6 +72,7 @@ def export_run(config: Section) -> list[Path]:
     run = RunRecord.read(Path(options.run))
     folder = run.bundles if options.out is None else Path(options.out)
     clients, files = run.chosen(options.client), file_names(run.clients)
+    remembered = _check_remembered(run, clients, options)
     plans = {width: _bits(run, width, options.layers) for width in options.widths}
     data = finetuning.open_data(run) if any(plans.values()) or options.onnx == "int8" else None
     if options.onnx == "int8" and data is None:
@@ -88,9 +90,35 @@ def export_run(config: Section) -> list[Path]:
             _log.info("Wrote %s.", place)
     metric, mode = run.summary["selection"]
     _print_export(rows, metric, mode, options.tolerance)
-    _save_table(run.export_csv, rows, metric)
-    _log.info("Table: %s", run.export_csv)
+    table = run.export_csv if options.out is None else folder / run.export_csv.name
+    _save_table(table, rows, metric)
+    _log.info("Table: %s", table)
+    if remembered:
+        _log.warning("%s, and whoever gets a bundle gets them.", remembered)
     return made
+
+
+def _check_remembered(run: RunRecord, clients: Sequence[str], options: ExportOptions) -> str:
+    """Says which models hold features of patients, once the hospitals agree; else empty."""
+    files = run.files("models", clients)
+    sizes = {c: store_size(read_tensors(files[c])) for c in clients}
+    held = [
+        f"{shown(client)} ({size['cases']} training samples, {size['bytes']:,} bytes)"
+        for client, size in sizes.items()
+        if size["cases"]
+    ]
+    if not held:
+        return ""
+    which = f"Features and labels of patients are in the models of {', '.join(held)}"
+    ways = []
+    if not options.patients_features:
+        ways.append("set patients_features=true if the hospitals agree")
+    if options.layers or {*options.widths} - {None, FULL}:
+        ways.append("leave out bits and layers, as features are of weights in full precision")
+    if ways:
+        ending = f"and whoever gets a bundle gets them; {', and '.join(ways)}"
+        raise ConfigError(f"{which}, {ending}.")
+    return which
 
 
 def _export_client(
@@ -107,13 +135,6 @@ def _export_client(
     facts = run.facts(client, model.plain)
     if (remembered := store_size(model.weights))["cases"]:
         facts["card"]["remembered"] = remembered
-        if bits or not options.patients_features:
-            raise ConfigError(
-                f"The model of {client} holds features and labels of {remembered['cases']} "
-                f"training samples ({remembered['bytes']:,} bytes), and whoever gets its bundle "
-                "gets them; if the hospital agrees, set patients_features=true and leave out bits "
-                "and layers, as features are of weights in full precision."
-            )
     facts["largest_part"] = _regions(options.largest_part, facts)
     if facts["largest_part"]:  # the intervals of volumes are of whole masks
         facts["coverage"] = None
