@@ -131,6 +131,7 @@ def test_the_bundle_answers_as_the_run(run, weights):
     np.testing.assert_allclose(np.asarray(onnx), answers.numpy(), atol=1e-5)
     card = (folder / "docs" / "model_card.md").read_text()
     assert "training samples are in this bundle" in card
+    assert "Predictions of these samples are too good" in card
     assert "Personal part: features of its training cases, which vote.\n" in card
 
 
