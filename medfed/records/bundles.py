@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -35,8 +35,8 @@ def manifest_hash(folder: Path) -> str:
 def remembers_cases(folder: Path) -> bool:
     """Returns whether the model of a bundle holds cases of its training, as its card records."""
     with reading(folder / METADATA, "copy the bundle again"):
-        card = parse_json(folder / METADATA).get("medfed", {}).get("card") or {}
-        return bool(card.get("remembered"))
+        facts: dict[str, Any] = parse_json(folder / METADATA)["medfed"]
+        return bool((facts.get("card") or {}).get("remembered"))
 
 
 def packed(folder: Path) -> bytes:
