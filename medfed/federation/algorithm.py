@@ -195,9 +195,14 @@ class Algorithm(ABC):
             object.__setattr__(self, "personal", patterns_of(self.personal))
         if self.mask_aware and not (self.parts_sent and self.supports_missing_channels):
             raise ConfigError(
-                f"algorithm.mask_aware is not for {type(self).__name__}, which averages nothing or "
+                f"algorithm.mask_aware is not for {self.title}, which averages nothing or "
                 "keeps a state that would be undefined for weights that only some clients train."
             )
+
+    @property
+    def title(self) -> str:
+        """The method's name in sentences."""
+        return type(self).__name__
 
     def split(
         self, network: nn.Module, task_patterns: str | Sequence[str], buffers: BufferPolicy
@@ -215,7 +220,7 @@ class Algorithm(ABC):
         """
         task_patterns = patterns_of(task_patterns)
         if self.personal in ("task", "body") and not task_patterns:
-            raise nothing_personal(network, type(self).__name__)
+            raise nothing_personal(network, self.title)
         if self.personal in ("task", "body"):
             task_patterns = divide(network, task_patterns)
         named: dict[str, Sequence[str]] = {
@@ -241,10 +246,10 @@ class Algorithm(ABC):
         if self.trains_shared and not split.parameters("shared"):
             raise nothing_to_train("shared")
         if self.personal != "none" and not split.parameters("personal"):
-            raise nothing_personal(network, type(self).__name__)
+            raise nothing_personal(network, self.title)
         head = [n for n in split.parameters("all") if any(fnmatchcase(n, p) for p in task_patterns)]
         split = replace(split, head=tuple(head))
-        split.check(self.needs, type(self).__name__.lower())
+        split.check(self.needs, self.title)
         return split
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> Algorithm:
@@ -285,13 +290,13 @@ class Algorithm(ABC):
         """
         if self.card.full_cohort and cohort.fraction < 1:
             raise ConfigError(
-                f"{type(self).__name__} needs all clients in every round, and cohort.fraction="
+                f"{self.title} needs all clients in every round, and cohort.fraction="
                 f"{cohort.fraction} leaves some out; choose cohort.fraction=1, or cohort.clients="
                 "[...] for a federation of a few."
             )
         if self.card.full_cohort and any(cohort.absent.values()):
             raise ConfigError(
-                f"{type(self).__name__} needs all clients in every round, and cohort.absent leaves "
+                f"{self.title} needs all clients in every round, and cohort.absent leaves "
                 "some out; set it to []."
             )
 
@@ -324,7 +329,7 @@ class Algorithm(ABC):
                 )
                 raise ConfigError(
                     f"aggregation={name} is for methods whose server takes means, and "
-                    f"{type(self).__name__} {why}; choose aggregation=mean."
+                    f"{self.title} {why}; choose aggregation=mean."
                 )
             if clients is not None and clients < aggregation.least:
                 raise ConfigError(

@@ -121,7 +121,7 @@ def check_labels(algorithm: Algorithm, clients: Iterable[ClientData]) -> None:
         one = isinstance(label, Tensor) and label.ndim == 1 and not label.is_floating_point()
         if not one or len(client.label_counts) < 2:
             raise ConfigError(
-                f"{type(algorithm).__name__} is for patients of one class each, and the labels of "
+                f"{algorithm.title} is for patients of one class each, and the labels of "
                 f"{client.id} are not that, of two or more classes; choose another algorithm "
                 "for outcomes, times, regions, boxes and findings, such as algorithm=fedper."
             )

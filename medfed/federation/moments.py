@@ -31,7 +31,7 @@ def check_averages_moments(algorithm: Algorithm, channel: Channel) -> None:
     # Its own declaration: a method that inherits from another may train in another way.
     if not vars(type(algorithm)).get("averages_moments") or algorithm.mask_aware:
         mask = " with algorithm.mask_aware=true" if algorithm.mask_aware else ""
-        why = f"{type(algorithm).__name__}{mask} does not send the plain mean of one training"
+        why = f"{algorithm.title}{mask} does not send the plain mean of one training"
     elif type(algorithm.aggregation) is not Aggregation:
         why = f"aggregation={type(algorithm.aggregation).__name__.lower()} compares weights"
     elif channel.sums is not None:

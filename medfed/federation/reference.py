@@ -199,7 +199,7 @@ def _check_averages(algorithm: Algorithm, channel: Channel | None) -> None:
     if algorithm.parts_averaged and (masks or robust is not Aggregation):
         raise ConfigError(
             f"{key} protects what is averaged, and the model is wholly personal, so "
-            f"{type(algorithm).__name__} averages nothing; make less of it personal "
+            f"{algorithm.title} averages nothing; make less of it personal "
             f"(model.personal), or leave {key} out."
         )
 

@@ -72,7 +72,7 @@ class SendsFeatures(Algorithm):
         if not server["features"] and not sums[SHARES].any():
             warn(
                 f"No hospital of the first round has {self.least_patients} patients"
-                f"{' of a class' * self.by_class}, so that {type(self).__name__} shares no "
+                f"{' of a class' * self.by_class}, so that {self.title} shares no "
                 "features; choose another algorithm, or lower algorithm.least_patients where "
                 "nobody's patients are at risk."
             )

@@ -29,7 +29,7 @@ class GradientMethod(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        name = type(self).__name__
+        name = self.title
         if self.personal != "none":
             raise ConfigError(f"{name} has one model for all; leave algorithm.personal=none.")
 

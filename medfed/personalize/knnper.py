@@ -61,6 +61,11 @@ class KNNPer(OnboardingRules, FedAvg):
         privacy_exposure="outputs",
     )
 
+    @property
+    def title(self) -> str:
+        """As the paper writes it."""
+        return "kNN-Per"
+
     def split(
         self, network: nn.Module, task_patterns: str | Sequence[str], buffers: BufferPolicy
     ) -> ParameterSplit:
@@ -73,8 +78,9 @@ class KNNPer(OnboardingRules, FedAvg):
         head, *others = modules_of(network, split.head) or [""]
         if not head or any(not name.startswith(f"{head}.") for name in others):
             raise ConfigError(
-                "kNN-Per remembers what enters the head, which must be one module of the network, "
-                f"and here is {', '.join(split.head)}; name such a module by model.personal."
+                f"{self.title} remembers what enters the head, which must be one module of the "
+                f"network, and here is {', '.join(split.head)}; name such a module by "
+                "model.personal."
             )
         remembering(network, head)
         return replace(split, base=split.base | {f"{head}.{FEATURES}", f"{head}.{VOTE}"})

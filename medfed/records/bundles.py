@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from hashlib import sha256
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import msgspec
 
 from medfed.common.schemas import parse_json
+from medfed.common.untrusted import reading
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError
 from medfed.standalone.files import replacing_folder
 
@@ -29,6 +30,13 @@ def manifest_hash(folder: Path) -> str:
             f"{folder} is no bundle: it has no {MANIFEST}; medfed export and medfed adopt make one."
         )
     return sha256((folder / MANIFEST).read_bytes()).hexdigest()
+
+
+def remembers_cases(folder: Path) -> bool:
+    """Returns whether the model of a bundle holds cases of its training, as its card records."""
+    with reading(folder / METADATA, "copy the bundle again"):
+        facts: dict[str, Any] = parse_json(folder / METADATA)["medfed"]
+        return bool((facts.get("card") or {}).get("remembered"))
 
 
 def packed(folder: Path) -> bytes:

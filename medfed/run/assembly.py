@@ -152,7 +152,7 @@ def personal_part(
         asks = config.canonical.get("parts") is None
     if not asks:
         return ()
-    network, method = task.network, type(algorithm).__name__
+    network, method = task.network, algorithm.title
     if task.personal:
         trial = copy.deepcopy(network)  # where single entries are personal, it is divided
         try:

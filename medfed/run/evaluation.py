@@ -34,6 +34,7 @@ from medfed.datamodules.patient_columns import patient_columns
 from medfed.datamodules.readers.base import check_names
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.client import Batch
+from medfed.federation.lightning.collect import warn
 from medfed.federation.lightning.module import EvalSplit
 from medfed.federation.lightning.strategy import together
 from medfed.records.folder import RunFolder
@@ -74,9 +75,20 @@ def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
     return summary | measured
 
 
+def _check_split(folder: Path, split: str) -> None:
+    """Refuses another split, and says where a model remembers the cases that it is to predict."""
+    check_known("split", split, get_args(EvalSplit))
+    known = RunFolder(folder).summary.get("remembered", {}) if split == "train" else {}
+    if clients := [shown(client) for client, of in known.items() if of["cases"]]:
+        warn(
+            f"The models of {few(clients)} remember these training cases, so metrics of them mean "
+            "nothing; choose split=val or split=test."
+        )
+
+
 def _tested(folder: Path, split: str) -> Experiment:
     """Evaluates each selected model on its client's patients."""
-    check_known("split", split, get_args(EvalSplit))
+    _check_split(folder, split)
     if RunFolder(folder).sites_json.is_file():
         raise ConfigError(
             f"The run in {folder} was across sites, which keep their patients; only simulations "
@@ -359,7 +371,7 @@ def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "tes
         ConfigError: If the split or a channel is unknown, or all subsets would be too many.
         CheckpointError: If the run is unfinished, its checkpoint is torn or its data have changed.
     """
-    check_known("split", split, get_args(EvalSplit))
+    _check_split(folder, split)
     summary = RunFolder(folder).summary
     experiment = reopen_selected(folder)
     module, names = experiment.module, tuple(experiment.data.channel_names)

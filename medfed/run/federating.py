@@ -120,7 +120,7 @@ def federation_of(
     say_unprotected(algorithm)
     if config.canonical is not None and not (algorithm.mixes or algorithm.sums):
         raise ConfigError(
-            f"{type(algorithm).__name__} would train the membership vectors of canonical models as "
+            f"{algorithm.title} would train the membership vectors of canonical models as "
             "if they were weights; choose canonical=none, or algorithm=ppfl or ifca."
         )
     optimizer, scheduler = build(config.optimizer), build(config.scheduler)
@@ -144,7 +144,7 @@ def federation_of(
     if algorithm.trains_centrally:
         if everyone is not None:
             raise ConfigError(
-                f"{type(algorithm).__name__} trains on the data of all clients in one place, but "
+                f"{algorithm.title} trains on the data of all clients in one place, but "
                 "sites do not give their data away; choose another algorithm."
             )
         clients = [Pool(client, clients) for client in clients]
@@ -204,7 +204,7 @@ def say_unprotected(algorithm: Algorithm) -> None:
     if type(algorithm.aggregation) is not Aggregation and others:
         warn(
             f"aggregation covers the part {' and '.join(algorithm.parts_averaged)} of what clients "
-            f"send by {type(algorithm).__name__}; the server takes {' and '.join(others)} as each "
+            f"send by {algorithm.title}; the server takes {' and '.join(others)} as each "
             "client sends it."
         )
 
@@ -233,7 +233,7 @@ def sums_of(
         return None
     if secure != "masks":
         raise ConfigError(f"channel.secure must be masks or null, not {secure!r}.")
-    name = type(algorithm).__name__
+    name = algorithm.title
     parts = tuple(part for part in algorithm.parts_sent if part in algorithm.parts_averaged)
     if not parts or algorithm.trains_centrally:
         why = f"{name} needs more of what each client sends than a mean over all clients"
@@ -266,7 +266,7 @@ def sums_of(
 
 def _only(algorithm: Algorithm, codec: Codec, link: Section) -> dict[str, Any]:
     """Restricts a lossy codec to the parts of a method that stalls if others lose anything."""
-    name, coded = type(algorithm).__name__, algorithm.parts_compressible
+    name, coded = algorithm.title, algorithm.parts_compressible
     if coded is None or codec.lossless or codec.cast:
         return {}
     if not coded:

@@ -95,7 +95,7 @@ def show_split(config: RunDescription, data: FederatedDataModule) -> None:
 
     (config, task), algorithm = task_for(config, data), build(config.algorithm)
     split = algorithm.split(task.network, task.personal, config.buffers)
-    wide_console().print(split_tree(task.network, split, type(algorithm).__name__))
+    wide_console().print(split_tree(task.network, split, algorithm.title))
 
 
 def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:

@@ -71,7 +71,7 @@ def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
     algorithm = build(config.algorithm)
     if algorithm.card.full_cohort:
         raise errors.ConfigError(
-            f"{type(algorithm).__name__} needs all clients in every round, so this run cannot "
+            f"{algorithm.title} needs all clients in every round, so this run cannot "
             f"continue without {site}; start another one among {', '.join(left) or 'others'}."
         )
     if not left:

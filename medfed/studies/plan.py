@@ -6,6 +6,7 @@ patients of any one hospital.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -20,10 +21,11 @@ from medfed.common.schemas import Number, fit
 from medfed.common.untrusted import read_yaml
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.functional.pooled import Family
-from medfed.records.bundles import manifest_hash
+from medfed.records.bundles import manifest_hash, remembers_cases
 from medfed.standalone.errors import ConfigError
 from medfed.studies.rows import OUTCOME, Floats, Rows
 
+_log = logging.getLogger(__name__)
 _CODES = 6  # values of a column that count as categories
 _BESIDE = 5  # numbers of a column, beside its bins
 _LEAST_NUMBERS = 8  # of a column in two bins, by group
@@ -227,6 +229,12 @@ def read_plan(path: Path) -> Plan:
             raise ConfigError(
                 f"{path}: the bundle {bundle.name} in {folder} has the manifest {manifest}, and "
                 "the plan names another; correct manifest or path."
+            )
+        if "train" in plan.splits and remembers_cases(folder):
+            _log.warning(
+                "The model %s remembers cases of its training, so its numbers on them mean "
+                "nothing; set patients: test in %s.",
+                *(bundle.name, path),
             )
         bundles.append(replace(bundle, manifest=manifest, path=str(folder)))
     return replace(plan, bundles=bundles)

@@ -10,18 +10,24 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+import yaml
 
+from medfed.config.allowed import CONFIG_DIR
 from medfed.config.compose import described, load
 from medfed.config.description import checked
-from medfed.delivery.bundle.bundle import read_bundle
+from medfed.config.sections import Section
+from medfed.delivery.bundle.bundle import CARD, page, read_bundle
 from medfed.delivery.bundle.networks import build_network
 from medfed.delivery.bundle.onnx_file import ONNX, OnnxNetwork
 from medfed.delivery.export.export import export_run
+from medfed.delivery.export.run_record import RunRecord
 from medfed.delivery.start.pretrained import _read_run
 from medfed.records.folder import RunFolder
+from medfed.run.evaluation import evaluate_run, measure_across
 from medfed.run.train import train
 from medfed.standalone.errors import CheckpointError, ConfigError
 from medfed.standalone.networks import load as load_alone
+from medfed.studies.plan import read_plan
 
 KEYS = ("experiment=digits_pfednet", "algorithm=knnper", "model.network.channels=[4,4,4]")
 KEYS += ("partition=label_groups", "partition.num_clients=4", "rounds=1")
@@ -93,6 +99,24 @@ def test_a_line_warns_of_features_in_bundles_and_the_table_lies_beside_them(run,
     assert [line.partition(",")[0] for line in lines] == ["client", CLIENT]
 
 
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("measure", [evaluate_run, measure_across], ids=lambda m: m.__name__)
+def test_metrics_of_remembered_cases_are_doubted(measure, split, run, caplog):
+    measure(run, split)
+    said = "remember these training cases, so metrics of them mean nothing"
+    assert (said in caplog.text) == (split == "train")
+
+
+@pytest.mark.parametrize("patients", ["all", "test"])
+def test_a_study_doubts_numbers_of_remembered_cases(patients, run, tmp_path, caplog):
+    bundle = exported(run, "patients_features=true")
+    caplog.clear()
+    path = tmp_path / "plan.yaml"
+    path.write_text(f"bundles: [{{name: new, path: {bundle}}}]\npatients: {patients}\n")
+    read_plan(path)
+    assert ("The model new remembers cases" in caplog.text) == (patients == "all")
+
+
 @torch.no_grad()
 def test_the_bundle_answers_as_the_run(run, weights):
     pytest.importorskip("onnxruntime")
@@ -107,6 +131,28 @@ def test_the_bundle_answers_as_the_run(run, weights):
     np.testing.assert_allclose(np.asarray(onnx), answers.numpy(), atol=1e-5)
     card = (folder / "docs" / "model_card.md").read_text()
     assert "training samples are in this bundle" in card
+    assert "Predictions of these samples are too good" in card
+    assert "Personal part: features of its training cases, which vote.\n" in card
+
+
+@pytest.mark.parametrize(
+    ("method", "keeps"),
+    [
+        ("ditto", "a model"),
+        ("fedadam", "nothing"),
+        ("fedavg", "nothing"),
+        ("local", "everything"),
+        ("perfedavg", "one step from the shared model"),
+    ],
+)
+def test_the_card_calls_personal_what_a_method_keeps(method, keeps, run):
+    """Methods without a personal part of the weights may keep whole models."""
+    facts = read_bundle(exported(run, "patients_features=true")).facts
+    record = RunRecord.read(run)
+    algorithm = yaml.safe_load((CONFIG_DIR / "algorithm" / f"{method}.yaml").read_text())
+    record.__dict__["config"] = Section({**record.config.plain(), "algorithm": algorithm})
+    facts |= {"card": record.card(CLIENT)}
+    assert f"- Personal part: {keeps}.\n" in page(CARD, facts)
 
 
 def test_another_run_starts_from_the_weights_alone(run):

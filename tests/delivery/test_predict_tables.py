@@ -176,6 +176,7 @@ def test_rows_are_those_of_the_data_module(hospital, tmp_path):
 def test_a_table_with_the_columns_of_the_readme_is_taken(kind, hospital, tmp_path):
     made = hospital(kind)
     text = (made.bundle / "docs" / "README.md").read_text()
+    assert "Ends are rounded outwards" in (made.bundle / "docs" / "model_card.md").read_text()
     (listed,) = re.findall(r"^Columns: (.*?)\.(?: Where .*)?$", text, re.MULTILINE)
     columns = dict(column.partition(" (")[::2] for column in listed.split(", "))
     cells = [texts.removesuffix(")").split(" or ")[-1] or "1" for texts in columns.values()]

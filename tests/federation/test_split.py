@@ -123,12 +123,12 @@ def test_a_refused_head_names_models_that_work(method, layers, named):
     split = ParameterSplit.of(net, ["*"])
     split = replace(split, head=split.personal if method.needs == "features" else ())
     with pytest.raises(ConfigError, match="model=mlp") as refused:
-        split.check(method.needs, "knnper")
+        split.check(method.needs, method().title)
     assert ("model.personal" in str(refused.value)) == named
 
 
 def test_a_refusal_has_the_method_s_name_as_users_write_it():
-    with pytest.raises(ConfigError, match=r"^knnper needs the head .* the head is the whole model"):
+    with pytest.raises(ConfigError, match=r"^kNN-Per needs .* the head is the whole model"):
         KNNPer().split(nn.Sequential(nn.Linear(2, 2)), ["*"], "averaged")
 
 

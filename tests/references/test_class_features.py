@@ -33,7 +33,8 @@ def test_other_tasks(method, kind):
     data[2].y, data[2].label_counts = LABELS[kind]
     data[2].x = data[2].x[:8]
     with pytest.raises(
-        ConfigError, match=f"{method} is for patients of one class each, .* of c2 are"
+        ConfigError,
+        match=f"{METHODS[method]().title} is for patients of one class each, .* of c2 are",
     ):
         federate(METHODS[method](), Classes().network, ToyTask().loss, data, personal="head.*")
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from medfed.common.untrusted import read_json, read_tensors, reading
-from medfed.config.allowed import check_plugins, check_targets
+from medfed.config.allowed import check_plugins, check_targets, is_plugin
 from medfed.config.compose import build, class_of
 from medfed.config.sections import Section, without_places
 from medfed.delivery.bundle.metadata import FORMAT_VERSION
@@ -162,10 +162,13 @@ class RunRecord(RunFolder):
         # The folder of a site knows no others, and so no mean over them.
         whole = summary.get("federation", {}) if hospitals == len(summary["clients"]) else {}
         means = {n: over["mean"] for n, over in whole.items()}
+        method = class_of(self.config.algorithm)
+        known = "card" in vars(method) or not is_plugin(self.config.algorithm["_target_"])
         return {
             "round": None if chosen is None else chosen + 1,
             "rounds": summary.get("rounds"),
             "hospitals": hospitals,
+            "keeps": method.card.keeps if known else None,
             "seed": self.config.get("seed"),
             "patients": {split: len(splits[split]) for split in splits},
             "samples": had.get("samples"),
