@@ -32,11 +32,11 @@ def find_kinds(
     left out, and a line says so, if it has too many of them: more than 20, or one for every second
     row, as ids and remarks have. So are dates, times, and row numbers (1, 2, 3 ...). What the user
     has named is not left out but refused. `categorical`: columns that hold categories, also
-    numbered ones; or ``auto``.
+    numbered ones, besides those of ``auto``; an empty list: there are none.
     """
-    auto = categorical == "auto"
+    auto = len(categorical) > 0
     declared: tuple[str, ...] = ()
-    if categorical and categorical != "auto":
+    if auto and categorical != "auto":
         where = f"{sheet.path}, data.categorical: "
         declared = check_names("column", categorical, names, where)
     kept, left_out, categories, coded = [], {}, {}, {}
@@ -238,9 +238,9 @@ def read_csv(
             others.
         outcome: What the label column holds: ``classes``, numbers that are ``continuous``, or
             whether the event of ``survival`` happened: 1 or 0, unless `positive` says otherwise.
-        categorical: Names of the feature columns that hold categories, whatever they are written
-            as; ``auto`` takes those that hold texts, and leaves out what cannot be a feature; see
-            `find_kinds`.
+        categorical: Names of feature columns that hold categories, whatever they are written as,
+            besides those that hold texts, which ``auto`` takes alone; what cannot be a feature is
+            left out. An empty list takes none; see `find_kinds`.
         drop: Names of columns that are no features.
         unlabelled: Whether a row without a label is an error, or left out; so is one whose label
             is neither in `positive` nor in `negative`, if both are given.
