@@ -209,6 +209,30 @@ def noncentrality(free: int, alpha: float, power: float) -> float:
     return float(brentq(lacking, 0.0, 3 * critical + 10))
 
 
+def detectable_by(
+    splits: int, now: Difference, count: int, overlap: float = 0.0, comparisons: int = 1
+) -> float:
+    """Returns the smallest true difference that another number of splits detects.
+
+    Args:
+        splits: The number of splits, 2 or more.
+        now: What the present splits give.
+        count: How many splits there are.
+        overlap: See :func:`difference`.
+        comparisons: See :func:`difference`.
+
+    Returns:
+        The difference.
+
+    Example:
+        >>> found = difference([0.1, -0.1, 0.2, 0.1], overlap=0.25)
+        >>> detectable_by(4, found, 4, 0.25) == found.detectable > detectable_by(20, found, 4, 0.25)
+        True
+    """
+    error = now.error * math.sqrt((1 / splits + overlap) / (1 / count + overlap))
+    return error * noncentrality(splits - 1, (1 - LEVEL) / comparisons, POWER)
+
+
 def splits_needed(
     target: float, now: Difference, count: int, overlap: float = 0.0, comparisons: int = 1
 ) -> int:
@@ -232,11 +256,9 @@ def splits_needed(
         >>> splits_needed(0.075, found, 4), splits_needed(0.075, found, 4, overlap=0.25)
         (25, 0)
     """
-    spread = now.error / math.sqrt(1 / count + overlap)
 
     def enough(splits: int) -> bool:
-        error = spread * math.sqrt(1 / splits + overlap)
-        return error * noncentrality(splits - 1, (1 - LEVEL) / comparisons, POWER) <= target
+        return detectable_by(splits, now, count, overlap, comparisons) <= target
 
     return 2 + bisect_left(range(2, 1001), True, key=enough) if enough(1000) else 0
 

@@ -16,7 +16,7 @@ from medfed.common.console import brief, size
 from medfed.common.scores import CHOSEN, LEAST_CASES
 from medfed.common.tables import Cell, Table
 from medfed.federation.card import CEILINGS, REFERENCES
-from medfed.functional.statistics import Difference, splits_needed
+from medfed.functional.statistics import Difference, detectable_by, splits_needed
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import (
     LEAST_SPLITS,
@@ -148,10 +148,18 @@ def room(task: Task, verdicts: Verdicts, reference: str) -> str:
     takes = {
         what: takes_to_show(task, gaps[name], gain, len(gaps)) for what, gain in wanted.items()
     }
-    limit = "; more splits of the same patients will not"
-    patients = any(of.endswith("patients") for of in takes.values()) and not task.single
-    listed = ", ".join(f"{what} takes {of}" for what, of in takes.items())
-    return f"{start} To show {listed}{limit * patients}." if takes else start
+    limit = "; more splits of the same patients will not do"
+    patients = any("times as many patients" in of for of in takes.values()) and not task.single
+    unsure = not task.small and any(count < LEAST_CASES for count, _ in task.fewest.values())
+    if not takes or unsure or gaps[name].error == 0:  # nobody knows how much chance there is
+        return start
+    same = " or ".join(takes) if len({*takes.values()}) == 1 else ""
+    each = [f"{what} takes {of}" for what, of in takes.items()]
+    listed = f"{same} takes {next(iter(takes.values()))}" if same else ", and ".join(each)
+    return f"{start} To show {listed}{limit * patients}."
+
+
+_ENOUGH = 20  # splits: more make the estimated spread hardly more certain
 
 
 def target_of(task: Task, verdicts: Verdicts, reference: str) -> float:
@@ -171,9 +179,15 @@ def takes_to_show(task: Task, now: Difference, gain: float, comparisons: int) ->
         splits := splits_needed(gain, now, task.splits, task.overlap, comparisons)
     ):
         return f"about {about(splits)} splits instead of {task.splits}"
-    if (times := (now.detectable / gain) ** 2) > 100:  # which is no plan
-        return "more than 100 times as many patients: these data cannot show it"
-    return f"about {about(times)} times as many patients"
+    # Few splits leave the spread uncertain, which is no reason to collect patients.
+    count = task.splits if task.single else max(task.splits, _ENOUGH)
+    detectable = now.detectable
+    if count > task.splits:
+        detectable = detectable_by(count, now, task.splits, task.overlap, comparisons)
+    if (times := (detectable / gain) ** 2) > 100:  # which is no plan
+        return "more than 100 times as many patients"
+    by = f" and {count} splits" if count > task.splits else ""
+    return f"about {about(times)} times as many patients{by}"
 
 
 def about(count: float) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -43,7 +43,7 @@ from medfed.run.experiment import Experiment, examined, reopen, reopen_selected,
 from medfed.run.intervals import findings, over_clients
 from medfed.run.results import undefined
 from medfed.standalone.checks import check_known
-from medfed.standalone.csv_files import MISSING, Sheet, as_number
+from medfed.standalone.csv_files import MISSING, Sheet, as_number, missing_words
 from medfed.standalone.errors import ConfigError, did_you_mean, few
 from medfed.standalone.files import csv_text, write_json, write_text
 from medfed.standalone.names import code_among, fold, same
@@ -156,7 +156,7 @@ def measure_subgroups(
     tested, data = examined(experiment), experiment.data
     if not tested.pooled():
         raise ConfigError("by is for tasks with a table of cases, and models that have not failed.")
-    named = banded(values_of(data, column, source), edges)
+    named = banded(values_of(data, column, source), edges, _words_missing(data))
     group = {}
     for client, cases in tested.cases.items():
         names = [named.get(p) or "unknown" for p in data.plans[client].patients[tested.split]]
@@ -214,11 +214,15 @@ def _by_patient(column: str, patients: Sequence[str], values: Sequence[str]) -> 
     return {patient: [*of][-1] if of else "" for patient, of in every.items()}
 
 
+def _words_missing(data: FederatedDataModule) -> Collection[str]:
+    return missing_words(data.missing if isinstance(data, TabularDataModule) else ())
+
+
 def _values_in(source: Path, column: str, data: FederatedDataModule) -> dict[str, str]:
     """The same from a CSV file."""
     if not source.is_file():
         raise ConfigError(f"patients={source} is no file; name a CSV with the column patient.")
-    sheet = Sheet.read(source)
+    sheet = Sheet.read(source, missing=_words_missing(data))
     for name in ("patient", column):
         if name.lower() not in sheet.places:
             raise ConfigError(
@@ -241,7 +245,11 @@ def _place(at: int, rows: int) -> str:
     return f"data row {at + 1}" if at < rows else "the run"
 
 
-def banded(values: Mapping[str, str], edges: Sequence[float] = ()) -> dict[str, str]:
+def banded(
+    values: Mapping[str, str],
+    edges: Sequence[float] = (),
+    missing: Collection[str] = MISSING,
+) -> dict[str, str]:
     """Puts numbers into bands; texts, codes, and numbers of at most six values, stay.
 
     A few texts among numbers, and numbers that begin with a zero, are groups beside the bands. If
@@ -250,6 +258,7 @@ def banded(values: Mapping[str, str], edges: Sequence[float] = ()) -> dict[str, 
     Args:
         values: By patient; missing ones are left out.
         edges: Where bands begin; by default at the quartiles, in three digits.
+        missing: Words of missing values.
 
     Example:
         >>> banded({"a": "39", "b": "40", "c": "71"}, [40, 60])
@@ -257,7 +266,7 @@ def banded(values: Mapping[str, str], edges: Sequence[float] = ()) -> dict[str, 
         >>> banded({"a": "f", "b": "m"})
         {'a': 'f', 'b': 'm'}
     """
-    texts = {patient: text for patient, text in values.items() if text.lower() not in MISSING}
+    texts = {patient: text for patient, text in values.items() if text.lower() not in missing}
     finite = {p: as_number(text) for p, text in texts.items() if abs(as_number(text)) < np.inf}
     numbers = {p: value for p, value in finite.items() if not code_among([texts[p]])}
     known, codes = [*numbers.values()], len(finite) - len(numbers)
@@ -314,9 +323,13 @@ def show_subgroups(subgroups: Mapping[str, Any], folder: Path) -> None:
     order = sorted(
         (v * (1 - 2 * scores.smaller_is_better(metric)), n) for n, v in known.items() if v == v
     )
-    lines = [f"Worst by {metric}: {n}, {scores.number(known[n])} {ends[n]}." for _, n in order[:1]]
-    if few := [name for name in groups if name not in known]:
-        lines.append(f"Too few patients to be shown: {', '.join(few)}.")
+    shown = order[:1] if len(order) > 1 else []  # nothing is the worst of one
+    lines = [f"Worst by {metric}: {n}, {scores.number(known[n])} {ends[n]}." for _, n in shown]
+    if hidden := {name: of["patients"] for name, of in groups.items() if name not in known}:
+        listed = ", ".join(f"{name} ({count})" for name, count in hidden.items())
+        most = max(hidden, key=lambda name: hidden[name])
+        remedy = f"least={hidden[most]} shows {most}"
+        lines.append(f"Too few patients to be shown: {listed}; {remedy}.")
     say(wide_console(), *lines, f"Written: {path}, with all metrics")
 
 

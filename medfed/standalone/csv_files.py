@@ -206,10 +206,11 @@ class Sheet:
         if not kept:
             raise DataError(f"{self.path}: no row has a {name}; name another column.")
         gone = [self.number(n) for n in sorted({*range(1, len(self.rows) + 1)} - {*kept})]
-        left, reason = list(map(str, gone)), f"no {name}" + " of those named" * (known is not None)
+        left, words = list(map(str, gone)), self.named_missing(name)
+        reason = f"no {name}{' of those named' * (known is not None)}{words}"
         log.warning(
-            "%s: %d of %d rows have no %s and are left out: data rows %s.",
-            *(self.path, len(left), len(self.rows), name, few(left, 10)),
+            "%s: %d of %d rows have no %s%s and are left out: data rows %s.",
+            *(self.path, len(left), len(self.rows), name, words, few(left, 10)),
         )
         return replace(
             self,
@@ -255,6 +256,17 @@ class Sheet:
         """How many cells of a column are missing; none if there is no such column."""
         return self.texts(name).count(None) if name.lower() in self.places else 0
 
+    def words_missing(self, name: str) -> Counter[str]:
+        """How many cells of a column hold each word that is read as missing, such as none."""
+        texts = (t for _, t in self.cells(name) if t[:1].isalpha() and self.lacks(t))
+        return Counter(texts)
+
+    def named_missing(self, name: str) -> str:
+        """The words of `words_missing` in brackets; empty if there are none."""
+        found = self.words_missing(name).items() if name.lower() in self.places else ()
+        listed = few([f'"{word}" in {count} cells' for word, count in found], 4)
+        return f" ({listed})" if found else ""
+
     def placed(self, centre: str, unplaced: str) -> Sheet:
         """The rows that name a hospital, if the others shall be dropped."""
         drop = unplaced == "drop" and centre.lower() in self.places
@@ -264,9 +276,8 @@ class Sheet:
         """The cells of a column that may not be missing: label, patient or centre."""
         for number, text in self.cells(name):
             if self.lacks(text):
-                raise self.bad(
-                    number, f", column {name}: the cell is missing; fill it in{instead}."
-                )
+                what = "the cell is missing" + f" ({text} counts so)" * bool(text)
+                raise self.bad(number, f", column {name}: {what}; fill it in{instead}.")
         return [text for _, text in self.cells(name)]
 
     def names(self, name: str, instead: str = _MEND, of: Callable[[str], str] = fold) -> list[str]:
@@ -284,6 +295,10 @@ class Sheet:
         """Says whether a cell is missing."""
         return tidy(fold(text)).lower() in self.missing
 
+    def lacks_number(self, text: str) -> bool:
+        """Says whether a cell of a column of numbers is missing: none is no category there."""
+        return self.lacks(text) or tidy(fold(text)).lower() in MISSING
+
     def numbers(self, names: Sequence[str]) -> NDArray[np.float64]:
         """(N, F) feature cells, NaN for a missing cell."""
         numbers = np.full((len(self.rows), len(names)), np.nan)
@@ -291,7 +306,7 @@ class Sheet:
         commas: dict[str, str] = {}
         limited: list[str] = []
         for at, name in enumerate(names):
-            cells = [(number, t) for number, t in self.cells(name) if not self.lacks(t)]
+            cells = [(n, t) for n, t in self.cells(name) if not self.lacks_number(t)]
             limits = [_LIMIT.fullmatch(t) if self.limits != "refuse" else None for _, t in cells]
             bare = [m[2] if m else text for m, (_, text) in zip(limits, cells, strict=True)]
             points = self.with_points(bare)
@@ -372,11 +387,17 @@ class Sheet:
 def missing_words(words: Sequence[object]) -> Collection[str]:
     """The words of missing cells, with further ones; numbers have one spelling.
 
+    ``not none`` keeps a usual word as a category, in columns of words.
+
     Example:
         >>> missing_words([-9, "k.A."]) - MISSING == {"-9", "k.a."}
         True
+        >>> "none" in missing_words(["not none"]), "not done" in missing_words(["not done"])
+        (False, True)
     """
-    return MISSING | {tidy(fold(str(word))).lower() for word in words}
+    read = {tidy(fold(str(word))).lower() for word in words}
+    kept = {word for word in MISSING if f"not {word}" in read}
+    return (MISSING | {word for word in read if word.removeprefix("not ") not in kept}) - kept
 
 
 @lru_cache(1 << 10)  # a file may be read several times

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from medfed.config.compose import load
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.plans import by_id
 from medfed.datamodules.readers.base import Patient
@@ -23,7 +24,7 @@ from medfed.datamodules.readers.image_masks import ImageMasksReader
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.cohort import cohort_record, print_cohort
-from medfed.standalone.csv_files import MISSING, as_number, read_features
+from medfed.standalone.csv_files import MISSING, as_number, missing_words, read_features
 from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.names import alike, code_among, fold, likeness, same, tidy
 
@@ -207,6 +208,30 @@ def test_a_table_to_predict_is_read_like_the_one_in_training(tmp_path):
     assert {*others} == {"who", "place", "ill"}
 
 
+def test_a_usual_word_of_a_missing_cell_is_said_and_may_be_a_category(tmp_path, caplog):
+    """In columns of words alone: among numbers none is missing still."""
+    lines = [f"{('none', '41', '52')[n % 3]},{('none', 'low', 'n/a')[n % 3]}" for n in range(30)]
+    lines = [f"{line},{('none', 'mild', 'severe')[n // 10]}" for n, line in enumerate(lines)]
+    path = table(tmp_path / "t.csv", lines, "crp,grade,ill")
+    with pytest.raises(DataError, match=r"column ill: the cell is missing \(none counts so\)"):
+        read_csv(path, "ill", categorical="auto")
+    read = read_csv(path, "ill", categorical="auto", unlabelled="drop")
+    assert read.classes == ("mild", "severe")
+    assert '10 of 30 rows have no ill ("none" in 10 cells) and are left out' in caplog.text
+    said = '"none" in 10 cells of ill, "none" in 10 cells of grade, "n/a" in 10 cells of grade; '
+    assert f"{said}'data.missing=[not none,not n/a]' keeps" in caplog.text
+    caplog.clear()
+    keys = load(["data=csv", "data.missing=[not none,not n/a,not done]"]).data.missing
+    read = read_csv(path, "ill", categorical="auto", missing=keys)
+    assert read.classes == ("mild", "none", "severe")
+    assert read.categories == {"grade": ("low", "n/a", "none")}
+    assert np.isnan(read.features).sum(axis=0).tolist() == [10, 0]
+    assert "read as missing" not in caplog.text
+    predicted, _, _ = read_features(path, read.names, read.categories, list(map(str, keys)))
+    assert np.array_equal(predicted, read.features, equal_nan=True)
+    assert "not done" in missing_words(["not done"])
+
+
 KINDS = ["40", "", "NA", "#N/A", "k.A.", "7.5", "<NA>"]
 
 
@@ -230,11 +255,15 @@ def test_rows_and_cells_seen_are_those_taken_and_left_out(seed, mark, tmp_path, 
     kept = [row for row in seen if row[3] in ("yes", "no")]
     rows, cells_ = read.accounts
     assert (rows.seen, rows.taken) == (len(seen), len(kept)) == (rows.record()["seen"], rows.taken)
+    words = sum(any(r) and r[3] == "NA" for r in seen)
+    named = f' ("NA" in {words} cells)' if words else ""
     assert {why: n for why, (n, _) in rows.left_out.items()} == {
         why: n
         for why, n in {
             "empty": sum(not any(row) for row in seen),
-            "no ill of those named": sum(any(r) and r[3] not in ("yes", "no") for r in seen),
+            f"no ill of those named{named}": sum(
+                any(r) and r[3] not in ("yes", "no") for r in seen
+            ),
         }.items()
         if n
     }

@@ -321,6 +321,15 @@ def test_numbers_written_as_text_are_no_categories(tmp_path):
     assert named.categories["crp"][:3] == ("<0", "<1", "<10")
 
 
+def test_numbers_named_as_categories_add_to_the_columns_of_texts(tmp_path):
+    path = tmp_path / "t.csv"
+    lines = [f"{n % 3},{'fm'[n % 2]},2019-01-{n + 1:02d},{90 - n},{n % 2}" for n in range(12)]
+    path.write_text("\n".join(["stage,sex,seen,age,ill", *lines]))
+    named = read_csv(path, "ill", categorical=["stage"])
+    assert named.names == ("stage", "sex", "age")
+    assert named.categories == {"stage": ("0", "1", "2"), "sex": ("f", "m")}
+
+
 def test_decimal_commas_between_semicolons_are_read_and_said(tmp_path, caplog):
     path = tmp_path / "t.csv"
     path.write_text("crp;sex;ill\n" + "\n".join(f"{n},5;{'fm'[n % 2]};{n % 2}" for n in range(12)))

@@ -394,6 +394,22 @@ def test_a_word_among_decimal_commas_is_missing(word, tmp_path):
         print(build(data).table)
 
 
+def test_a_class_called_none_is_asked_for_and_stays_a_class(tmp_path, capsys):
+    """Among numbers the same word is missing; a row without a class is asked for afterwards."""
+
+    def line(n):
+        return ages(n) if n % 7 else "none", ("none", "mild", "severe", "")[n % 4]
+
+    path = rows_of(tmp_path, "age,outcome", line)
+    assert "Is none in 15 cells of outcome a category" in refused(tmp_path, path)
+    data = guess(path, tmp_path / "into", "yes=true").data
+    assert (data.missing, data.unlabelled, data.get("positive")) == (["not none"], "drop", None)
+    table = build(data).table
+    assert table.classes == ("mild", "none", "severe")
+    assert np.isnan(table.features[:, 0]).sum() == sum(n % 7 == 0 for n in range(60) if n % 4 < 3)
+    assert "15 of 60 rows have no outcome and are left out" in capsys.readouterr().out
+
+
 def test_columns_without_names_are_asked_for(tmp_path, monkeypatch):
     path = rows_of(tmp_path, "61.5,1,0", lambda n: (ages(n), f"{n % 4}", f"{n % 3 > 1:d}"))
     said = refused(tmp_path, path, "yes=true")

@@ -65,8 +65,11 @@ def test_a_subgroup_is_all_hospitals_cases_of_it(clinical, tmp_path, capsys):
     printed = capsys.readouterr().out
     worst = min("fm", key=lambda n: subgroups["groups"][n]["metrics"]["auroc"])
     assert f"Worst by auroc: {worst}, " in printed
-    assert "Too few patients to be shown: unknown." in printed
+    assert "Too few patients to be shown: unknown (1); least=1 shows unknown." in printed
     assert json.loads((clinical / "subgroups_test.json").read_text()) == subgroups
+    del subgroups["groups"]["m"]["metrics"]
+    show_subgroups(subgroups, clinical)
+    assert "Worst by" not in capsys.readouterr().out  # of one group none is the worst
 
 
 def test_numbers_of_the_table_are_divided_into_bands(clinical):

@@ -91,8 +91,14 @@ def test_more_splits_are_said_for_the_gain_seen_and_for_a_stated_one_by_its_own_
         elif count:
             assert f"{what} takes about {about(count)} splits instead of 6" in told[0]
         else:
-            assert f"{what} takes about {about((own.detectable / gain) ** 2):,} times" in told[0]
-            assert "more splits of the same patients will not" in told[0]
+            spread = own.error / math.sqrt(1 / 6 + asked.overlap)
+            error = spread * math.sqrt(1 / 20 + asked.overlap)
+            times = (error * noncentrality(19, (1 - LEVEL) / 2, 0.8) / gain) ** 2
+            assert (
+                f"{what} takes about {about(times)} times as many patients and 20 splits"
+                in (told[0])
+            )
+            assert "more splits of the same patients will not do" in told[0]
 
 
 def test_a_stated_gain_is_used_and_one_that_the_metric_excludes_is_not():
@@ -133,10 +139,48 @@ def test_an_interval_over_splits_takes_four(splits, same):
 
 
 def test_a_number_of_patients_that_nobody_can_collect_is_not_said():
-    (found,) = judged([task(0.3, ditto=0.0002)], target=0.02).answers.values()
-    assert "more than 100 times as many patients: these data cannot show it" in found[0]
-    assert "0 times" in found[0]
+    chance = judged([task(0.9, ditto=0)]).tasks[0][1]["ditto"].against["local"].difference.mean
+    (found,) = judged([task(0.9, ditto=0.001 - chance)], target=0.02).answers.values()
+    assert "To show one as large or a gain of 0.02 takes more than 100 times" in found[0]
+    assert found[0].count("more than 100 times as many patients") == 1
+    assert ":" not in found[0].partition("To show ")[2]
     assert not re.search(r"about [\d,]{4,} times", found[0])
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.01])
+def test_nothing_is_promised_where_no_spread_is_known(gain):
+    """Scores that differ equally, or not at all, on every split tell nothing of chance."""
+    (found,) = judged([task(0, ditto=-gain)], target=0.02).answers.values()
+    assert "No method gains over local training here." in found[0]
+    assert "To show" not in found[0]
+
+
+def test_no_number_stands_beside_no_answer_is_sure():
+    few = task(0.05, ditto=0.02)
+    few.fewest = {"a": (3, "test patients")}
+    (found,) = judged([few]).answers.values()
+    assert "no answer is sure" in " ".join(found)
+    assert "To show" not in " ".join(found)
+
+
+def test_few_splits_do_not_multiply_the_patients():
+    """Of two splits the uncertain spread alone would ask for hundreds of times as many."""
+    few = task(0.05, ditto=0)
+    few.overlap = 0.25
+    few.scores = {
+        name: replace(one, values=one.values[:2], resampled=one.resampled[:2])
+        for name, one in few.scores.items()
+    }
+    values = np.repeat([[0.9], [0.9508]], CLIENTS, axis=1)
+    few.scores["ditto"] = replace(few.scores["ditto"], values=values)
+    report = judged([few])
+    gap = report.tasks[0][1]["ditto"].against["local"].difference
+    assert gap.mean == pytest.approx(0.0254)
+    assert (gap.detectable / gap.mean) ** 2 > 100
+    (found, _) = next(iter(report.answers.values()))
+    (times,) = re.findall(r"one as large takes about (\d+) times as many patients", found)
+    error = np.std([0, 0.0508], ddof=1) * math.sqrt(1 / 20 + 0.25)
+    assert int(times) == math.ceil((error * noncentrality(19, 1 - LEVEL, 0.8) / 0.0254) ** 2)
 
 
 def test_the_stored_findings_agree_with_the_rule():

@@ -188,8 +188,8 @@ class Auto(Partition):
         if self.protocol in (None, "centre"):  # centre divides named hospitals alike
             return "" if named == len(patients) else f"{sentence} (partition=auto)."
         return (
-            f"{sentence} (partition=auto). This experiment has another protocol: set "
-            f"partition={self.protocol} to use it."
+            f"{sentence} (partition=auto). The paper of this experiment divides its own patients "
+            f"otherwise; only to repeat that, set partition={self.protocol}."
         )
 
     def _parts(self, count: int) -> int:

@@ -32,11 +32,11 @@ def find_kinds(
     left out, and a line says so, if it has too many of them: more than 20, or one for every second
     row, as ids and remarks have. So are dates, times, and row numbers (1, 2, 3 ...). What the user
     has named is not left out but refused. `categorical`: columns that hold categories, also
-    numbered ones; or ``auto``.
+    numbered ones, besides those of ``auto``; an empty list: there are none.
     """
-    auto = categorical == "auto"
+    auto = len(categorical) > 0
     declared: tuple[str, ...] = ()
-    if categorical and categorical != "auto":
+    if auto and categorical != "auto":
         where = f"{sheet.path}, data.categorical: "
         declared = check_names("column", categorical, names, where)
     kept, left_out, categories, coded = [], {}, {}, {}
@@ -238,9 +238,9 @@ def read_csv(
             others.
         outcome: What the label column holds: ``classes``, numbers that are ``continuous``, or
             whether the event of ``survival`` happened: 1 or 0, unless `positive` says otherwise.
-        categorical: Names of the feature columns that hold categories, whatever they are written
-            as; ``auto`` takes those that hold texts, and leaves out what cannot be a feature; see
-            `find_kinds`.
+        categorical: Names of feature columns that hold categories, whatever they are written as,
+            besides those that hold texts, which ``auto`` takes alone; what cannot be a feature is
+            left out. An empty list takes none; see `find_kinds`.
         drop: Names of columns that are no features.
         unlabelled: Whether a row without a label is an error, or left out; so is one whose label
             is neither in `positive` nor in `negative`, if both are given.
@@ -250,7 +250,7 @@ def read_csv(
             between them.
         split: Name of the column with the official splits, train, val or test, if any.
         missing: Further words of missing cells; numbers among them do not count for names of
-            patients and hospitals.
+            patients and hospitals. ``not none`` keeps a usual word as a category.
         limits: What a cell such as ``<0.5`` is in a column of numbers; see `csv_files.Sheet`.
         classes: The class names of a federation that the table joins, though its rows may lack
             some; None takes those of the rows.
@@ -288,6 +288,7 @@ def read_csv(
     if features is not None:
         wanted = [*features, *(name for name in years if name not in features)]
         names = columns("data.features", wanted)
+    whole = sheet
     if unlabelled == "drop":
         both = positive is not None and negative is not None
         known = {_label(str(v)) for v in [*(positive or ()), *(negative or ())]} if both else None
@@ -296,6 +297,7 @@ def read_csv(
     check_known("data.unplaced", unplaced, get_args(Unlabelled))
     sheet = sheet.placed(centre or "", unplaced)
     names, categories = find_kinds(sheet, names, categorical, given=features is not None)
+    _say_words(whole, [*filter(None, (*answers.values(), centre, patient)), *categories])
     labels, named = (
         (_outcomes(sheet, label), (label,))
         if outcome == "continuous"
@@ -314,11 +316,29 @@ def read_csv(
     official = open_training(official_splits(sheet, split, sheet.known(split))) if split else ()
     return Table(
         *(names, cells, labels, named, patients, centres, files, categories, official),
-        accounts=_accounts_of(sheet, names),
+        accounts=_accounts_of(sheet, names, categories),
     )
 
 
-def _accounts_of(sheet: Sheet, names: Sequence[str]) -> tuple[Account, Account]:
+def _say_words(sheet: Sheet, names: Sequence[str]) -> None:
+    """Says which usual words of the columns are read as missing cells, and how to keep them."""
+    found = [
+        (f'"{word}" in {count} cells of {name[:60]}', f"not {word}")
+        for name in names
+        for word, count in sheet.words_missing(name).items()
+        if word.lower() in csv_files.MISSING
+    ]
+    if found:
+        listed, keys = zip(*found, strict=True)
+        log.warning(
+            "%s: read as missing: %s; 'data.missing=[%s]' keeps such a word as a category.",
+            *(sheet.path, few(listed, 8), ",".join(dict.fromkeys(keys))),
+        )
+
+
+def _accounts_of(
+    sheet: Sheet, names: Sequence[str], categories: Categories
+) -> tuple[Account, Account]:
     """Returns what was taken of a sheet: its rows, and their cells in the columns `names`."""
     rows = {
         why: (len(numbers), f"data row {numbers[0]}" * (numbers[0] > 0))
@@ -326,8 +346,9 @@ def _accounts_of(sheet: Sheet, names: Sequence[str]) -> tuple[Account, Account]:
     }
     lacking: dict[str, tuple[int, str]] = {}
     for name in names:
+        lacks = sheet.lacks if name in categories else sheet.lacks_number
         for number, text in sheet.cells(name):
-            if sheet.lacks(text):
+            if lacks(text):
                 why = f"missing ({text})" if text else "empty"
                 first = f"{name[:60]} in data row {sheet.number(number)}"
                 count, example = lacking.get(why, (0, first))
@@ -520,6 +541,7 @@ def _check_labels(sheet: Sheet, values: Sequence[str], wanted: set[str], known: 
 # Columns of survival: when, and whether it happened.
 _TIME = re.compile(r"(.*[\W_])?(time|days?|months?|survival|duration|tte)([\W_].*)?", re.IGNORECASE)
 _EVENT = re.compile(r"event|status|dead|death|died|relapse|recurrence|progress", re.IGNORECASE)
+_CATEGORIES = ("none", "NONE", "null")  # no program's None or NaN: perhaps a grade, or zero
 _NEVER = ("-9", "-99", "-999", "-9999")  # of columns whose other numbers are not below 0
 
 
@@ -544,14 +566,16 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     label = looks.label_of(guess, sheet, "data.label", answers, dropped)
     looks.roles(guess, sheet, "data.", answers, [str(label), *dropped])
     centre = {**guess.keys, **answers}.get("data.centre")
+    used = {str(label), *dropped, *guess.keys.values(), answers.get("data.patient")}
+    others = {c: of for c, of in looks.distinct(sheet).items() if c not in used}
+    _ask_cells(guess, sheet, answers, others, label)
+    if "data.missing" in guess.asks:
+        return guess  # the answer says which rows have a label, and which labels there are
     for key, column in (("data.unlabelled", label), ("data.unplaced", centre)):
         if column and (lacking := sheet.lacking(column)):
-            question = f"{lacking} of {len(sheet.rows)} rows have no {column}. Leave them out?"
+            no = f"no {column}{sheet.named_missing(column)}"
+            question = f"{lacking} of {len(sheet.rows)} rows have {no}. Leave them out?"
             guess.ask(key, question, "drop", ("drop", "error"))
-    used = {str(label), *dropped, *guess.keys.values(), answers.get("data.patient")}
-    _ask_cells(
-        guess, sheet, answers, {c: of for c, of in looks.distinct(sheet).items() if c not in used}
-    )
     if label is not None and label.lower() in sheet.places:
         _ask_label(guess, sheet, label, answers)
     return guess
@@ -582,13 +606,40 @@ def _ask_label(guess: looks.Guess, sheet: Sheet, label: str, answers: looks.Answ
         guess.ask("data.positive", question, [best], names)
 
 
+def _ask_missing(
+    guess: looks.Guess, lacking: Sequence[str], sheet: Sheet, columns: Collection[str]
+) -> None:
+    """Asks which words stand for missing cells; ``none`` among words is probably a category."""
+    kinds = {c: texts for c, texts in looks.distinct(sheet).items() if c in columns}
+    kept = {
+        name: found
+        for name, texts in kinds.items()
+        if 0 < len(texts) <= _MOST_FOUND and not any(map(csv_files.like_a_number, texts))
+        if (found := {w: n for w, n in sheet.words_missing(name).items() if w in _CATEGORIES})
+    }
+    words = sorted({word for found in kept.values() for word in found})
+    questions = [f"Do {few(lacking, 12)} among numbers stand for missing cells?"] * bool(lacking)
+    if words:
+        where = few([f"{sum(of.values())} cells of {c}" for c, of in kept.items()], 8)
+        no = [f"not {word}" for word in words]
+        questions.append(f"Is {few(words)} in {where} a category ({few(no)}), or a missing cell?")
+    if questions:
+        best = [*lacking, *(f"not {word}" for word in words)]
+        guess.ask("data.missing", " ".join(questions), best, (looks.NO,))
+
+
 def _ask_cells(
-    guess: looks.Guess, sheet: Sheet, answers: looks.Answers, kinds: Mapping[str, set[str]]
+    guess: looks.Guess,
+    sheet: Sheet,
+    answers: looks.Answers,
+    kinds: Mapping[str, set[str]],
+    label: str | None,
 ) -> None:
     """Asks about cells that are no numbers in columns of numbers."""
     lacking: set[str] = set()
     limited, others = [], dict[str, list[str]]()
-    for name, texts in kinds.items():
+    for name, every in kinds.items():
+        texts = [text for text in every if text.lower() not in csv_files.MISSING]
         numbers = [as_number(t) for t in sheet.with_points([*texts])]
         odd = [t for t, n in zip(texts, numbers, strict=True) if n == float("inf")]
         if all(n >= 0 or t in _NEVER for t, n in zip(texts, numbers, strict=True)):
@@ -606,10 +657,8 @@ def _ask_cells(
         refused = limits if answers.get("data.limits") == "refuse" else []
         if wrong := [*(plain if "data.missing" in answers else ()), *refused]:
             others[name] = wrong
-    if lacking and "data.missing" not in answers:
-        best = sorted(lacking)
-        question = f"Do {few(best, 12)} among numbers stand for missing cells?"
-        guess.ask("data.missing", question, best, (looks.NO,))
+    if "data.missing" not in answers:
+        _ask_missing(guess, sorted(lacking), sheet, {*kinds, label or ""})
     if limited:
         question = f"What are limits among numbers, such as {limited[0]}?"
         choices = ("half", "value", "refuse")

@@ -77,8 +77,8 @@ class TabularDataModule(FederatedDataModule):
     # Label values that count as class 1; None makes every distinct value a class.
     positive: Sequence[str | int | float] | None = None
     header: Sequence[str] | None = None  # column names of a file without a header line
-    # Columns that hold categories, also numbered ones; None takes the columns of a CSV file that
-    # hold texts, as `readers.table.find_kinds` says.
+    # Columns that hold categories, also numbered ones, besides the columns of a CSV file that hold
+    # texts, as `readers.table.find_kinds` says; an empty list: all columns hold numbers.
     categorical: Sequence[str] | None = None
     # Reads `path` if it is not a CSV file; the reader then decides the columns.
     reader: Callable[[Path], Table] | None = None
@@ -125,7 +125,8 @@ class TabularDataModule(FederatedDataModule):
     ages: Mapping[str, str] | None = None
     # Column with the official splits (train, val, test); None makes random ones.
     split: str | None = None
-    # Further words of missing cells in a CSV file, such as ``["k.A.", -9]``.
+    # Further words of missing cells in a CSV file, such as ``["k.A.", -9]``; ``"not none"`` keeps a
+    # usual one as a category.
     missing: Sequence[str | int | float] = ()
     # What a cell such as ``<0.5`` is in a column of numbers of a CSV file: an error (``"refuse"``),
     # ``"half"`` of 0.5, or its ``"value"`` 0.5; ``>10`` is 10 with both.
@@ -173,7 +174,12 @@ class TabularDataModule(FederatedDataModule):
             categorical = "auto" if self.categorical is None else self.categorical
             settings = {name: getattr(self, name) for name in _OF_CSV}
             label = self.event or self.label
-            return read_csv(path, label, categorical=categorical, classes=self.joined, **settings)
+            of = read_csv(path, label, categorical=categorical, classes=self.joined, **settings)
+            texts = {*of.categories} - {*(self.categorical or ())}
+            if self.joined is not None and texts:
+                what = "holds texts, but numbers at the other hospitals; write numbers"
+                raise DataError(f"{path}: column {min(texts)} {what}.")
+            return of
         if path is None:
             check_known("data.embedded", self.embedded, EMBEDDED)
             whole = EMBEDDED[self.embedded]()
