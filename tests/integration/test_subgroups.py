@@ -47,14 +47,18 @@ def test_a_subgroup_is_all_hospitals_cases_of_it(clinical, tmp_path, capsys):
     with (clinical / "cases.csv").open(newline="") as file:
         cases = list(csv.DictReader(file))
     sex = {row["patient"]: "fm"[n % 5 < 2] for n, row in enumerate(cases)}
-    rare = cases[0]["patient"]
+    rare = [row["patient"] for row in cases[:5]]
+    few = {rare[0]: "d", rare[1]: "d", rare[2]: "d"}
     with (tmp_path / "patients.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerows([["patient", "sex"], *((p, s) for p, s in sex.items() if p != rare)])
+        writer.writerows(
+            [["patient", "sex"], *((p, few.get(p, s)) for p, s in sex.items() if p not in rare[3:])]
+        )
     subgroups = measure_subgroups(clinical, "test", "sex", tmp_path / "patients.csv")
-    assert subgroups["groups"]["unknown"] == {"patients": 1}
+    for name in ("d", "unknown"):
+        assert subgroups["groups"][name] == {"patients": None}
     for name in "fm":
-        some = [r for r in cases if sex[r["patient"]] == name and r["patient"] != rare]
+        some = [r for r in cases if sex[r["patient"]] == name and r["patient"] not in rare]
         one = subgroups["groups"][name]
         assert one["patients"] == len(some)
         right = [(float(r["probability/1"]) > 0.5) == (r["label"] == "1") for r in some]
@@ -65,8 +69,17 @@ def test_a_subgroup_is_all_hospitals_cases_of_it(clinical, tmp_path, capsys):
     printed = capsys.readouterr().out
     worst = min("fm", key=lambda n: subgroups["groups"][n]["metrics"]["auroc"])
     assert f"Worst by auroc: {worst}, " in printed
-    assert "Too few patients to be shown: unknown." in printed
+    assert "Not shown, of too few patients or as these would follow: d, unknown." in printed
     assert json.loads((clinical / "subgroups_test.json").read_text()) == subgroups
+    with (tmp_path / "patients.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([["patient", "sex"], *((p, few.get(p, s)) for p, s in sex.items())])
+    groups = measure_subgroups(clinical, "test", "sex", tmp_path / "patients.csv")["groups"]
+    fewer = min(
+        "fm", key=lambda n: subgroups["groups"][n]["patients"]
+    )  # with the total, d's follow
+    assert groups["d"] == groups[fewer] == {"patients": None}
+    assert "metrics" in groups["fm".replace(fewer, "")]
 
 
 def test_numbers_of_the_table_are_divided_into_bands(clinical):
