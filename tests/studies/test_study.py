@@ -202,6 +202,58 @@ def test_one_step_at_chosen_coefficients_shows_nobody():
         part.ask(ALL, [steep, -steep * spot])
 
 
+def of_grades(size=200):
+    """Hospitals of an outcome of three classes."""
+    rng = np.random.default_rng(3)
+    columns = {"crp": rng.exponential(5, size), "outcome": rng.integers(0, 3, size) * 1.0}
+    texts = {"outcome": ("mild", "none", "severe")}
+    return dealt(Rows(columns, texts, patients=np.arange(size)), np.arange(size) % 4)
+
+
+CRP = {"crp": [0, 2, 5, 10, 100]}
+REMEDIES = {
+    "three classes": (
+        Plan(CRP, models=[Model(["crp"])]),
+        "outcome has mild, none, severe: data.positive=[severe] makes one class",
+    ),
+    "three names": (
+        Plan({**CRP, "outcome": ["none", "mild", "severe"]}, models=[Model(["crp"])]),
+        "list two of them as columns.outcome in the plan.",
+    ),
+    "a number": (
+        Plan(CRP, models=[Model(["crp"], outcome="crp")]),
+        "needs two classes, or 0 and 1; crp has ",
+    ),
+    "test patients": (
+        Plan(CRP, patients="test", least=60),
+        "No hospital has 60 test patients; a study needs one, and three for sums: set 'patients: "
+        "all' in the plan",
+    ),
+    "small hospitals": (Plan(CRP, least=60), "lower 'least' in the plan."),
+    "few decide": (
+        Plan({"gaps": [0, 5, 50]}, models=[Model(["gaps"], outcome="dead")]),
+        "In the plan, a 'least' above this hospital's patients leaves it out",
+    ),
+}
+
+
+@pytest.mark.parametrize(("plan", "words"), REMEDIES.values(), ids=[*REMEDIES])
+def test_a_refusal_says_what_mends_it(plan, words):
+    hospitals = of_grades()
+    for rows in hospitals.values():
+        some = np.arange(50)
+        rows.columns["gaps"] = np.where(some < 18, rows.columns["crp"], np.nan)
+        rows.columns["dead"] = some % 2.0
+    with pytest.raises(MedfedError) as error:
+        simulated(plan, hospitals)
+    assert words in str(error.value)
+
+
+def test_too_many_numbers_of_too_few_patients_have_a_remedy():
+    _, (remark,) = simulated(Plan({"crp": [*range(50)]}), of_grades())
+    assert "List fewer bins or categories, compare no groups by 'by'" in remark
+
+
 def test_few_patients_are_not_printed():
     """Neither a count of 1 to 4, nor one from which it follows."""
     rare = np.where(np.arange(N) < 3, 2.0, SEX)
