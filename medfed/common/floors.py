@@ -6,12 +6,28 @@ one, too. Across hospitals a statistic of too few patients is refused; a simulat
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 LEAST = 20  # patients behind any statistic
 TIMES = 5  # patients for each number or row of a statistic
 CATEGORY = 5  # patients of a client behind the name of a category; the others have none in common.
+
+
+def divided(counts: Mapping[str, int], least: int) -> dict[str, int | None]:
+    """Withholds the counts of few patients, and a second one from which the only one follows.
+
+    Example:
+        >>> divided({"train": 60, "val": 3, "test": 20}, least=5)
+        {'train': 60, 'val': None, 'test': None}
+        >>> divided({"train": 60, "val": 0, "test": 20}, least=5)
+        {'train': 60, 'val': 0, 'test': 20}
+    """
+    hidden = [name for name, count in counts.items() if 0 < count < least]
+    if len(hidden) == 1:
+        others = [name for name, count in counts.items() if count and name not in hidden]
+        hidden += sorted(others, key=lambda name: counts[name])[:1]
+    return {name: None if name in hidden else count for name, count in counts.items()}
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from torch import Tensor
 from medfed.common import scores
 from medfed.common.console import say, shown, wide_console
 from medfed.common.figures import save_figures
+from medfed.common.floors import divided
 from medfed.common.tables import Table
 from medfed.common.tensors import to_device
 from medfed.datamodules.augmentation import ChannelDropout
@@ -147,7 +148,8 @@ def measure_subgroups(
         least: The fewest patients of a group that is measured.
 
     Returns:
-        ``groups`` with their ``patients``, and of those with enough ``metrics`` and ``intervals``.
+        ``groups`` with their ``patients``, and ``metrics`` and ``intervals``; of few patients, and
+        of a group from which the only one of few would follow, ``patients`` is None.
 
     Raises:
         MedfedError: If the column cannot be read, a model has failed, or the task keeps no cases.
@@ -161,14 +163,21 @@ def measure_subgroups(
     for client, cases in tested.cases.items():
         names = [named.get(p) or "unknown" for p in data.plans[client].patients[tested.split]]
         group[client] = np.array(names, dtype=object)[cases["case"].astype(int)]
-    groups: dict[str, dict[str, Any]] = {}
+    of_group: dict[str, dict[str, Any]] = {}
     for name in sorted({name for names in group.values() for name in names}):
         some = {c: tested.cases[c] for c in group if name in group[c]}
-        some = {c: {n: v[group[c] == name] for n, v in of.items()} for c, of in some.items()}
-        patients = sum(len({*of["case"].tolist()}) for of in some.values())
-        groups[name] = {"patients": patients}
-        if patients >= least:
-            stats = findings(replace(tested, cases=some), experiment.config.seed)
+        of_group[name] = {
+            c: {n: v[group[c] == name] for n, v in of.items()} for c, of in some.items()
+        }
+    patients = {
+        name: sum(len({*of["case"].tolist()}) for of in some.values())
+        for name, some in of_group.items()
+    }
+    groups: dict[str, dict[str, Any]] = {}
+    for name, count in divided(patients, least).items():
+        groups[name] = {"patients": count}
+        if count is not None:
+            stats = findings(replace(tested, cases=of_group[name]), experiment.config.seed)
             groups[name] |= {"metrics": stats["pooled"], "intervals": stats["intervals"]["pooled"]}
     return {"column": column, "split": split, "groups": groups}
 
@@ -325,11 +334,12 @@ def show_subgroups(subgroups: Mapping[str, Any], folder: Path) -> None:
     )
     shown = order[:1] if len(order) > 1 else []  # nothing is the worst of one
     lines = [f"Worst by {metric}: {n}, {scores.number(known[n])} {ends[n]}." for _, n in shown]
-    if hidden := {name: of["patients"] for name, of in groups.items() if name not in known}:
-        listed = ", ".join(f"{name} ({count})" for name, count in hidden.items())
-        most = max(hidden, key=lambda name: hidden[name])
-        remedy = f"least={hidden[most]} shows {most}"
-        lines.append(f"Too few patients to be shown: {listed}; {remedy}.")
+    if few := [name for name in groups if name not in known]:
+        names = ", ".join(few)
+        lines.append(
+            f"Not shown, of too few patients or as these would follow: {names}; a lower least= "
+            "shows more."
+        )
     say(wide_console(), *lines, f"Written: {path}, with all metrics")
 
 

@@ -7,33 +7,15 @@ have the floor of :mod:`medfed.common.floors`; all of them count patients, not s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from medfed.common.floors import Statistic
+from medfed.common.floors import Statistic, divided
 from medfed.datamodules.base import FederatedDataModule
 from medfed.records.descriptions import DEVIATIONS, LABELS, MEANS, MISSING, Cells, Description
 from medfed.studies.cohorts import COHORTS, Cohort
 from medfed.studies.rows import OUTCOME
 
 _CODES = 3  # values of a column whose mean and deviation give their counts away
-
-
-def divided(counts: Mapping[str, int], least: int) -> dict[str, int | None]:
-    """Withholds the counts of few patients, and a second one from which the only one follows.
-
-    Example:
-        >>> divided({"train": 60, "val": 3, "test": 20}, least=5)
-        {'train': 60, 'val': None, 'test': None}
-        >>> divided({"train": 60, "val": 0, "test": 20}, least=5)
-        {'train': 60, 'val': 0, 'test': 20}
-    """
-    hidden = [name for name, count in counts.items() if 0 < count < least]
-    if len(hidden) == 1:
-        others = [name for name, count in counts.items() if count and name not in hidden]
-        hidden += sorted(others, key=lambda name: counts[name])[:1]
-    return {name: None if name in hidden else count for name, count in counts.items()}
 
 
 def share(have: int, of: int, least: int) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from medfed.common.floors import TIMES
+from medfed.common.floors import TIMES, divided
 from medfed.functional import pooled
 from medfed.standalone.errors import DataError
 from medfed.studies import parts
@@ -80,24 +80,32 @@ class Column:
         """Returns the results of counts (cells, G) and of sums (2, G)."""
         counts = _with_all(each, self.groups)
         known, everyone = counts[:-1].sum(axis=0), counts.sum(axis=0)
-        missing = map(parts.share_of, counts[-1].tolist(), everyone.tolist())
-        lines: list[list[Word]] = [["patients", *map(int, everyone)], ["missing", *missing]]
+        rows = [*(counts[:-1] if self.names else [known]), counts[-1]]
+        hidden = parts.withheld(np.array([*rows, everyone]))
+        shares = [
+            [*map(parts.share_of, row.tolist(), of.tolist(), are.tolist())]
+            for row, of, are in zip(
+                rows, [known] * (len(rows) - 1) + [everyone], hidden, strict=False
+            )
+        ]
+        of_all = zip(everyone.tolist(), hidden[-1].tolist(), strict=True)
+        patients = [parts.share_of(n, n, True) if is_hidden else n for n, is_hidden in of_all]
+        lines: list[list[Word]] = [["patients", *patients], ["missing", *shares[-1]]]
         if self.names:
-            lines += self._of_categories(counts[:-1], each[:-1])
+            named = zip((*self.names, "other"), shares, counts, strict=False)
+            lines += [[name, *row] for name, row, n in named if name != "other" or n.any()]
+            lines += self._of_categories(each[:-1], bool(hidden.any()))
         else:
             lines += self._of_numbers(known, counts[:-1], each[:-1], _with_all(sums, self.groups))
         return [Table(self.name, ["column", "all", *self.groups.names], lines)]
 
-    def _of_categories(self, counts: Whole, each: Whole) -> Iterator[list[Word]]:
-        for name, row in zip((*self.names, "other"), counts, strict=True):
-            if name != "other" or row.any():
-                of = counts.sum(axis=0).tolist()
-                yield [name, *map(parts.share_of, row.tolist(), of)]
+    def _of_categories(self, each: Whole, is_some_hidden: bool) -> Iterator[list[Word]]:
         if self.groups.count > 1:
             yield ["p (χ²)", parts.p_value(pooled.chi_squared(each).p)]
         if self.groups.count == 2 and each.any(axis=0).all():
             shares = each / each.sum(axis=0)
-            yield ["standardised difference", pooled.standardised_difference(shares.T)]
+            apart = pooled.standardised_difference(shares.T)  # in many digits it gives counts away
+            yield ["standardised difference", float(f"{apart:.2g}") if is_some_hidden else apart]
 
     def _of_numbers(
         self, known: Any, counts: Whole, each: Whole, sums: Floats
@@ -105,18 +113,20 @@ class Column:
         mean, sd = pooled.mean_and_sd(known, *sums)
         centre, half = parts.middle(self.ends)
         mean, sd = mean * half + centre, sd * half
-        yield ["mean", *mean.tolist()]
-        yield ["standard deviation", *sd.tolist()]
-        quarters = [
-            [pooled.quantile(c, np.array(self.ends), s) for c in counts.T]
-            for s in _QUARTERS.values()
-        ]
-        for title, quarter in zip(_QUARTERS, quarters, strict=True):
-            spreads = np.subtract(quarters[-1], quarters[0])
-            yield [title, *map(self._or_bin, quarter, spreads.tolist())]
+        several = {str(n): count for n, count in enumerate(known[1:].tolist())}
+        shown = [True, *(count is not None for count in divided(several, TIMES).values())]
+        yield ["mean", *np.where(shown, mean, np.nan).tolist()]
+        yield ["standard deviation", *np.where(shown, sd, np.nan).tolist()]
+        ends = np.array(self.ends)
+        quarters = [[pooled.quantile(c, ends, s) for c in counts.T] for s in _QUARTERS.values()]
+        spreads = np.subtract(quarters[-1], quarters[0]).tolist()
+        for title, quarter in zip(
+            _QUARTERS, np.where(shown, quarters, np.nan).tolist(), strict=True
+        ):
+            yield [title, *map(self._or_bin, quarter, spreads)]
         if self.groups.count > 1:
             yield ["p (Kruskal–Wallis)", parts.p_value(pooled.kruskal_wallis(each).p)]
-        if self.groups.count == 2 and (known[1:] > 1).all():
+        if self.groups.count == 2 and all(shown) and (known[1:] > 1).all():
             yield ["p (Welch)", parts.p_value(pooled.welch(known[1:], mean[1:], sd[1:]).p)]
             spread = math.sqrt((sd[1:] ** 2).mean())
             yield [

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import optimize, stats
 
 from medfed.common.floors import TIMES
 from medfed.functional.pooled import meta_analysis
@@ -208,15 +208,70 @@ def p_value(p: float) -> str:
     return "–" if math.isnan(p) else f"{p:.2g}" if p >= 1e-4 else "< 0.0001"
 
 
-def share_of(count: int, of: int) -> str:
-    """Writes a count with its share; not where it is of 1 to 4 patients, or of all but these.
+def withheld(counts: Whole) -> NDArray[np.bool_]:
+    """Says which cells of a table of patients are not printed, so that none of 1 to 4 follows.
+
+    Beside these cells the smallest ones are withheld that make two values of each possible. The
+    patients are so withheld among themselves alone, as all tables of a study have them.
+
+    Args:
+        counts: (R, C) whose last row is the sum of the others, as the first column is if C > 1.
 
     Example:
-        >>> share_of(30, 120), share_of(3, 120), share_of(118, 120), share_of(0, 0)
-        ('30 (25 %)', '< 5', '> 115', '0')
+        >>> withheld(np.array([[190, 92, 98], [10, 8, 2], [200, 100, 100]])).tolist()
+        [[False, True, True], [False, True, True], [False, False, False]]
     """
-    if 0 < count < TIMES:
-        return f"< {TIMES}"
-    if 0 < of - count < TIMES:
-        return f"> {of - TIMES}"
+    hidden = (counts > 0) & (counts < TIMES)
+    if len(counts) > 1:
+        hidden[-1:] = withheld(counts[-1:])
+    free = np.ones(counts.shape, bool)
+    free[-1] = len(counts) == 1
+    while (known := _followed(counts, hidden)) is not None:
+        alone = np.zeros(counts.shape, bool)  # beside the only withheld cell of a sum
+        alone[hidden.sum(axis=1) == 1] = True
+        alone[:, hidden.sum(axis=0) == 1] = True
+        near, printed = np.zeros(counts.shape, bool), free & ~hidden
+        near[known[0]], near[:, known[1]] = True, True
+        choices = (alone & (counts > 0), near & (counts > 0), counts > 0, near, free)
+        some = next((printed & of for of in choices if (printed & of).any()), None)
+        if some is None:
+            break
+        hidden.flat[np.where(some, counts, counts.max() + 1).argmin()] = True
+    return hidden
+
+
+def _followed(counts: Whole, hidden: NDArray[np.bool_]) -> tuple[int, int] | None:
+    """A withheld cell of 1 to 4 that the others leave one value."""
+    places = np.arange(counts.size).reshape(counts.shape)
+    lines = [np.roll(row, -1) for row in places] if counts.shape[1] > 1 else []  # the sum is last
+    lines += [*places.T] if len(counts) > 1 else []
+    sums = np.zeros((len(lines), counts.size))
+    for of, line in zip(sums, lines, strict=True):
+        of[line[:-1]], of[line[-1]] = 1, -1
+    low = np.where(hidden, np.where(counts < TIMES, 0, TIMES), counts).ravel()
+    most = int(counts.max()) + 2 * TIMES
+    high = np.where(hidden, np.where(counts < TIMES, TIMES - 1, most), counts).ravel()
+
+    def least(goal: Floats) -> float:
+        bounds = optimize.Bounds(low, high)
+        rules = optimize.LinearConstraint(sums, 0, 0)
+        return float(optimize.milp(goal, integrality=1, bounds=bounds, constraints=rules).fun)
+
+    small = hidden & (counts > 0) & (counts < TIMES)
+    for row, column in np.argwhere(small).tolist() if lines else ():
+        goal = np.eye(counts.size)[places[row, column]]
+        if round(least(goal)) == round(-least(-goal)):
+            return row, column
+    return None
+
+
+def share_of(count: int, of: int, is_withheld: bool = False) -> str:
+    """Writes a count with its share, or only that it is less than five or not.
+
+    Example:
+        >>> share_of(30, 120), share_of(3, 120, True), share_of(118, 120, True), share_of(0, 0)
+        ('30 (25 %)', '< 5', '≥ 5', '0')
+    """
+    if is_withheld:
+        return f"< {TIMES}" if count < TIMES else f"≥ {TIMES}"
     return f"{count} ({100 * count / of:.0f} %)" if of else "0"

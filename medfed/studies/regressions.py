@@ -13,11 +13,11 @@ from scipy import stats
 
 from medfed.common.floors import CATEGORY, LEAST
 from medfed.functional import pooled
-from medfed.standalone.errors import DataError
+from medfed.standalone.errors import DataError, few
 from medfed.studies import parts
 from medfed.studies.parts import Estimates, Floats, State, Sums, Table, Whole, Word
 from medfed.studies.plan import Model, Plan
-from medfed.studies.rows import Rows
+from medfed.studies.rows import OUTCOME, Rows
 
 _SHARE = 20  # no patient may be more than 1/20 of a step's information
 _MOST = 2.0**28  # of a sum, which then fits 63 bits
@@ -112,8 +112,15 @@ class Coefficients:
             y = rows.column(self.model.outcome)
         most = 1 if self.model.family == "logistic" else np.inf
         if len(wrong := y[(y < 0) | (y != np.rint(y)) & ~np.isnan(y) | (y > most)]):
-            needs = "two categories, or 0 and 1" if most == 1 else "counts"
-            raise DataError(f"A {self.name} needs {needs}; {wrong[0]:g} is neither.")
+            name, needs = self.model.outcome, "two classes, or 0 and 1" if most == 1 else "counts"
+            if not (texts := groups or rows.categories.get(name, ())):
+                raise DataError(f"A {self.name} needs {needs}; {name} has {wrong[0]:g}.")
+            one = f"data.positive=[{texts[-1]}] makes one class of a table 1 and all others 0"
+            two = f"list two of them as columns.{name} in the plan"
+            raise DataError(
+                f"A {self.name} needs {needs}; {name} has {few([*texts])}: "
+                f"{one if name == OUTCOME and not groups else two}."
+            )
         return y
 
     def ask(self, rows: Rows, state: State) -> Sums:
@@ -129,7 +136,8 @@ class Coefficients:
         if y.any() and (effective < LEAST or weight.max() * _SHARE > total):
             raise DataError(
                 f"{self.name}: {effective:.0f} patients decide the sums at these coefficients; "
-                f"at least {LEAST} must, and none more than 1/{_SHARE} of them."
+                f"at least {LEAST} must, and none more than 1/{_SHARE} of them. In the plan, a "
+                "'least' above this hospital's patients leaves it out; or name fewer columns."
             )
         sums = np.clip(self.regression.sums(x, y, beta, offset), -_MOST, _MOST)
         return Sums(np.concatenate([[len(weight)], parts.fixed(sums)]), int(effective))

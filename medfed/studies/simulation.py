@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from medfed.common.floors import LEAST, TIMES
+from medfed.datamodules.splits import SPLITS
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.studies.describing import Column, Curves
@@ -53,10 +54,14 @@ def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], l
     sizes = {name: len(np.unique(rows.patients)) for name, rows in hospitals.items()}
     small = [f"{name} ({size})" for name, size in sizes.items() if size < plan.least]
     hospitals = {name: rows for name, rows in hospitals.items() if sizes[name] >= plan.least}
-    remarks = [f"Left out, with fewer than {plan.least} patients: {few(small)}."] if small else []
+    who = "patients" if plan.splits == SPLITS else "test patients"
+    remarks = [f"Left out, with fewer than {plan.least} {who}: {few(small)}."] if small else []
     if not hospitals:
+        more = "lower 'least' in the plan" if plan.least > LEAST else "join small hospitals"
+        everyone = "set 'patients: all' in the plan, if no bundle has learned from these patients"
         raise ConfigError(
-            f"No hospital has {plan.least} patients; a study needs one, and three for sums."
+            f"No hospital has {plan.least} {who}; a study needs one, and three for sums: "
+            f"{more if plan.splits == SPLITS else everyone}."
         )
     rows = sum(len(one.patients) for one in hospitals.values())
     patients = sum(sizes[name] for name in hospitals)
@@ -90,10 +95,7 @@ def _asked(part: Part, hospitals: Mapping[str, Rows], remarks: list[str]) -> lis
             try:
                 sums[name] = part.ask(rows, state)
             except DataError as error:
-                raise DataError(
-                    f"{name} refuses. {error} Leave the hospital out by a larger 'least', or ask "
-                    "for less."
-                ) from error
+                raise DataError(f"{name} refuses. {error}") from error
         total = np.sum([one.whole for one in sums.values()], axis=0)
         patients = sum(one.patients for one in sums.values())
         refuses = f"Hospitals would refuse {part.name}: "
@@ -101,7 +103,8 @@ def _asked(part: Part, hospitals: Mapping[str, Rows], remarks: list[str]) -> lis
         if patients < max(LEAST, TIMES * len(total)) and not is_said:
             remarks.append(
                 f"{refuses}{len(total)} numbers of {patients} patients; {TIMES} patients must "
-                "stand behind each."
+                "stand behind each. List fewer bins or categories, compare no groups by 'by', or "
+                "name fewer columns in a model."
             )
         if clipped := sum(one.clipped for one in sums.values()):
             remarks.append(

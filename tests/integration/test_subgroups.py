@@ -47,14 +47,18 @@ def test_a_subgroup_is_all_hospitals_cases_of_it(clinical, tmp_path, capsys):
     with (clinical / "cases.csv").open(newline="") as file:
         cases = list(csv.DictReader(file))
     sex = {row["patient"]: "fm"[n % 5 < 2] for n, row in enumerate(cases)}
-    rare = cases[0]["patient"]
+    rare = [row["patient"] for row in cases[:5]]
+    few = {rare[0]: "d", rare[1]: "d", rare[2]: "d"}
     with (tmp_path / "patients.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerows([["patient", "sex"], *((p, s) for p, s in sex.items() if p != rare)])
+        writer.writerows(
+            [["patient", "sex"], *((p, few.get(p, s)) for p, s in sex.items() if p not in rare[3:])]
+        )
     subgroups = measure_subgroups(clinical, "test", "sex", tmp_path / "patients.csv")
-    assert subgroups["groups"]["unknown"] == {"patients": 1}
+    for name in ("d", "unknown"):
+        assert subgroups["groups"][name] == {"patients": None}
     for name in "fm":
-        some = [r for r in cases if sex[r["patient"]] == name and r["patient"] != rare]
+        some = [r for r in cases if sex[r["patient"]] == name and r["patient"] not in rare]
         one = subgroups["groups"][name]
         assert one["patients"] == len(some)
         right = [(float(r["probability/1"]) > 0.5) == (r["label"] == "1") for r in some]
@@ -65,10 +69,19 @@ def test_a_subgroup_is_all_hospitals_cases_of_it(clinical, tmp_path, capsys):
     printed = capsys.readouterr().out
     worst = min("fm", key=lambda n: subgroups["groups"][n]["metrics"]["auroc"])
     assert f"Worst by auroc: {worst}, " in printed
-    assert "Too few patients to be shown: unknown (1); least=1 shows unknown." in printed
+    hidden = "Not shown, of too few patients or as these would follow: d, unknown; a lower least="
+    assert hidden in printed
     assert json.loads((clinical / "subgroups_test.json").read_text()) == subgroups
-    del subgroups["groups"]["m"]["metrics"]
-    show_subgroups(subgroups, clinical)
+    with (tmp_path / "patients.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([["patient", "sex"], *((p, few.get(p, s)) for p, s in sex.items())])
+    groups = measure_subgroups(clinical, "test", "sex", tmp_path / "patients.csv")["groups"]
+    # With the total and the larger group, d's patients follow.
+    fewer = min("fm", key=lambda n: subgroups["groups"][n]["patients"])
+    assert groups["d"] == groups[fewer] == {"patients": None}
+    assert "metrics" in groups["fm".replace(fewer, "")]
+    only = {**subgroups, "groups": {"f": subgroups["groups"]["f"], "m": {"patients": None}}}
+    show_subgroups(only, clinical)
     assert "Worst by" not in capsys.readouterr().out  # of one group none is the worst
 
 

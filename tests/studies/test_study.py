@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import statsmodels.api as sm
-from scipy import stats
+from scipy import optimize, stats
 
 from medfed.commands.study import main
 from medfed.standalone.errors import ConfigError, DataError, MedfedError
@@ -202,12 +202,134 @@ def test_one_step_at_chosen_coefficients_shows_nobody():
         part.ask(ALL, [steep, -steep * spot])
 
 
+def of_grades(size=200):
+    """Hospitals of an outcome of three classes."""
+    rng = np.random.default_rng(3)
+    columns = {"crp": rng.exponential(5, size), "outcome": rng.integers(0, 3, size) * 1.0}
+    texts = {"outcome": ("mild", "none", "severe")}
+    return dealt(Rows(columns, texts, patients=np.arange(size)), np.arange(size) % 4)
+
+
+CRP = {"crp": [0, 2, 5, 10, 100]}
+REMEDIES = {
+    "three classes": (
+        Plan(CRP, models=[Model(["crp"])]),
+        "outcome has mild, none, severe: data.positive=[severe] makes one class",
+    ),
+    "three names": (
+        Plan({**CRP, "outcome": ["none", "mild", "severe"]}, models=[Model(["crp"])]),
+        "list two of them as columns.outcome in the plan.",
+    ),
+    "a number": (
+        Plan(CRP, models=[Model(["crp"], outcome="crp")]),
+        "needs two classes, or 0 and 1; crp has ",
+    ),
+    "test patients": (
+        Plan(CRP, patients="test", least=60),
+        "No hospital has 60 test patients; a study needs one, and three for sums: set 'patients: "
+        "all' in the plan",
+    ),
+    "small hospitals": (Plan(CRP, least=60), "lower 'least' in the plan."),
+    "few decide": (
+        Plan({"gaps": [0, 5, 50]}, models=[Model(["gaps"], outcome="dead")]),
+        "In the plan, a 'least' above this hospital's patients leaves it out",
+    ),
+}
+
+
+@pytest.mark.parametrize(("plan", "words"), REMEDIES.values(), ids=[*REMEDIES])
+def test_a_refusal_says_what_mends_it(plan, words):
+    hospitals = of_grades()
+    for rows in hospitals.values():
+        some = np.arange(50)
+        rows.columns["gaps"] = np.where(some < 18, rows.columns["crp"], np.nan)
+        rows.columns["dead"] = some % 2.0
+    with pytest.raises(MedfedError) as error:
+        simulated(plan, hospitals)
+    assert words in str(error.value)
+
+
+def test_too_many_numbers_of_too_few_patients_have_a_remedy():
+    _, (remark,) = simulated(Plan({"crp": [*range(50)]}), of_grades())
+    assert "List fewer bins or categories, compare no groups by 'by'" in remark
+
+
 def test_few_patients_are_not_printed():
     """Neither a count of 1 to 4, nor one from which it follows."""
     rare = np.where(np.arange(N) < 3, 2.0, SEX)
     rows = replace(ALL, columns={"sex": rare}, categories={"sex": ("f", "m", "other one")})
     found, _ = simulated(Plan({"sex": ["f", "m", "other one"]}), dealt(rows, np.arange(N) % 3))
     assert table(found, "sex")["other one"] == ["< 5"]
+
+
+def possible(counts, words, sums, cell):
+    """The least and the greatest count of a cell that the printed words and sums allow."""
+    exact = [word.split()[0] for word in words.ravel()]
+    low = [0 if w == "<" else 5 if w == "≥" else int(w) for w in exact]
+    high = [4 if w == "<" else counts.sum() if w == "≥" else int(w) for w in exact]
+    rows = np.zeros((len(sums), counts.size))
+    for row, (whole, some) in zip(rows, sums, strict=True):
+        row[some], row[whole] = 1, -1
+    limits = [*zip(low, high, strict=True)]
+    goal = np.eye(counts.size)[cell]
+    ends = [milp(s * goal, rows, limits) for s in (1, -1)]
+    return ends[0], -ends[1]
+
+
+def milp(goal, rows, limits):
+    low, high = np.transpose(limits)
+    found = optimize.milp(
+        goal,
+        constraints=optimize.LinearConstraint(rows, 0, 0),
+        bounds=optimize.Bounds(low, high),
+        integrality=np.ones(len(goal)),
+    )
+    assert found.success
+    return round(found.fun)
+
+
+@pytest.mark.parametrize("kind", ["categories", "numbers"])
+@pytest.mark.parametrize("seed", [0, 1, 2, 4, 19, 38, 53])
+def test_no_count_of_one_to_four_follows_from_the_others(kind, seed):
+    """Of all words of a table together, every withheld small count has two possible values."""
+    rng = np.random.default_rng(seed)
+    n = 120
+    crp = rng.choice([0.0, 1.0, 2.0, np.nan], n, p=[0.6, 0.3, 0.03, 0.07])
+    group = rng.choice([0.0, 1.0, 2.0], n, p=[0.7, 0.2, 0.1] if seed else [0.7, 0.28, 0.02])
+    names = ("a", "b", "c") if kind == "categories" else ()
+    rows = Rows(
+        {"crp": crp, "by": group},
+        {"by": ("f", "m", "d")} | ({"crp": names} if names else {}),
+        patients=np.arange(n),
+    )
+    plan = Plan({"crp": [*names] or [0, 1, 2, 3], "by": ["f", "m", "d"]}, by="by").check("plan")
+    words = table(simulated(plan, {"all": rows})[0], "crp")
+    every = np.concatenate([np.ones((1, n)), group == np.arange(3)[:, None]]).astype(int)
+    lines = {name: every @ (crp == at) for at, name in enumerate(names)}
+    lines |= {"missing": every @ np.isnan(crp), "patients": every.sum(1)}
+    counts = np.array([*lines.values()])
+    printed = np.array([[str(word) for word in words[name]] for name in lines])
+    at = np.arange(counts.size).reshape(counts.shape)
+    sums = [(row[0], row[1:]) for row in at]
+    sums += [(column[-1], column[:-1]) for column in at.T] if names else []
+    for cell, count in enumerate(counts.ravel()):
+        shown = printed.ravel()[cell]
+        assert shown.startswith(("< 5", "≥ 5") if 0 < count < 5 or shown[0] in "<≥" else str(count))
+        if 0 < count < 5:
+            least, most = possible(counts, printed, sums, cell)
+            assert least < most
+
+
+def test_a_mean_of_few_patients_is_not_printed():
+    """Neither that of the group from which it follows."""
+    group = np.where(np.arange(N) < 3, 1.0, 0.0)
+    rows = replace(ALL, columns={"age": OLD, "sex": group})
+    plan = Plan({"age": ENDS, "sex": ["f", "m"]}, by="sex").check("plan")
+    age = table(simulated(plan, {"all": rows})[0], "age")
+    for name in ("mean", "standard deviation", "median"):
+        assert np.isfinite(age[name][0])
+        assert np.isnan(age[name][1:]).all()
+    assert age["patients"] == [N, "≥ 5", "< 5"]
 
 
 def test_sums_are_whole_numbers_of_counts_and_fixed_point():
