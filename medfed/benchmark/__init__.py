@@ -1,1 +1,1 @@
-"""The benchmark: suites, their plan and runner, the pilot, and the advice that rests on it."""
+"""The benchmark: suites, their plan and runner, the pilot and its advice."""

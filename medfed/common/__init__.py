@@ -1,5 +1,1 @@
-"""Helpers that all other packages use: errors, tensors, seeds, files, console, figures.
-
-`errors`, `files` and `checks` are those of `medfed.standalone`, the layer below, as bundles hold
-them, too; above it, everyone imports them from here.
-"""
+"""Helpers that all other packages use: tensors, seeds, scores, tables, console, figures."""
