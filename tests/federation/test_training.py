@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from medfed.common.tensors import Tensors, digest
 from medfed.federation.budget import LocalBudget, Passes
 from medfed.federation.client import with_statistics
-from medfed.federation.engine import loop as live
+from medfed.federation.engine import working_network as live
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.local_client import LocalClient
 from medfed.federation.optimizers import effective_step_length, learning_rates, remembers_elsewhere

@@ -80,7 +80,7 @@ def test_every_row_of_a_table_is_used(table, centre, tmp_path, capsys):
     assert kept["patients"] == {"used": 60, "of": 60}
     remark, refused = kept["remarks"]
     assert refused.startswith("Hospitals would refuse this run: at ")
-    assert remark.endswith("partition=label_imbalance to use it.")
+    assert remark.endswith("set partition=label_imbalance.")
     out = capsys.readouterr().out
     assert remark in out
     if centre:

@@ -131,5 +131,5 @@ def test_a_newcomer_trains_its_head_alone():
     assert not any(torch.equal(model[k], w[k]) for k in HEAD)
     task = Classes()
     task.personal = ()
-    with pytest.raises(ConfigError, match=r"name its head by model\.personal"):
+    with pytest.raises(ConfigError, match=r"name its head alone by model\.personal"):
         toy_federation(FedRoD(), task, clients())
