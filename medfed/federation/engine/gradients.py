@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import _engine_run_backward
 from torch.func import functional_call
 
 from medfed.common.tensors import Tensors, forget, gradient_of
@@ -75,7 +74,7 @@ class Gradients:
         self.loss = loss
         self.compiled_loss = compiled(loss) if compile else None
         self.full_size = 0
-        self.backward: Callable[[Tensor], None] = torch.Tensor.backward
+        self.backward: Callable[..., None] = torch.Tensor.backward
         self.precision: Callable[[], AbstractContextManager[None]] = nullcontext
         self.half = False
         self.private: PrivateGradients | None = None
@@ -178,14 +177,9 @@ class Gradients:
         return loss
 
     def _differentiate(self, loss: Tensor) -> None:
-        if loss.ndim or not loss.requires_grad or self.backward is not torch.Tensor.backward:
-            self.backward(loss)
-            return
-        # What that does, but for making and checking the gradient of the loss, which is 1.
-        one = (_one(loss.dtype, loss.device),)
-        _engine_run_backward(
-            (loss,), one, False, False, (), allow_unreachable=True, accumulate_grad=True
-        )
+        plain = self.backward is torch.Tensor.backward and loss.requires_grad and not loss.ndim
+        # A remembered 1 spares making the gradient of the loss anew.
+        self.backward(loss, *[_one(loss.dtype, loss.device)] * plain)
 
     def _backward(
         self,
