@@ -31,13 +31,7 @@ from medfed.standalone.preparation import one_thread
 
 @dataclass(frozen=True)
 class ChannelDropout:
-    """Zeroes channels of training samples.
-
-    Example:
-        >>> image, present = torch.ones(1, 3, 1, 1), torch.tensor([True, True, False])
-        >>> [ChannelDropout(1.0)(image, present, seed=s)[1].tolist()[0] for s in (0, 1)]
-        [[False, True, False], [True, False, False]]
-    """
+    """Zeroes channels of training samples."""
 
     # The chance that a sample may lose channels: 0 to P − 1 of its client's P channels. All numbers
     # are equally likely, and so are all sets of a number.
@@ -93,11 +87,6 @@ class Augmentation:
     Every alteration happens with its own chance, in the order of the fields. Flips and affine maps
     move a segmentation's label with the image, to the nearest voxel; the others alter only the
     image, channel by channel if a scanner would do so. Affine maps mirror the image at its borders.
-
-    Example:
-        >>> chain = Augmentation(flip_chance=1.0).build((2, 2), flips=(0,))
-        >>> chain(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), torch.tensor([0]), seed=7)[0].tolist()
-        [[[[3.0, 4.0], [1.0, 2.0]]]]
     """
 
     # Chance of a flip, along each of the axes that the data allow (`data.flips`).

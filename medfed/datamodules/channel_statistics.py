@@ -44,12 +44,7 @@ _BELOW = 100  # times less than a client's own
 
 
 def channel_statistics(images: Tensor | Rows) -> Array:
-    """Returns (2, C) means and deviations of (N, C, *spatial) images; 0 where all values are equal.
-
-    Example:
-        >>> channel_statistics(torch.tensor([[[1.0, 3.0], [0.5, 0.5]]])).tolist()
-        [[2.0, 0.5], [1.0, 0.0]]
-    """
+    """Returns (2, C) means and deviations of (N, C, ...) images; 0 where all values are equal."""
     parts = torch.arange(images.shape[0]).split(_AT_ONCE)
     first = gather(images, parts[0][:1]).flatten(2)[0, :, :1].double().numpy()
     total, squares, count = np.zeros(len(first)), np.zeros(len(first)), 0
@@ -74,11 +69,6 @@ def random_statistics(own: Array, every: Sequence[float]) -> Callable[[Tensor, i
     """Returns what changes a batch from a client's statistics to those of clients drawn by a seed.
 
     `own`: (2, C). `every`: (H * 2 * C), client by client.
-
-    Example:
-        >>> change = random_statistics(np.array([[0.5], [0.25]]), [0.5, 0.25, 0.0, 0.4])
-        >>> change(torch.tensor([[[2.0]]] * 4), 4).flatten().tolist()  # of 1
-        [2.0, 2.0, 2.5, 2.0]
     """
     if not every or len(every) % own.size:
         raise DataError(

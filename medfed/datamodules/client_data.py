@@ -67,10 +67,6 @@ def gather(values: Tensor | Rows, index: Tensor) -> Tensor:
     A batch is about a megabyte: starting PyTorch's threads for it costs more than copying it, and
     on a busy machine thirty times as much. `values` is (N, ...), a tensor or `Rows`. `index` is
     (B,) int64. Returns (B, ...), a copy.
-
-    Example:
-        >>> gather(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0])).tolist()
-        [[3.0], [1.0]]
     """
     if not isinstance(values, Tensor):
         return values.take(index)
@@ -294,11 +290,6 @@ class ArrayRows:
 
     Each process maps the file when it takes the first row; a pickled object is just a path and row
     numbers.
-
-    Example:
-        >>> rows = ArrayRows(np.array([[7], [8], [9]], np.uint8), np.array([2, 0]), np.float32)
-        >>> rows.shape, rows.take(torch.tensor([1, 1, 0])).ravel().tolist()
-        ((2, 1), [7.0, 7.0, 9.0])
     """
 
     source: NDArray[Any] | Path  # the array (N, ...), or the ``.npy`` file that holds it
@@ -335,13 +326,7 @@ class ArrayRows:
 
 @dataclass(frozen=True)
 class BlocksOnDemand:
-    """A block per patient that is read on every access and not kept.
-
-    Example:
-        >>> blocks = BlocksOnDemand(["a", "b"], lambda name, n: {"case": torch.tensor([n])})
-        >>> [block["case"].item() for block in blocks]
-        [0, 1]
-    """
+    """A block per patient that is read on every access and not kept."""
 
     patients: Sequence[str]  # their ids
     # Reads the block of a patient, from its id and its position in `patients`.

@@ -102,17 +102,7 @@ x (train of a) = y (test of a). A test sample is then in the training data: remo
 def find_duplicates(
     what: str, clients: Mapping[str, Mapping[Split, Sequence[str]]], samples: Iterable[Sample]
 ) -> Duplicates:
-    """Finds samples of equal content that are used in more than one split of one client.
-
-    Example:
-        >>> clients = {"a": {"train": ["p", "q"], "test": ["r"]}}
-        >>> within = [Sample("p", "1.png", b"x"), Sample("q", "2.png", b"x")]
-        >>> find_duplicates("images", clients, within).groups
-        []
-        >>> over = [*within, Sample("r", "3.png", b"x")]
-        >>> [str(place) for place in find_duplicates("images", clients, over).groups[0]]
-        ['1.png (train of a)', '2.png (train of a)', '3.png (test of a)']
-    """
+    """Finds samples of equal content that are used in more than one split of one client."""
     order = {(c, s): n for n, (c, s) in enumerate((c, s) for c in clients for s in clients[c])}
     place = {i: (c, s) for c, parts in clients.items() for s, ids in parts.items() for i in ids}
     places: dict[object, list[SampleUse]] = {}

@@ -215,13 +215,7 @@ class ScanPatches:
 
 
 def boxes_within(boxes: Boxes, start: Ints, size: Ints, most: int) -> Boxes:
-    """Returns the boxes that touch a patch, from its first voxel on, as a label (most, 7).
-
-    Example:
-        >>> boxes = np.array([[4, 4, 4, 8, 8, 8], [-4, 4, 4, 3, 8, 8]], np.float32)
-        >>> boxes_within(boxes, np.array([1, 1, 1]), np.array([8, 8, 8]), 2)[:, [0, 3, 6]].tolist()
-        [[3.0, 7.0, 1.0], [-5.0, 2.0, -1.0]]
-    """
+    """Returns the boxes that touch a patch, from its first voxel on, as a label (most, 7)."""
     moved = boxes - np.tile(start, 2).astype(np.float32)
     touch = ((moved[:, 3:] > 0) & (moved[:, :3] < size)).all(1)
     middle = (moved[:, :3] + moved[:, 3:]) / 2

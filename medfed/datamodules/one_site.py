@@ -54,14 +54,7 @@ class OwnData(Wrapped):
             )
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
-        """Takes all patients, or those of the site's centre if the data name several.
-
-        Example:
-            >>> from medfed.datamodules.partitions.by_centre import ByCentre
-            >>> own = OwnData(ByCentre(), "x", ["x", "y"])
-            >>> own.assign([Patient("a", centre="x"), Patient("b", centre="y")], seed=0)
-            {'x': ['a']}
-        """
+        """Takes all patients, or those of the site's centre if the data name several."""
         if any(p.invented for p in patients):
             raise ConfigError(
                 "data.reader.hospitals divides patients among invented hospitals, but a site is "

@@ -57,12 +57,6 @@ def sample_centres(
     `tumour` is (H, W, D) bool. `brain` is (H, W, D) bool. `size` is (h, w, d); centres move inwards
     so that the patch, whose voxel ``size // 2`` they are, lies inside the volume, or begins with it
     where the volume is smaller. Returns (count, 3) int64, tumour centres first.
-
-    Example:
-        >>> tumour = torch.zeros(8, 8, 4, dtype=torch.bool)
-        >>> tumour[3, 5, 2] = True
-        >>> sample_centres(tumour, tumour, 1, 0.0, (4, 4, 1), torch.Generator()).tolist()
-        [[3, 5, 2]]
     """
     background = round(count * background_share) if tumour.any() else count
     chosen = _draw(tumour, count - background, generator)

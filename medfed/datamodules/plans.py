@@ -68,12 +68,7 @@ class ClientPlan:
 
 
 def by_id(patients: Sequence[Patient]) -> dict[str, Patient]:
-    """Returns the patients by their ids.
-
-    Example:
-        >>> list(by_id([Patient("b"), Patient("a")]))
-        ['b', 'a']
-    """
+    """Returns the patients by their ids."""
     patients_by_id = {p.id: p for p in patients}
     if len(patients_by_id) < len(patients):
         twice = Counter(p.id for p in patients).most_common(1)[0][0]

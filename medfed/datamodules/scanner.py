@@ -57,11 +57,6 @@ class Scanner:
 
         `image` is (C, *spatial) of two or three dimensions, z-scored or scaled to [-1, 1]; it does
         not change.
-
-        Example:
-            >>> dark = Scanner("a", seed=0, gamma=2.0)
-            >>> dark.apply(torch.tensor([[[-1.0, 0.0, 1.0]]]), "patient").tolist()
-            [[[-1.0, -0.5, 1.0]]]
         """
         if image.ndim not in (3, 4):
             raise ConfigError(

@@ -27,16 +27,6 @@ def split_patients(
 
     With three patients or more every split has at least one; with two there is no validation
     patient, with one only training (`warn_small` warns about both).
-
-    Example:
-        >>> split_patients(["a", "b", "c"], 0.2, 0.2, seed=0)
-        {'train': ['c'], 'val': ['b'], 'test': ['a']}
-        >>> folds = [split_patients("abcdef", 0.2, 0.2, 0, fold=[k, 3])["test"] for k in range(3)]
-        >>> sorted(sum(folds, []))
-        ['a', 'b', 'c', 'd', 'e', 'f']
-        >>> few = split_patients("abcdef", 0.5, 0.34, seed=0, most=2)
-        >>> {split: len(ids) for split, ids in few.items()}
-        {'train': 1, 'val': 1, 'test': 2}
     """
     check_shares(val_fraction, test_fraction, fold)
     groups: dict[str, list[str]] = {}
@@ -124,11 +114,7 @@ def _fill_empty(parts: dict[Split, list[str]], wanted: Mapping[Split, bool]) -> 
 
 
 def warn_small(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
-    """Warns of clients with empty splits or a single training patient.
-
-    Example:
-        >>> warn_small({"a": {"train": ["p", "q"], "val": ["r"], "test": ["s"]}})
-    """
+    """Warns of clients with empty splits or a single training patient."""
     remarks = []
     for client, parts in clients.items():
         if empty := [split for split in SPLITS if not parts[split]]:
@@ -152,14 +138,7 @@ def warn_of_clients(found: Sequence[tuple[str, str, str]]) -> None:
 
 
 def check_leakage(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
-    """Stops the run if a patient appears twice.
-
-    Example:
-        >>> check_leakage({"a": {"train": ["p1"], "test": ["p1"]}})  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.DataError: Patient p1 is in train of a and again in test of a; ...
-    """
+    """Stops the run if a patient appears twice."""
     seen: dict[str, str] = {}
     for client, parts in clients.items():
         for split, patients in parts.items():

@@ -62,12 +62,7 @@ class BoxInference(Inference):
         return torch.cat([logits[:, :count].sigmoid(), logits[:, count:]], 1)
 
     def grid(self, logits: Tensor) -> Tensor:
-        """Returns the anchors ``(N, 6)`` of a map ``(..., h, w, d)``, cell by cell.
-
-        Example:
-            >>> BoxInference(anchors=((4, 4, 4),)).grid(torch.zeros(1, 7, 1, 1, 2)).tolist()
-            [[-1.0, -1.0, -1.0, 3.0, 3.0, 3.0], [-1.0, -1.0, 1.0, 3.0, 3.0, 5.0]]
-        """
+        """Returns the anchors ``(N, 6)`` of a map ``(..., h, w, d)``, cell by cell."""
         maker = AnchorGeneratorWithAnchorShape((1.0,), self.anchors)
         steps = [[torch.tensor(STRIDE)] * 3]
         anchors: Tensor = maker.grid_anchors([list(logits.shape[-3:])], steps)[0]

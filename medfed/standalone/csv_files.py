@@ -388,12 +388,6 @@ def missing_words(words: Sequence[object]) -> Collection[str]:
     """The words of missing cells, with further ones; numbers have one spelling.
 
     ``not none`` keeps a usual word as a category, in columns of words.
-
-    Example:
-        >>> missing_words([-9, "k.A."]) - MISSING == {"-9", "k.a."}
-        True
-        >>> "none" in missing_words(["not none"]), "not done" in missing_words(["not done"])
-        (False, True)
     """
     read = {tidy(fold(str(word))).lower() for word in words}
     kept = {word for word in MISSING if f"not {word}" in read}
@@ -484,12 +478,7 @@ def is_limit(text: str) -> bool:
 
 
 def as_number(text: str) -> float:
-    """Reads a number; other text gives infinity.
-
-    Example:
-        >>> as_number("1.5"), as_number("old"), as_number("1_5")
-        (1.5, inf, inf)
-    """
+    """Reads a number; other text gives infinity."""
     try:
         return float("inf") if "_" in text else float(text)  # Python's own spelling of 15
     except ValueError:

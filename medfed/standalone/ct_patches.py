@@ -65,12 +65,7 @@ class PatchSpec:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(C, h, w) or (1, h, w, d).
-
-        Example:
-            >>> PatchSpec(slices=3).shape, PatchSpec(size=(8, 8, 4)).shape
-            ((3, 32, 32), (1, 8, 8, 4))
-        """
+        """(C, h, w) or (1, h, w, d)."""
         return (self.slices, *self.size)
 
     def channels(self, modality: str) -> tuple[str, ...]:
@@ -159,11 +154,6 @@ def locate(grid: Geometry, world: NDArray[np.float64]) -> NDArray[np.float64]:
 
     `world` is (n, 3) mm x y z. Returns (n, 3) continuous index into the voxels; an integer is the
     middle of one.
-
-    Example:
-        >>> grid = Geometry((4, 4, 4), np.diag([-2.0, -2.0, 1.0, 1.0]), 1, np.eye(4), np.eye(2))
-        >>> locate(grid, np.array([[2.0, 1.0, 3.0]])).tolist()
-        [[1.0, 0.5, 3.0]]
     """
     inverse = np.linalg.inv(itk.LPS @ grid.affine)
     return np.asarray(world @ inverse[:3, :3].T + inverse[:3, 3])
@@ -217,11 +207,6 @@ def to_unit(
     `patches` is (n, C, *spatial) int16 HU inside the window. `window`: the HU that become -1 and 1.
     `present` is (C,) the client's channels; the others become 0. None has all. Returns float32 of
     the same shape.
-
-    Example:
-        >>> hu = np.array([[[[-1000, -300]], [[400, 400]]]], np.int16)
-        >>> to_unit(hu, (-1000, 400), np.array([True, False])).ravel().tolist()
-        [-1.0, 0.0, 0.0, 0.0]
     """
     low, high = window
     unit = patches.astype(np.float32)

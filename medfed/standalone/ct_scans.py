@@ -83,14 +83,7 @@ def places(grid: Geometry, world: Floats, spacing: Sequence[float]) -> Floats:
 
 
 def world_of(grid: Geometry, found: Floats, spacing: Sequence[float]) -> Floats:
-    """Undoes :func:`places`.
-
-    Example:
-        >>> grid = Geometry((4, 4, 4), np.diag([-2.0, -2.0, 1.0, 1.0]), 1, np.eye(4), np.eye(2))
-        >>> there = places(grid, np.array([[2.0, 1.0, 3.0]]), (1.5, 1.5, 1.5))
-        >>> there.round(3).tolist(), world_of(grid, there, (1.5, 1.5, 1.5)).round(6).tolist()
-        ([[1.333, 2.0, 2.333]], [[2.0, 1.0, 3.0]])
-    """
+    """Undoes :func:`places`."""
     voxels = (found * np.array(spacing) / _old_spacing(grid) - 0.5)[:, [1, 0, 2]]
     affine = itk.LPS @ grid.affine
     return np.asarray(voxels @ affine[:3, :3].T + affine[:3, 3])

@@ -50,10 +50,6 @@ class Detector(nn.Module):
     Shapes:
         ``(B, C, h, w, d)``, of sides that :data:`STRIDE` divides, to ``(B, 7 A, h / 2, w / 2, d /
         2)``: a logit of each anchor, then the six numbers of each anchor's box.
-
-    Example:
-        >>> Detector(1, [[4, 4, 4], [8, 8, 8]])(torch.zeros(1, 1, 16, 16, 8)).shape
-        torch.Size([1, 14, 8, 8, 4])
     """
 
     personal: ClassVar[tuple[str, ...]] = ("classification_head.*", "regression_head.*")

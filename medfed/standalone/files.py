@@ -123,16 +123,6 @@ def replacing(path: Path, sync: bool = False) -> Iterator[Path]:
     The caller writes to another name in the same folder, and the file is then renamed, so a killed
     process leaves the complete file or none. The other name has the same ending, because some
     writers choose the format by it.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "a.txt"
-        >>> with replacing(path) as partial:
-        ...     _ = partial.write_text("1")
-        ...     path.exists()
-        False
-        >>> path.read_text()
-        '1'
     """
     _remove_stale(path.parent)
     partial = path.with_name(f"{PARTIAL}{_HOST}-{os.getpid()}-{path.name}")
@@ -336,12 +326,7 @@ def remove_partial(folder: Path) -> None:
 
 
 def digest(content: object) -> str:
-    """Hashes content that JSON can hold; the order of keys does not matter.
-
-    Example:
-        >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
-        True
-    """
+    """Hashes content that JSON can hold; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -389,15 +374,7 @@ through it; remove it, or put the file or folder itself there.
 
 
 def refuse_special(path: str | Path, named: str = "") -> None:
-    """Refuses what is neither a file nor a folder, as reading a device or a pipe may never end.
-
-    Example:
-        >>> refuse_special("/dev/zero")
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.DataError: /dev/zero is a device, pipe or socket; name a file or \
-folder.
-    """
+    """Refuses what is neither a file nor a folder, as reading a device or a pipe may never end."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -441,17 +418,7 @@ def locked(folder: Path, name: str = "lock", wait: bool = True) -> Iterator[None
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """Gives a folder its name only when it is complete; until then an older one stays.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp()) / "a"
-        >>> for text in ("old", "new"):
-        ...     with replacing_folder(folder) as made:
-        ...         _ = (made / "text").write_text(text)
-        >>> (folder / "text").read_text(), [p.name for p in folder.parent.iterdir()]
-        ('new', ['a'])
-    """
+    """Gives a folder its name only when it is complete; until then an older one stays."""
     with _alone(folder) as (place, made):
         yield made
         if place.exists():

@@ -27,12 +27,6 @@ def on_grid(
     voxels to those of `values`. `size` is (d,) wanted voxels. `outside` is (K,) for voxels that lie
     more than half a voxel outside; None repeats the border. Returns (K, *size) of the type of
     `values`.
-
-    Example:
-        >>> values = torch.tensor([[[0.0], [1.0], [2.0]]])
-        >>> twice = torch.diag(torch.tensor([0.5, 1.0, 1.0]))  # voxels half as long
-        >>> [round(x, 5) for x in on_grid(values, twice, (5, 1)).ravel().tolist()]
-        [0.0, 0.5, 1.0, 1.5, 2.0]
     """
     from monai.data import MetaTensor  # takes seconds to import
     from monai.transforms import SpatialResample
@@ -88,10 +82,6 @@ def axial(volume: Tensor, slices: Tensor) -> Tensor:
     """Stacks axial slices.
 
     `volume` is (C, H, W, D). `slices` is (S,) slice numbers. Returns (S, C, H, W), contiguous.
-
-    Example:
-        >>> axial(torch.zeros(2, 5, 6, 7), torch.tensor([1, 3])).shape
-        torch.Size([2, 2, 5, 6])
     """
     # By NumPy: PyTorch takes nine times as long to bring the last axis to the front.
     taken = volume.numpy()[..., slices.numpy()].transpose(3, 0, 1, 2)
@@ -102,11 +92,6 @@ def brain_slices(brain: Tensor, every: int = 1) -> Tensor:
     """Chooses axial slices by a rule that does not use the label.
 
     `brain` is (H, W, D) bool. Returns (S,) slice numbers.
-
-    Example:
-        >>> brain = torch.tensor([0, 1, 1, 1, 0]).bool().reshape(1, 1, 5)
-        >>> brain_slices(brain).tolist(), brain_slices(brain, every=3).tolist()
-        ([1, 2, 3], [2])
     """
     slices = brain.flatten(0, 1).any(dim=0).nonzero().ravel()
     return slices[min(every // 2, max(len(slices) - 1, 0)) :: every]
@@ -117,12 +102,6 @@ def bounding_box(mask: NDArray[np.bool_]) -> tuple[slice, ...]:
 
     `mask`: of any number of axes. Returns a slice per axis; one voxel at the origin if the mask is
     empty.
-
-    Example:
-        >>> mask = np.zeros((4, 4, 4), bool)
-        >>> mask[1:3, 2, 0] = True
-        >>> bounding_box(mask)
-        (slice(1, 3, None), slice(2, 3, None), slice(0, 1, None))
     """
     axes = range(mask.ndim)
     occupied = [np.flatnonzero(mask.any(axis=tuple({*axes} - {axis}))).tolist() for axis in axes]

@@ -238,11 +238,6 @@ def margins(probabilities: Tensor) -> Tensor:
 
     A contour at 0.5 then lies between the voxels of :func:`_exclusive_masks` and the others.
     `probabilities` is ``(R, *spatial)``.
-
-    Example:
-        >>> margins(torch.tensor([[0.25, 0.375], [0.0, 0.375]]))
-        tensor([[0.2500, 0.5000],
-                [0.1250, 0.5000]])
     """
     classes = torch.cat([1 - probabilities.sum(0, keepdim=True), probabilities])
     best, second = classes.topk(2, dim=0).values

@@ -26,16 +26,6 @@ def label_codes(regions: Mapping[str, Sequence[int]]) -> dict[str, int] | None:
     The zone of a region is what none of the regions within it takes. Where each zone was exactly
     one label value of the training masks, it keeps that value, so that prediction and truth
     compare; otherwise the zones are numbered, from outside to inside where they nest.
-
-    Example:
-        >>> label_codes({"whole": [1, 2, 4], "core": [1, 4], "enhancing": [4]})  # BraTS
-        {'whole': 2, 'core': 1, 'enhancing': 4}
-        >>> label_codes({"enhancing": [3], "whole": [1, 2, 3]})
-        {'whole': 1, 'enhancing': 2}
-        >>> label_codes({"liver": [1], "tumour": [2]}), label_codes({"a": [1], "b": [2, 3]})
-        ({'liver': 1, 'tumour': 2}, {'a': 1, 'b': 2})
-        >>> label_codes({"a": [1, 2], "b": [2, 3]}) is None
-        True
     """
     values = {name: set(codes) for name, codes in regions.items()}
     exclusive = sum(map(len, values.values())) == len(set().union(*values.values()))
@@ -78,11 +68,6 @@ def label_map(masks: Mapping[str, Tensor], codes: Mapping[str, int]) -> Tensor:
     A voxel that is predicted to lie in a region but not in the one around it gets the inner
     region's label; the outer region is then the union of both. `masks` is ``(H, W, D)`` bool per
     region. Returns ``(H, W, D)`` uint8, or int32 where a value needs it.
-
-    Example:
-        >>> masks = {"whole": torch.tensor([1, 1, 0]) > 0, "core": torch.tensor([0, 1, 0]) > 0}
-        >>> label_map(masks, {"whole": 2, "core": 1})
-        tensor([2, 1, 0], dtype=torch.uint8)
     """
     dtype = torch.uint8 if all(0 <= code < 256 for code in codes.values()) else torch.int32
     labels = torch.zeros(next(iter(masks.values())).shape, dtype=dtype)

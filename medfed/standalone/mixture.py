@@ -109,13 +109,6 @@ def mix_outputs(outputs: Sequence[Tensor], membership: Tensor, activation: Activ
     `outputs`: k tensors ``(B, ...)``; for ``softmax`` classes are axis 1. `membership` is ``(K,)``
     weights c, 0 or more. Returns a tensor like one output: the logarithm of the mixed class
     probabilities, the logit of the mixed region probabilities, or the mixed outputs.
-
-    Example:
-        >>> outputs = [torch.tensor([[0.0, 0.0]]), torch.tensor([[9.0, 0.0]])]
-        >>> mix_outputs(outputs, torch.tensor([0.5, 0.5]), "softmax").exp()
-        tensor([[0.7499, 0.2501]])
-        >>> mix_outputs(outputs, torch.tensor([0.5, 0.5]), "identity")
-        tensor([[4.5000, 0.0000]])
     """
     stacked = torch.stack(list(outputs))
     if activation == "identity":
@@ -176,13 +169,7 @@ def positions(network: nn.Module) -> dict[int, list[str]]:
 
 
 def take(network: nn.Module, places: Sequence[str]) -> Taken:
-    """Removes layers from a network; the whole network is taken out of a module around it.
-
-    Example:
-        >>> taken = take(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), ["1"])
-        >>> taken.layers, [name for name, _ in taken.network.named_parameters()]
-        ({'1': Linear(in_features=3, out_features=1, bias=True)}, ['0.weight', '0.bias'])
-    """
+    """Removes layers from a network; the whole network is taken out of a module around it."""
     if list(places) == [""]:
         network, places = nn.Sequential(OrderedDict(network=network)), ["network"]
     layers = {name: network.get_submodule(name) for name in places}

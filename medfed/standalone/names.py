@@ -17,36 +17,19 @@ _EXPONENT = re.compile(r"\d+E\d+", re.ASCII)
 
 @lru_cache(1 << 16)  # a table repeats its cells
 def fold(text: str) -> str:
-    """Gives a name one Unicode form (NFC) and single spaces.
-
-    Example:
-        >>> fold(" Spital  Zu\u0308rich\u00a0") == "Spital Z\u00fcrich"
-        True
-    """
+    """Gives a name one Unicode form (NFC) and single spaces."""
     return " ".join((text if text.isascii() else unicodedata.normalize("NFC", text)).split())
 
 
 @lru_cache(1 << 16)
 def tidy(text: str) -> str:
-    """Gives equal whole numbers one spelling; codes keep their digits.
-
-    Example:
-        >>> [tidy(text) for text in ("1.0", "1", "one", "0744", "1E50")]
-        ['1', '1', 'one', '0744', '1E50']
-    """
+    """Gives equal whole numbers one spelling; codes keep their digits."""
     match = _WHOLE.fullmatch(text)
     return match[1] if match else text
 
 
 def code_among(texts: Collection[str]) -> str | None:
-    """Returns a text that makes the column one of codes: a leading zero, or all are like 1E50.
-
-    Example:
-        >>> code_among(["744", "0744"]), code_among(["1E50", "2E65.1"]), code_among(["0.5", "10"])
-        ('0744', None, None)
-        >>> code_among(["1E50", "2E65"])
-        '1E50'
-    """
+    """Returns a text that makes the column one of codes: a leading zero, or all are like 1E50."""
     if texts and all(map(_EXPONENT.fullmatch, texts)):
         return next(iter(texts))
     return next(filter(_ZERO_FIRST.fullmatch, texts), None)
@@ -75,12 +58,6 @@ def likeness(text: str) -> str:
     """A key that is equal for spellings that probably name the same.
 
     Those differ in case, in the format of a number, or in signs that nobody sees.
-
-    Example:
-        >>> likeness("Basel\u200b") == likeness("BASEL"), likeness("100.0") == likeness("100")
-        (True, True)
-        >>> likeness("0744") == likeness("744")
-        False
     """
     seen = _visible(fold(text))
     return _as_number(unicodedata.normalize("NFC", seen.casefold()))
@@ -96,12 +73,7 @@ def _difference(one: str, other: str) -> str:
 
 
 def alike(names: Iterable[str]) -> list[list[str]]:
-    """Groups the different names whose spellings are alike; see `likeness`.
-
-    Example:
-        >>> alike(["f", "m", "F", "f"])
-        [['f', 'F']]
-    """
+    """Groups the different names whose spellings are alike; see `likeness`."""
     groups: dict[str, list[str]] = {}
     for name in dict.fromkeys(map(fold, names)):
         groups.setdefault(likeness(name), []).append(name)
@@ -109,18 +81,7 @@ def alike(names: Iterable[str]) -> list[list[str]]:
 
 
 def same(texts: Sequence[str], where: str, place: Callable[[int], str]) -> list[str]:
-    """Folds names, and refuses two that are alike.
-
-    Example:
-        >>> same(["100", " 101", "100"], "t.csv, column patient", str)
-        ['100', '101', '100']
-        >>> same(["100", "100.0"], "t.csv, column patient", "data row {}".format)
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.DataError: t.csv, column patient: '100' (data row 0) and '100.0' \
-(data row 1) differ only in the format of a number; write one of them everywhere or, if they are \
-two, give them different names.
-    """
+    """Folds names, and refuses two that are alike."""
     folded = list(map(fold, texts))
     for one, other, *_ in alike(folded):
         first, second = (f"{n[:60]!r} ({place(folded.index(n))})" for n in (one, other))

@@ -40,11 +40,6 @@ def votes(near: Tensor, labels: Tensor, count: Tensor, scale: Tensor, classes: i
     The weight of a neighbour is exp(-distance / scale). Its exponent is taken from that of the
     nearest one, so that far from all cases no share is 0 / 0. `near` and `labels` ``(B, n)``: of
     the neighbours, the nearest first.
-
-    Example:
-        >>> near, labels = torch.tensor([[0.0, 1.0, 9.0]]), torch.tensor([[1, 0, 0]])
-        >>> votes(near, labels, torch.tensor(2), torch.tensor(1.0), classes=2)
-        tensor([[0.2689, 0.7311]])
     """
     beyond = torch.arange(near.shape[1], device=near.device) >= count
     weights = (-near / scale).masked_fill(beyond, -torch.inf).softmax(1)

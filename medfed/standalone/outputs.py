@@ -27,16 +27,6 @@ def heads(output: object, image: Tensor) -> list[Tensor]:
     """Returns the outputs for the loss; the first one is used in evaluation.
 
     `image` is ``(B, C, *spatial)``, its input.
-
-    Example:
-        >>> import torch
-        >>> image, small = torch.ones(2, 1, 8, 8), torch.ones(2, 3, 4, 4)
-        >>> [tuple(t.shape) for t in heads([torch.ones(2, 3, 8, 8), small], image)]
-        [(2, 3, 8, 8), (2, 3, 4, 4)]
-        >>> [tuple(t.shape) for t in heads(torch.ones(2, 4, 3, 8, 8), image)]
-        [(2, 3, 8, 8), (2, 3, 8, 8), (2, 3, 8, 8), (2, 3, 8, 8)]
-        >>> [tuple(t.shape) for t in heads((torch.ones(2, 3), [torch.ones(2, 16, 9)]), image)]
-        [(2, 3)]
     """
     if isinstance(output, Tensor):
         return list(output.unbind(1)) if output.ndim == image.ndim + 1 else [output]

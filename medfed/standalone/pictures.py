@@ -160,12 +160,7 @@ def opened(file: Path) -> Iterator[Image.Image]:
 
 
 def scaled(size: Sequence[int], scale: float) -> tuple[int, ...]:
-    """Returns a picture's size after scaling, at least one pixel.
-
-    Example:
-        >>> scaled((565, 584), 0.5)
-        (282, 292)
-    """
+    """Returns a picture's size after scaling, at least one pixel."""
     return tuple(max(1, round(n * scale)) for n in size)
 
 
@@ -173,10 +168,6 @@ def shrink(pixels: Pixels, scale: float) -> Pixels:
     """Resamples a picture to a smaller size, bilinearly and with antialiasing.
 
     `pixels` is (C, height, width). `scale`: in (0, 1]; 1 changes nothing. Returns (C, h, w).
-
-    Example:
-        >>> shrink(np.full((1, 4, 6), 7, np.float32), 0.5).tolist()
-        [[[7.0, 7.0, 7.0], [7.0, 7.0, 7.0]]]
     """
     return pixels if scale == 1 else resized(pixels, scaled(pixels.shape[1:], scale))
 
@@ -198,12 +189,6 @@ def shrink_mask(values: NDArray[np.int64], scale: float) -> NDArray[np.int64]:
 
     Among equal weights it gets the greatest value, so that background does not win. `values` is
     (height, width). `scale`: in (0, 1]; 1 changes nothing. Returns (h, w).
-
-    Example:
-        >>> mask = np.zeros((6, 6), np.int64)
-        >>> mask[:, 2:5] = 9
-        >>> shrink_mask(mask, 0.5).tolist()
-        [[0, 9, 9], [0, 9, 9], [0, 9, 9]]
     """
     if scale == 1:
         return values
@@ -364,12 +349,6 @@ def channels_first(path: Path, split: str, images: NDArray[np.uint8]) -> NDArray
 
     `images` is (n, h, w), (n, h, w, 1), (n, h, w, 3), (n, 3, h, w) or (n, d, h, w), uint8. Returns
     (n, 1, h, w), (n, 3, h, w) or (n, 1, d, h, w), a view.
-
-    Example:
-        >>> channels_first(Path("a.npz"), "val", np.zeros((5, 28, 28, 3), np.uint8)).shape
-        (5, 3, 28, 28)
-        >>> channels_first(Path("a.npz"), "val", np.zeros((5, 28, 28, 28), np.uint8)).shape
-        (5, 1, 28, 28, 28)
     """
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise DataError(

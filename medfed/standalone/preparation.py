@@ -144,14 +144,7 @@ def rules_from(record: Mapping[str, Any], channels: int) -> tuple[Rule, ...]:
 
 
 def rules_of(setting: object, channels: Sequence[str]) -> tuple[Rule, ...]:
-    """Reads ``data.normalize``.
-
-    Example:
-        >>> [rule.name for rule in rules_of(None, ["CT", "PET"])]
-        ['window', 'zscore_nonzero']
-        >>> rules_of({"window": [-1000, 400]}, ["CT"])
-        (Rule(name='window', low=-1000.0, high=400.0, scale=()),)
-    """
+    """Reads ``data.normalize``."""
     if setting is None:
         usual = Rule("zscore_nonzero")
         return tuple(Rule("window", *CT_WINDOW) if is_ct(name) else usual for name in channels)
@@ -261,12 +254,6 @@ class Preparation:
 
         `voxels` is (C, H, W, D) float32 in RAS, from `readers.volumes.read_volume`; may be changed
         in place. `spacing` is (3,) mm between them.
-
-        Example:
-            >>> halved = Preparation((Rule("none"),), spacing=(2.0, 2.0, 2.0))
-            >>> image, grid = halved.apply(torch.ones(1, 5, 5, 3), (1.0, 1.0, 2.0))
-            >>> tuple(image.shape), grid.diagonal().tolist()
-            ((1, 3, 3, 3), [0.5, 0.5, 1.0, 1.0])
         """
         affine = np.diag([*spacing, 1.0])
         start = np.eye(4)

@@ -26,10 +26,6 @@ class LinearRegression(nn.Module):
 
     Shapes:
         ``(B, F)`` to ``(B, 1)``. Parameters: ``linear.weight (1, F)``, ``linear.bias (1,)``.
-
-    Example:
-        >>> LinearRegression(in_channels=10)(torch.ones(4, 10)).shape
-        torch.Size([4, 1])
     """
 
     personal: ClassVar[tuple[str, ...]] = ("*",)
@@ -66,11 +62,6 @@ class LogisticRegression(nn.Module):
 
     Shapes:
         ``(B, F)`` to ``(B, K)`` logits. Parameters: ``linear.weight (K-1, F)``, ``linear.bias``.
-
-    Example:
-        >>> net = LogisticRegression(in_channels=30, out_channels=2)
-        >>> net(torch.ones(4, 30)).shape, [name for name, _ in net.named_parameters()]
-        (torch.Size([4, 2]), ['linear.weight', 'linear.bias'])
     """
 
     personal: ClassVar[tuple[str, ...]] = ("*",)

@@ -104,13 +104,6 @@ def planned_unet(
     """Builds the network of a plan on which clients have agreed.
 
     Source: F. Isensee et al., "nnU-Net", Nature Methods 2021.
-
-    Example:
-        >>> import torch
-        >>> stages = {"strides": [[1, 1], [2, 2], [2, 1], [2, 2]], "kernel_sizes": [[3, 3]] * 4}
-        >>> network = planned_unet(2, 1, 2, plan={**stages, "features": [4, 8, 16, 32]})
-        >>> [tuple(head.shape) for head in network(torch.ones(1, 1, 16, 16))]
-        [(1, 2, 16, 16), (1, 2, 8, 8)]
     """
     if plan is None:
         raise ConfigError(

@@ -65,12 +65,7 @@ class Volume(NamedTuple):
 
 
 def is_volume(path: Path) -> bool:
-    """Says whether a path is, by its name, a volume: a file, or the folder of a DICOM series.
-
-    Example:
-        >>> is_volume(Path("scan.NII.GZ")), is_volume(Path("scan.txt"))
-        (True, False)
-    """
+    """Says whether a path is, by its name, a volume: a file, or the folder of a DICOM series."""
     return bool(suffix_of(path)) or (path.is_dir() and dicom.is_series(path))
 
 
@@ -85,12 +80,7 @@ def suffix_of(path: Path) -> str:
 
 
 def stem_of(path: Path) -> str:
-    """Returns the name of a volume without its suffix.
-
-    Example:
-        >>> stem_of(Path("1.2.840.nii.gz")), stem_of(Path("series_1.2"))
-        ('1.2.840', 'series_1.2')
-    """
+    """Returns the name of a volume without its suffix."""
     return path.name[: len(path.name) - len(suffix_of(path))]
 
 

@@ -37,15 +37,7 @@ class ByCentre(Partition):
         return Traits(frozenset({"centre"}), keeps_all=all_, seeded=False, natural=True)
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
-        """See `Partition.assign`; no random choice is made.
-
-        Example:
-            >>> ByCentre().assign([Patient("a", centre="x"), Patient("b", centre="y")], seed=0)
-            {'x': ['a'], 'y': ['b']}
-            >>> two = [Patient("a", centre="x"), Patient("b", centre="x"), Patient("c", centre="y")]
-            >>> ByCentre(patients=[2, 9]).assign(two, seed=0)
-            {'x': ['a', 'b']}
-        """
+        """See `Partition.assign`; no random choice is made."""
         for patient in patients:
             if patient.centre is None:
                 raise ConfigError(
@@ -103,13 +95,7 @@ class CentreSplit(Partition):
         return Traits(frozenset({"centre"}))
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
-        """See `Partition.assign`.
-
-        Example:
-            >>> found = CentreSplit(2).assign([Patient(i, centre="x") for i in "abc"], seed=0)
-            >>> {name: len(ids) for name, ids in found.items()}
-            {'x_0': 2, 'x_1': 1}
-        """
+        """See `Partition.assign`."""
         centres = ByCentre().assign(in_order(patients), seed)
         named = self.parts if isinstance(self.parts, Mapping) else {}
         for name in named:
@@ -154,14 +140,7 @@ class Auto(Partition):
     protocol: str | None = None
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
-        """See `Partition.assign`.
-
-        Example:
-            >>> Auto().assign([Patient("a", centre="x"), Patient("b", centre="y")], seed=0)
-            {'x': ['a'], 'y': ['b']}
-            >>> list(Auto().assign([Patient(n) for n in "abcdefg"], seed=0))
-            ['hospital_0', 'hospital_1']
-        """
+        """See `Partition.assign`."""
         if not all(p.centre for p in patients):
             return RoundRobin(self._parts(len(patients))).assign(patients, seed)
         if self.num_clients is not None:

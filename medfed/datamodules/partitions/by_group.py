@@ -101,12 +101,7 @@ def _grouped_names(num_clients: int, groups: int) -> list[str]:
 
 
 def group_of(client: str) -> int:
-    """Reads the group from the name of a client.
-
-    Example:
-        >>> group_of("group_3_hospital_0")
-        3
-    """
+    """Reads the group from the name of a client."""
     match = re.fullmatch(r"group_(\d+)_hospital_\d+", client)
     if match is None:
         raise ConfigError(f"Client {client} is in no label group; use partition=label_groups.")
@@ -155,13 +150,7 @@ class SiteGroups(base.Dealt):
         return base.RoundRobin(self.num_clients).deal(patients, seed)
 
     def availability(self, clients: base.Ids, channels: base.Ids, seed: int) -> dict[str, Tensor]:
-        """See `Partition.availability`.
-
-        Example:
-            >>> two = SiteGroups(2, lacks=[["T1"], []])
-            >>> {k: v.tolist() for k, v in two.availability(two.names(), ["T1", "T2"], 0).items()}
-            {'group_0_hospital_0': [False, True], 'group_1_hospital_0': [True, True]}
-        """
+        """See `Partition.availability`."""
         if self.lacks is None:
             return super().availability(clients, channels, seed)
         lacks = [check_names("channel", names, channels) if names else () for names in self.lacks]
@@ -174,24 +163,12 @@ class SiteGroups(base.Dealt):
         return {c: torch.tensor([n not in missing[c] for n in channels]) for c in clients}
 
     def scanners_of(self, clients: base.Ids, seed: int) -> dict[str, Scanner]:
-        """See `Partition.scanners_of`; shading and noise differ for each client and image.
-
-        Example:
-            >>> two = SiteGroups(2, scanners=[{}, {"gamma": 2.0}])
-            >>> {name: one.gamma for name, one in two.scanners_of(two.names(), 0).items()}
-            {'group_1_hospital_0': 2.0}
-        """
+        """See `Partition.scanners_of`; shading and noise differ for each client and image."""
         table = {c: self.scanners[group_of(c)] for c in clients} if self.scanners else {}
         return scanners_from({c: settings for c, settings in table.items() if settings}, seed)
 
     def label_orders(self, clients: base.Ids, num_classes: int, seed: int) -> dict[str, base.Order]:
-        """See `Partition.label_orders`.
-
-        Example:
-            >>> two = SiteGroups(2, label_shift=1)
-            >>> two.label_orders(two.names(), 3, 0)
-            {'group_1_hospital_0': (1, 2, 0)}
-        """
+        """See `Partition.label_orders`."""
         if not self.label_shift:
             return {}
         if self.label_shift % num_classes == 0:
@@ -225,14 +202,7 @@ class ChannelMissing(base.Wrapped):
     table: Mapping[str, Sequence[str]] | None = None
 
     def availability(self, clients: base.Ids, channels: base.Ids, seed: int) -> dict[str, Tensor]:
-        """See `Partition.availability`.
-
-        Example:
-            >>> from medfed.datamodules.partitions.by_centre import ByCentre
-            >>> rotate = ChannelMissing(ByCentre(), "rotate")
-            >>> {k: v.tolist() for k, v in rotate.availability(["a", "b"], ["T1", "T2"], 0).items()}
-            {'a': [False, True], 'b': [True, False]}
-        """
+        """See `Partition.availability`."""
         missing: dict[str, list[int]] = {}
         if self.preset == "lack_k":
             missing = self._lacking(clients, channels)

@@ -35,10 +35,6 @@ def apportion(size: int, shares: Sequence[float]) -> tuple[int, ...]:
     """Divides a whole number in given proportions.
 
     Returns k whole numbers of sum `size`; among equal remainders, the later class is rounded up.
-
-    Example:
-        >>> apportion(5, (0.5, 0.5)), apportion(10, (0.26, 0.37, 0.37))
-        ((2, 3), (2, 4, 4))
     """
     _check_shares(shares)
     quotas = np.round(size * np.asarray(shares, dtype=np.float64), 9)  # 0.07 * 100 is above 7
@@ -53,10 +49,6 @@ def largest_fit(available: Sequence[int], shares: Sequence[float]) -> tuple[int,
 
     Returns samples per class: `apportion` of the largest size for which every class has enough
     samples; zeros if there is none.
-
-    Example:
-        >>> largest_fit((100, 8), (0.8, 0.2)), largest_fit((100, 0), (0.5, 0.5))
-        ((34, 8), (0, 0))
     """
     if len(available) != len(shares):
         raise ConfigError(f"{len(shares)} class shares do not fit {len(available)} classes.")
@@ -76,11 +68,6 @@ def thin(labels: ArrayLike, shares: Sequence[float], seed: int) -> Ints:
 
     `labels` is (n,) class of every sample, 0 to K - 1. `shares` is (K,) wanted proportions, of sum
     1. Returns (m,) int64 indices, ascending; empty if no sample can be kept.
-
-    Example:
-        >>> kept = thin(np.array([0, 0, 0, 0, 1]), (0.5, 0.5), seed=0)
-        >>> kept.shape, 4 in kept
-        ((2,), True)
     """
     values = np.asarray(labels)
     strange = (values < 0) | (values >= len(shares))
@@ -106,10 +93,6 @@ def deal_whole(counts: Ints, targets: Floats, seed: int, spare: bool = True) -> 
     linear programme for divisible patients.) `counts` is (P, K) samples per class and patient.
     `targets` is (N, K) target samples per class and client. Returns (P,) the client of every
     patient, -1 for unused ones.
-
-    Example:
-        >>> deal_whole(np.array([[0, 4], [4, 0], [2, 2]]), np.array([[4.0, 0.0], [2.0, 6.0]]), 0)
-        array([1, 0, 1])
     """
     wanted = targets.sum(axis=0)
     weight = np.divide(1.0, wanted, out=np.zeros_like(wanted), where=wanted > 0)
@@ -172,12 +155,7 @@ class LabelImbalance(base.Dealt):
     samples_per_client: Annotated[int | None, check_optional_count] = None
 
     def fractions(self) -> list[float]:
-        """Share of positives per client.
-
-        Example:
-            >>> LabelImbalance(3, delta=3.0).fractions()
-            [0.25, 0.25, 0.75]
-        """
+        """Share of positives per client."""
         if self.positive_fractions is not None:
             shares = [float(f) for f in self.positive_fractions]
             if len(shares) != self.num_clients or not all(0 <= f <= 1 for f in shares):
@@ -214,12 +192,7 @@ class LabelImbalance(base.Dealt):
     def class_shares(
         self, clients: base.Ids, num_classes: int, seed: int
     ) -> dict[str, base.Shares]:
-        """See `Partition.class_shares`; clients are in the order of `assign`.
-
-        Example:
-            >>> LabelImbalance(2, delta=3.0).class_shares(["a", "b"], 2, seed=0)
-            {'a': (0.75, 0.25), 'b': (0.25, 0.75)}
-        """
+        """See `Partition.class_shares`; clients are in the order of `assign`."""
         if num_classes != 2:
             raise ConfigError(
                 f"partition=label_imbalance needs 2 classes, but the data have {num_classes}; use "

@@ -240,10 +240,6 @@ def with_hospitals(patients: Sequence[Patient], hospitals: int | None) -> list[P
     """Assigns patients of unknown origin to `hospitals` hospitals, in contiguous blocks.
 
     Patients with a known centre do not change, nor does any patient if `hospitals` is None.
-
-    Example:
-        >>> [p.centre for p in with_hospitals([Patient("a"), Patient("b"), Patient("c")], 2)]
-        ['hospital_0', 'hospital_0', 'hospital_1']
     """
     if hospitals is None or all(p.centre is not None for p in patients):
         return list(patients)

@@ -87,12 +87,6 @@ class Guess:
 
         `centres`: the hospital of each name, empty where none is known; None: the reader takes no
         hospitals from names.
-
-        Example:
-            >>> guess = Guess("x", Path("x"))
-            >>> guess.ask_names(["p1_a", "p1_b", "p2_a", "p3_a"], {})
-            >>> guess.asks["data.reader.patient_pattern"].text
-            'Does the name p1_a begin with the patient, p1?'
         """
         if any(re.match(known, name, re.IGNORECASE) for known in KNOWN.values() for name in names):
             return  # the reader joins them, and says so
@@ -142,12 +136,7 @@ def folders_of(path: Path) -> tuple[str, str] | None:
 
 
 def words(text: str) -> set[str]:
-    """Returns the words of a name.
-
-    Example:
-        >>> sorted(words("*_CT.nii.gz"))
-        ['', 'ct', 'gz', 'nii']
-    """
+    """Returns the words of a name."""
     return set(re.split(r"[\W_]+", text.lower()))
 
 

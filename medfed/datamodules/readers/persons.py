@@ -33,12 +33,6 @@ def persons_of(names: Sequence[str], pattern: str | None, where: Path) -> list[s
     `pattern`: a regular expression whose one group is the patient in a name without its folder.
     None: the patient in names of known data sets (`KNOWN`), the same patient for the left and the
     right of a pair, and for all other names a patient each.
-
-    Example:
-        >>> persons_of(["BraTS-GLI-00012-000", "BraTS-GLI-00012-001"], None, Path("x"))
-        ['BraTS-GLI-00012', 'BraTS-GLI-00012']
-        >>> persons_of(["a/7_left.png", "b/7_right.png", "b/8_right.png"], None, Path("x"))
-        ['7', '7', 'b/8_right.png']
     """
     files = [PurePosixPath(name) for name in names]
     if pattern is not None:

@@ -56,11 +56,6 @@ def read_digits(path: Path | None = None) -> ImageSet:
 
     `path`: must be None. Returns images (1797, 1, 8, 8) with values from 0 to 16; each is a
     patient.
-
-    Example:
-        >>> digits = read_digits()
-        >>> digits.images.shape, digits.peak, digits.samples.patients[-1]
-        ((1797, 1, 8, 8), 16, 'digit_1796')
     """
     from sklearn.datasets import load_digits
 

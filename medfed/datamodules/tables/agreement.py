@@ -362,13 +362,6 @@ def agree(
     `outcomes` is (N,) outcomes of every client's rows, if they are continuous; (N, 2) times and
     events. `patients` is (N,) the patient of every client's rows; None: each row is one. Returns
     the agreement, and its byte records; none if no messages are needed.
-
-    Example:
-        >>> rows = {"a": np.array([[1.0]]), "b": np.array([[np.nan], [3.0]])}
-        >>> settings = AgreementSettings(["age"], "auto", "standard", pooled=False)
-        >>> agreed, exchanged = agree(settings, rows, {})
-        >>> agreed.columns.indicators, exchanged[1]
-        (('age',), ('b', 'up', 19))
     """
     halves = {
         c: client_side(

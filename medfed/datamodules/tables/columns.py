@@ -40,13 +40,7 @@ _ROWS = 50  # from which different whole numbers in all rows are remarkable
 
 
 def fit(name: Normalization, train: Array) -> Scaling:
-    """Learns a scaling from (N, P) training values; NaN is missing.
-
-    Example:
-        >>> train = np.array([[1.0], [5.0], [np.nan]])
-        >>> fit("none", train).scale(train).ravel().tolist()
-        [1.0, 5.0, 3.0]
-    """
+    """Learns a scaling from (N, P) training values; NaN is missing."""
     if name == "none":
         zeros, ones = np.zeros(train.shape[1]), np.ones(train.shape[1])
         return Standard(-_ANY * ones, _ANY * ones, limits(train)[1], zeros, ones)
@@ -75,12 +69,6 @@ def fit_standard(train: Array) -> Standard:
     """Learns limits, median, mean and standard deviation of the present values.
 
     A column without any value becomes 0 throughout.
-
-    Example:
-        >>> chol = np.array([[180.0], [200.0], [220.0], [240.0], [1e6]])
-        >>> fitted = fit_standard(chol)
-        >>> fitted.high.tolist(), fitted.scale(chol).round(2).ravel().tolist()
-        ([360.0], [-0.95, -0.63, -0.32, 0.0, 1.9])
     """
     low, median, high = limits(train)
     clipped = np.clip(train, low, high)
@@ -114,11 +102,6 @@ def limits(train: Array) -> tuple[Array, Array, Array]:
     They are 3 interquartile ranges beyond the quartiles. If a quarter of the values or more are
     equal, such as zeros, the quartiles are those of the other values together with that value.
     Returns (P,) lower limits, medians and upper limits; 0 where a column has no value.
-
-    Example:
-        >>> mostly = np.array([[0.0]] * 9 + [[1.0]] * 3)
-        >>> [x.tolist() for x in limits(mostly)]
-        [[-3.0], [0.0], [4.0]]
     """
     table = np.zeros((3, train.shape[1]))
     for at, column in enumerate(train.T):
@@ -151,11 +134,6 @@ def value_range(train: Array, least: int = 0, share: float = 0.025) -> tuple[Arr
     column needs; ``None``: as many as any statistic. `share`: of the values below, and above; 0:
     from the second to the last but one. Returns (P,) each; NaN where fewer values are known, or a
     few are equal.
-
-    Example:
-        >>> ages = np.array([[31.4 + 0.7 * n, np.nan] for n in range(60)])
-        >>> [x.tolist() for x in value_range(ages)]
-        [[22.0, nan], [82.0, nan]]
     """
     ends = np.full((2, train.shape[1]), np.nan)
     for at, column in enumerate(train.T):

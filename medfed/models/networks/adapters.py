@@ -118,14 +118,7 @@ class Adapted:
 
 
 def attach(network: nn.Module, adapters: Adapters, seed: int = 0) -> Adapted:
-    """Adds adapters to a network, in place, and freezes all other entries.
-
-    Example:
-        >>> network = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 2))
-        >>> print(attach(network, Adapters(rank=2)))
-        162 elements train, 630 are frozen (20.45% train): adapters on 1 layers; whole: 2.weight, \
-2.bias.
-    """
+    """Adds adapters to a network, in place, and freezes all other entries."""
     entries = float_entries(network)
     known = {id(t): n for n, t in entries.items()}
     free = ((n, m) for n, m in network.named_modules() if not is_parametrized(m))
@@ -181,13 +174,6 @@ def merged(network: nn.Module, weights: Mapping[str, Tensor]) -> Tensors:
     """Returns the entries of the plain network equal to an adapted one.
 
     `network`: with adapters; without adapters the weights are returned unchanged.
-
-    Example:
-        >>> network = nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 1))
-        >>> plain = set(float_entries(network))
-        >>> _ = attach(network, Adapters(rank=1))
-        >>> set(merged(network, {})) == plain
-        True
     """
     if not getattr(network, "frozen_entries", None):
         return dict(weights)

@@ -41,14 +41,6 @@ class Canonical(Mixture):
 
     Shapes:
         As the network's. Parameters: ``membership (K,)``, ``common.*``, ``canonical.k.*``.
-
-    Example:
-        >>> nets = [nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)) for _ in range(2)]
-        >>> net = Canonical(nets, ["2.*"])
-        >>> [name for name, _ in net.named_parameters()][:3]
-        ['membership', 'common.0.weight', 'common.0.bias']
-        >>> torch.allclose(net(torch.ones(4, 2)).exp().sum(1), torch.ones(4))  # log-probabilities
-        True
     """
 
     personal: ClassVar[tuple[str, ...]] = ("membership",)

@@ -45,11 +45,6 @@ def nearest(network: nn.Module, outputs: Outputs, image: Tensor) -> tuple[str, .
 
     `image` is ``(B, C, *spatial)``. Returns patterns of names: ``head.*`` of a layer, the name
     alone of a parameter in a larger module; nothing if no layer is found.
-
-    Example:
-        >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2), nn.BatchNorm1d(2))
-        >>> nearest(net, lambda network, x: [network(x)], torch.ones(4, 2))
-        ('2.*', '3.*')
     """
     network = copied(network).requires_grad_(True).train()
     for norm in split.fixed_statistics(network, "frozen"):
@@ -65,13 +60,7 @@ def nearest(network: nn.Module, outputs: Outputs, image: Tensor) -> tuple[str, .
 
 
 def last_activation(output: Tensor) -> str | None:
-    """Names the activation that an output ends in, if it is one that a loss of logits repeats.
-
-    Example:
-        >>> x = torch.ones(2, 3, requires_grad=True)
-        >>> last_activation((2 * x).tanh()[:, :2]), last_activation(2 * x)
-        ('Tanh', None)
-    """
+    """Names the activation that an output ends in, if it is one that a loss of logits repeats."""
     node = output.grad_fn
     while node is not None:
         name = _name(node)
@@ -146,11 +135,6 @@ def known_personal(network: nn.Module) -> tuple[str, ...]:
 
     The result is those that match something, as a U-Net of two levels has no inner one; none for a
     class that the table does not have.
-
-    Example:
-        >>> from monai.networks.nets import UNet
-        >>> known_personal(UNet(2, 1, 1, channels=(4, 8), strides=(2,))), known_personal(nn.ReLU())
-        (('model.2.*',), ())
     """
     paths = (f"{c.__module__}.{c.__qualname__}" for c in type(network).__mro__)
     patterns = next((PERSONAL[path] for path in paths if path in PERSONAL), ())
@@ -179,13 +163,7 @@ def default_personal(network: nn.Module) -> tuple[str, ...]:
 
 
 def part_roots(network: nn.Module, parts: Sequence[str]) -> list[str]:
-    """Names the largest layers of which all parameters match the patterns.
-
-    Example:
-        >>> net = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 1)))
-        >>> part_roots(net, ["1.1.*"]), part_roots(net, ["*"])
-        (['1'], [''])
-    """
+    """Names the largest layers of which all parameters match the patterns."""
     named = dict(network.named_parameters(remove_duplicate=False))
     matched = split.match(parts, named, "The canonical part {!r} matches no parameter")
     hit = {id(named[n]) for n in matched}
