@@ -45,12 +45,7 @@ class ChannelDropout:
     planes: int = 1
 
     def __call__(self, image: Tensor, present: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        """Alters a batch; its random choices depend on the seed only.
-
-        `image` is ``(B, C, ...)``, zero where a channel is missing. `present` is ``(C,)`` bool, the
-        channels that the client has, or ``(B, C)``, each sample's. Returns the image and each
-        sample's remaining channels, ``(B, C)`` bool.
-        """
+        """Returns a batch ``(B, C, ...)`` altered by the seed, and ``(B, C)``, what remains."""
         rng, there = torch_rng(seed, "channel_dropout"), present[..., :: self.planes]
         coins, counts = torch.rand(len(image), generator=rng), torch.rand(len(image), generator=rng)
         places = torch.rand(len(image), there.shape[-1], generator=rng)
@@ -62,10 +57,7 @@ class ChannelDropout:
         return self.only(image, kept, present), kept
 
     def only(self, image: Tensor, kept: Tensor, present: Tensor) -> Tensor:
-        """Returns images with only some channels.
-
-        `image` is ``(B, C, ...)``. `kept` is ``(B, C)`` bool, at least one per sample.
-        """
+        """Returns images ``(B, C, ...)`` with the channels `kept` ``(B, C)`` alone."""
         factor = kept.to(image.dtype)
         if self.rescale == "sqrt":
             before = onto(present.sum(-1, keepdim=True), image.device)
@@ -84,9 +76,8 @@ _OF_CHANNELS = ("channel_dropout", "rescale")
 class Augmentation:
     """A recipe for altering training images; a chance of 0 disables an alteration.
 
-    Every alteration happens with its own chance, in the order of the fields. Flips and affine maps
-    move a segmentation's label with the image, to the nearest voxel; the others alter only the
-    image, channel by channel if a scanner would do so. Affine maps mirror the image at its borders.
+    Each happens with its own chance, in the order of the fields. Flips and affine maps move a
+    segmentation's label, too.
     """
 
     # Chance of a flip, along each of the axes that the data allow (`data.flips`).
@@ -160,9 +151,7 @@ class Augmentation:
 class Chain:
     """A recipe's transforms of a batch, with one random stream.
 
-    This is faster than `monai.transforms.Compose`, which reseeds every transform and calls each for
-    every sample: for small patches both take longer than the transforms. Flips and affine maps act
-    on all samples at once.
+    For small patches, `monai.transforms.Compose` takes longer than the transforms.
     """
 
     def __init__(
@@ -183,11 +172,7 @@ class Chain:
             transform.set_random_state(state=self._stream)
 
     def __call__(self, image: Tensor, label: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        """Alters a batch; its random choices depend on the seed only.
-
-        `image` is (B, C, *size). `label` is (B, R, *size); (B, M, 7) boxes, which are only flipped;
-        or (B,), which does not change.
-        """
+        """Alters images (B, C, *size) by the seed; regions and boxes (B, M, 7) move with them."""
         self._stream.seed(seed)
         coins = self._stream.rand(len(self._chances), len(image)) < self._chances[:, None]
         image, label = image.clone(), label.clone()
@@ -264,10 +249,7 @@ Augment = Chain | Transform
 
 
 def augmented(augment: Augment, image: Tensor, label: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Alters the samples of a batch; what is drawn depends on the seed alone.
-
-    `image` is (B, C, *size). `label` is (B, R, *size) or (B,).
-    """
+    """Alters the samples of a batch; what is drawn depends on the seed alone."""
     with seeded(seed), one_thread():
         if isinstance(augment, Chain):
             return augment(image, label, seed)

@@ -46,11 +46,7 @@ _clients: dict[str, ClientData] = {}  # in a worker: the data of all clients
 
 
 class BatchWorkers:
-    """Worker processes for all clients of this process, from their first batch on.
-
-    A batch depends only on the epoch's seed, its number and its samples, so every process makes the
-    same batch.
-    """
+    """Worker processes for all clients; a batch is the same in every process."""
 
     def __init__(self, clients: Mapping[str, ClientData], workers: int) -> None:
         self.clients = {name: replace(client, evaluation={}) for name, client in clients.items()}
@@ -331,11 +327,7 @@ class FederatedDataModule(ABC):
         )
 
     def labelled_client(self, name: str, plan: ClientPlan, blocks: Blocks) -> ClientData:
-        """Makes a client whose samples have one label each, and counts its training labels.
-
-        A client with another label order gets its class numbers in all splits. For continuous
-        outcomes the count is the number of training samples.
-        """
+        """Makes a client whose samples have one label each, in its own order of classes."""
         labels = {split: torch.as_tensor(block["label"]) for split, block in blocks.items()}
         if labels["train"].is_floating_point():
             if plan.label_order is not None or plan.shares is not None:
@@ -353,10 +345,7 @@ class FederatedDataModule(ABC):
         return self.client_of(name, plan, **made)
 
     def contents(self) -> tuple[str, Iterable[Sample]]:
-        """Returns the samples that `find_duplicates` compares, and their name; after `setup`.
-
-        By default nothing; a subclass that can compare its samples by content overrides this.
-        """
+        """Returns the samples that `find_duplicates` compares, and their name; after `setup`."""
         return "samples", ()
 
     def data_remarks(self) -> list[str]:

@@ -66,10 +66,7 @@ def normalized(images: Tensor | ArrayRows, statistics: Array) -> Tensor | ArrayR
 
 
 def random_statistics(own: Array, every: Sequence[float]) -> Callable[[Tensor, int], Tensor]:
-    """Returns what changes a batch from a client's statistics to those of clients drawn by a seed.
-
-    `own`: (2, C). `every`: (H * 2 * C), client by client.
-    """
+    """Changes a batch from a client's statistics (2, C) to those of a client drawn by a seed."""
     if not every or len(every) % own.size:
         raise DataError(
             "The server's answer about channels is not as medfed makes it; compare versions."

@@ -62,12 +62,7 @@ class Draws(Protocol):
 
 
 def gather(values: Tensor | Rows, index: Tensor) -> Tensor:
-    """Picks samples; on the CPU with one thread, by NumPy if PyTorch uses more.
-
-    A batch is about a megabyte: starting PyTorch's threads for it costs more than copying it, and
-    on a busy machine thirty times as much. `values` is (N, ...), a tensor or `Rows`. `index` is
-    (B,) int64. Returns (B, ...), a copy.
-    """
+    """Copies samples; on the CPU without PyTorch's threads, which cost more than a batch's copy."""
     if not isinstance(values, Tensor):
         return values.take(index)
     if torch.get_num_threads() == 1:
@@ -152,10 +147,7 @@ class ClientData:
 
     @property
     def class_weights(self) -> Tensor:
-        """(K,) weights that compensate for rare classes: N / (K n_k) for the K classes present.
-
-        These are scikit-learn's ``balanced`` weights; a class without a training sample has 0.
-        """
+        """(K,) scikit-learn's ``balanced`` weights, 0 for a class without a training sample."""
         if self.positive_weights is not None:
             return self.positive_weights
         counts = self.label_counts
@@ -163,10 +155,7 @@ class ClientData:
         return torch.where(present, counts.sum() / (present.sum() * counts.clamp(min=1)), 0.0)
 
     def samples(self, index: Tensor) -> Batch:
-        """Picks training samples, without augmentation.
-
-        `index` is (B,) int64.
-        """
+        """Picks training samples, without augmentation."""
         return self._training_batch(*self._picked(self.train, index))
 
     def train_batches(self, seed: int) -> Iterator[Batch]:
@@ -180,10 +169,7 @@ class ClientData:
             yield self.train_batch(seed, number, index)
 
     def units(self, unit: Literal["patient", "row"]) -> Tensor:
-        """Numbers the patients, or the rows, that training samples are of.
-
-        Returns (num_samples,) int64, from 0; an epoch whose samples are cut anew has the same.
-        """
+        """(num_samples,) numbers of the patients, or rows, that training samples are of."""
         every = torch.arange(self.num_samples)
         if unit == "row":
             return every
@@ -191,10 +177,7 @@ class ClientData:
         return patients
 
     def train_batch(self, seed: int, number: int, index: Tensor) -> Batch:
-        """One batch of an epoch, independent of earlier batches.
-
-        `index` is (B,) int64, its samples.
-        """
+        """One batch of an epoch, independent of earlier batches."""
         image, label, present = self._picked(self._samples_of(seed), index)
         if not index.numel():  # of patients drawn by chance, there may be none
             return self._training_batch(image, label, present)
@@ -221,10 +204,7 @@ class ClientData:
         return self._drawn[1]
 
     def train_inputs(self, limit: int) -> Tensor:
-        """Training inputs in a fixed order, spread evenly over the patients.
-
-        Returns (min(limit, num_samples), C, *spatial) or (…, F).
-        """
+        """Training inputs in a fixed order, spread evenly over the patients."""
         return gather(self.train["image"], self._spread(limit))
 
     def patients_behind(self, limit: int) -> int:
@@ -271,9 +251,7 @@ class ClientData:
 
 
 def finding_counts(label: Tensor) -> Tensor:
-    """Counts findings (N, K): (2 K,) samples without each, then samples with each.
-
-    Of times and events, which are float64, it counts all samples together: (1,).
+    """(2 K,) findings absent and present; of times and events (1,) samples.
 
     Example:
         >>> finding_counts(torch.tensor([[1.0, float("nan")], [0.0, 1.0]])).tolist()
@@ -286,11 +264,7 @@ def finding_counts(label: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class ArrayRows:
-    """Rows of an array as `medfed.datamodules.client_data.Rows`: those of one client.
-
-    Each process maps the file when it takes the first row; a pickled object is just a path and row
-    numbers.
-    """
+    """One client's rows of an array or file, which each process maps when it takes the first."""
 
     source: NDArray[Any] | Path  # the array (N, ...), or the ``.npy`` file that holds it
     index: NDArray[np.int64]  # (n,) the numbers of the client's rows, in order

@@ -151,10 +151,7 @@ def content(array: NDArray[Any]) -> bytes | None:
 
 
 def rows_mean_something(features: NDArray[np.float64]) -> bool:
-    """Says whether equal rows are unlikely by chance: fewer than 0.01 pairs are expected.
-
-    The expectation assumes independent columns: it multiplies the columns' shares of equal pairs,
-    with a missing cell as a value. `features` is (N, F).
+    """Says whether equal rows of (N, F) are unlikely by chance, if columns are independent.
 
     Example:
         >>> rows_mean_something(np.random.default_rng(0).normal(size=(50, 3)))

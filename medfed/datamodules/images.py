@@ -36,10 +36,8 @@ class ImageDataModule(OnDiskDataModule):
     """Images of one class each; ``image`` is (B, C, *spatial), ``label`` (B,) int64.
 
     Of several findings each, ``label`` is (B, K) float32: 1, 0, or NaN where it is unknown. If they
-    are `balanced`, clients agree on weights of positive findings by their sums of counts.
-
-    The images stay in memory as bytes and are converted batch by batch; only a client with a
-    simulated scanner (a site effect) holds its images as float32.
+    are `balanced`, clients agree on weights by their sums of counts. Images stay in memory as
+    bytes.
     """
 
     reader: Callable[..., ImageSet]  # reads a file or folder

@@ -61,10 +61,7 @@ class CtDataModule(CachedDataModule[AnyScans]):
         return store
 
     def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
-        """SHA-256 of the CSV and the headers, with the cache's checksums in place of voxels.
-
-        Hashing 120 GB of voxels at every run would take longer than training.
-        """
+        """SHA-256 of the CSV and headers; the cache's checksums in place of 120 GB of voxels."""
         assert self.store is not None
         record = self.scans.record()
         hashes = {str(self.scans.path / record["candidates"]): str(record["sha256"])}
@@ -77,11 +74,9 @@ class CtDataModule(CachedDataModule[AnyScans]):
 class Luna16DataModule(CtDataModule[Luna16Reader]):
     """Patches at nodule candidates: ``image`` (B, C, h, w[, d]) in [-1, 1], ``label`` (B,) int64.
 
-    The patches of all kept candidates are extracted once into a cache that every run maps; a client
-    is a set of its rows. Patches are held in memory only if a site effect changes them. A scan
-    counts as a patient: all its candidates are in one split of one client.
-
-    A partition may set each client's share of nodules: all splits of the client are thinned to it.
+    The patches of all kept candidates are extracted once into a cache; a client is a set of its
+    rows. A scan counts as a patient. If a partition sets a client's share of nodules, all its
+    splits are thinned to it.
     """
 
     # The patch to cut at a candidate, of two or three dimensions. The cache depends on it, but not
@@ -197,10 +192,7 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
         ]
 
     def settings(self) -> dict[str, Any]:
-        """How candidates were chosen and patches cut, and which ones each client and split kept.
-
-        The kept candidates are given as samples per class and a hash of their rows in the CSV.
-        """
+        """How candidates were chosen, patches cut, and which ones each client and split kept."""
         return {
             "reader": self.scans.record(),
             "patches": asdict(self.patches),

@@ -39,10 +39,9 @@ _INWARDS = 0.15  # share of a patch's side that nodules keep from its ends, wher
 class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
     """Scans at one spacing: ``image`` (B, 1, h, w, d) in [0, 1], ``label`` (B, M, 7) float32.
 
-    A row of the label has the corners of a nodule's box in voxels, and a flag: 1; -1 for a nodule
-    whose centre lies outside the patch; 0 for an empty row. A box is the cube around the nodule's
-    diameter. Patches for training are cut anew for every epoch; evaluation takes whole scans. A
-    scan counts as a patient; one without a nodule is used like the others.
+    A row of the label has the corners of the cube around a nodule in voxels, and a flag: 1; -1 if
+    its centre lies outside the patch; 0 for an empty row. Patches are cut anew for every epoch;
+    evaluation takes whole scans, each of which counts as a patient.
     """
 
     _: KW_ONLY

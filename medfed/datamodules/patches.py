@@ -27,9 +27,7 @@ from medfed.standalone.grids import bounding_box
 
 
 def patch_size_3d(patch_size: Sequence[int], spatial_dims: int) -> tuple[int, int, int]:
-    """Completes a patch size to three axes.
-
-    Returns (h, w, 1) or (h, w, d).
+    """Completes a patch size to three axes: (h, w, 1) or (h, w, d).
 
     Example:
         >>> patch_size_3d((64, 64), 2)
@@ -52,12 +50,7 @@ def sample_centres(
     size: Sequence[int],
     generator: torch.Generator,
 ) -> Tensor:
-    """Draws patch centres: on tumour voxels, and a fixed share on other brain voxels.
-
-    `tumour` is (H, W, D) bool. `brain` is (H, W, D) bool. `size` is (h, w, d); centres move inwards
-    so that the patch, whose voxel ``size // 2`` they are, lies inside the volume, or begins with it
-    where the volume is smaller. Returns (count, 3) int64, tumour centres first.
-    """
+    """(count, 3) patch centres inside a volume: on tumour voxels, and a share on other brain."""
     background = round(count * background_share) if tumour.any() else count
     chosen = _draw(tumour, count - background, generator)
     centres = torch.cat([chosen, _draw(brain & ~tumour, background, generator)])
@@ -75,10 +68,7 @@ def _draw(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 def voxel_counts(label: Tensor) -> Tensor:
-    """Counts background and region voxels.
-
-    `label` is (N, R, *spatial), 0 or 1; regions may overlap. Returns (1 + R,) float32: voxels in no
-    region, then voxels of every region.
+    """(1 + R,) voxels of (N, R, *spatial) in no region, then of every region.
 
     Example:
         >>> voxel_counts(torch.tensor([[[0, 1, 1, 0]], [[0, 0, 0, 0]]])).tolist()
@@ -91,8 +81,6 @@ def voxel_counts(label: Tensor) -> Tensor:
 
 def label_counts(label: Tensor, size: int) -> Tensor:
     """Counts the labels of samples, see `ClientData.label_counts`.
-
-    `label` is (N,) classes or outcomes, (N, K) findings, or (N, R, *spatial) regions.
 
     Example:
         >>> label_counts(torch.tensor([0, 2, 2]), 3).tolist()
@@ -169,11 +157,7 @@ def volume_of(
     rng: np.random.Generator,
     present: Tensor | None = None,
 ) -> Volume:
-    """Keeps a volume in memory, slice by slice, as axial patches are read.
-
-    `image` is (C, H, W, D) float32. `label` is (R, H, W, D) uint8. `inside` is (H, W, D) bool,
-    where patches may be centred outside the regions. `present` is (C,) bool, see `Volume`.
-    """
+    """Keeps a volume in memory; patches are centred in regions or `inside` (H, W, D)."""
     marked = (image != 0).any(dim=0) | (label != 0).any(dim=0)
     box = bounding_box(marked.numpy())
     origin, shape = tuple(s.start for s in box), tuple(image.shape[1:])
@@ -186,10 +170,7 @@ def volume_of(
 def volume_of_cache(
     arrays: Arrays, label: Tensor, inside: Tensor, present: Tensor, rng: np.random.Generator
 ) -> Volume:
-    """Maps a volume from the cache; its label is kept in memory.
-
-    `label` is (R, H, W, D) uint8, on the image's grid. `present` is (C,) bool, see `Volume`.
-    """
+    """Maps a volume from the cache; its label, on the image's grid, is kept in memory."""
     starts, ends, shape = np.asarray(arrays["box"]).tolist()
     box = tuple(map(slice, starts, ends))
     image = arrays["codes"] if "codes" in arrays else arrays["image"]
@@ -208,10 +189,7 @@ def _by_slice(volume: Tensor, box: Sequence[slice]) -> NDArray[Any]:
 def _places_of(
     label: NDArray[np.uint8], inside: NDArray[np.bool_], rng: np.random.Generator
 ) -> tuple[Places, ...]:
-    """Finds the possible patch centres.
-
-    `label` is (R, H, W, D). `inside` is (H, W, D). Returns (n, 3) voxels inside but in no region,
-    then those of every region.
+    """(n, 3) voxels inside but in no region, then those of every region.
 
     Example:
         >>> label = np.zeros((1, 2, 2, 1), np.uint8)

@@ -22,11 +22,7 @@ LACKING = (
 
 
 def patient_columns(data: FederatedDataModule) -> dict[str, dict[str, str]]:
-    """Returns by column the text of each patient who has one.
-
-    A row is of the patient whose id, case or file one of its cells names. Columns of such names,
-    and those that the reader reads as something else, are left out.
-    """
+    """Returns by column the text of each patient whose id, case or file a cell of the row names."""
     named, found = _named(data), dict[str, dict[str, str]]()
     settings: Mapping[str, object] = getattr(getattr(data, "reader", None), "keywords", {})
     others = {str(settings.get(role) or role) for role in _ROLES} | {*data.class_names}

@@ -56,11 +56,7 @@ class CaseFacts(NamedTuple):
 def facts_of(
     image: Tensor, label: Tensor, present: Tensor, spacing: Sequence[float], channels: Sequence[str]
 ) -> CaseFacts:
-    """Measures a case.
-
-    `image` is (C, h, w, d), its files' grey values. `label` is (R, h, w, d). `present` is (C,)
-    which channels it has. `spacing`: mm between voxels.
-    """
+    """Measures a case from its files' grey values (C, h, w, d) and its label (R, h, w, d)."""
     shape = [side.stop - side.start for side in bounding_box((image[present] != 0).any(0).numpy())]
     inside = (label != 0).any(0)
     ct = [at for at, name in enumerate(channels) if is_ct(name)]

@@ -96,12 +96,7 @@ def plan_clients(
     most: int | None = None,
     stratify: bool = True,
 ) -> dict[str, ClientPlan]:
-    """Assigns the patients to clients, and splits each client's.
-
-    The partition's fixed split comes first, then the data set's official one; otherwise the split
-    is random. If a data set has official test patients but no validation patients, these are chosen
-    at random among the others.
-    """
+    """Assigns patients to clients; splits them as the partition, the data, or the seed says."""
     assigned = partition.assign(list(patients.values()), seed)
     clients, fixed = list(assigned), partition.splits(list(assigned))
     official = {p.split for p in patients.values()}
@@ -264,11 +259,7 @@ to train; name fewer.
 
 
 def first_patients(client: ClientData, count: int, seed: int) -> ClientData:
-    """Keeps a client's first training patients in a seeded random order.
-
-    The order does not depend on the count, so a smaller set is part of a larger one. Patients
-    without a training sample are skipped; the other splits do not change.
-    """
+    """Keeps a client's first training patients with a sample, in a random order of the seed."""
     if count < 1:
         raise ConfigError(f"A client keeps 1 training patient or more, not {count}.")
     with_samples = trained_patients(client)
@@ -283,10 +274,7 @@ def client_images(
     convert: Callable[..., NDArray[Any]],
     keys: Iterable[Sequence[object]],
 ) -> Tensor | ArrayRows:
-    """Returns a client's images among those of an array, as `convert` makes them.
-
-    They are read on demand, unless the client has a scanner, which changes each by its key.
-    """
+    """Returns a client's images, on demand unless its scanner changes each by its key."""
     present = plan.channels.numpy()
     if plan.scanner is None:
         return ArrayRows(source, index, partial(convert, present=present))

@@ -23,18 +23,11 @@ _UPSAMPLE = {2: "bilinear", 3: "trilinear"}
 class Scanner:
     """The scanner of one client, applied to normalised images.
 
-    Intensities y in [0, 1] are changed in the order in which a scanner would change them: a smooth
-    field multiplies them, voxels grow, and y becomes y^gamma. Noise is added last, in units of the
-    normalised image. Values show which of two kinds an image is:
-
-    - Z-scored volumes, whose background is 0 (a z-scored image always has a value beyond 1). Of
-      every channel, the non-zero voxels are stretched from least to greatest over [0, 1], changed
-      and mapped back; zeros stay 0; and the channel is z-scored again over its non-zero voxels, so
-      that only effects remain that normalisation cannot undo. Field and coarser grid span the box
-      around the body. Give it whole volumes, not patches.
-    - Images on the fixed scale [-1, 1] (CT windows, photographs), all values within it. There is no
-      background: every voxel changes, and values outside the scale are clipped. The images are not
-      normalised again: the grey values of a patch do not depend on other voxels.
+    A smooth field multiplies intensities in [0, 1], voxels grow, y becomes y^gamma, and noise is
+    added in units of the normalised image. Of z-scored volumes (give whole ones), which have a
+    value beyond 1, the non-zero voxels of a channel are stretched over [0, 1], changed, and
+    z-scored again. Images all within [-1, 1] have no background, are clipped there, and are not
+    normalised again.
     """
 
     client: str
@@ -53,11 +46,7 @@ class Scanner:
         check_fields(f"The scanner of {self.client}: partition", self)
 
     def apply(self, image: Tensor, *key: object) -> Tensor:
-        """Returns an image as this scanner would record it.
-
-        `image` is (C, *spatial) of two or three dimensions, z-scored or scaled to [-1, 1]; it does
-        not change.
-        """
+        """Returns an image (C, *spatial) as this scanner would record it."""
         if image.ndim not in (3, 4):
             raise ConfigError(
                 f"A scanner changes images (C, H, W) or (C, H, W, D), not values of shape "

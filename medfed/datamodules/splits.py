@@ -23,11 +23,7 @@ def split_patients(
     fold: Sequence[int] | None = None,
     most: int | None = None,
 ) -> dict[Split, list[str]]:
-    """Splits one client's patients.
-
-    With three patients or more every split has at least one; with two there is no validation
-    patient, with one only training (`warn_small` warns about both).
-    """
+    """Splits one client's patients; from three on, every split has at least one."""
     check_shares(val_fraction, test_fraction, fold)
     groups: dict[str, list[str]] = {}
     for patient in sorted(patients):

@@ -227,11 +227,7 @@ def shard(index: int, name: str) -> str:
 
 
 def find(recipe: Recipe, root: Path) -> Store | None:
-    """Opens the cache of a recipe, if it is finished.
-
-    Checks the sizes of all files, and the sources' sizes and modification times, against the
-    manifest; `Store.verify` checks the checksums, which need all bytes.
-    """
+    """Opens the cache of a recipe, if it is finished and its files have the sizes on record."""
     folder = root / recipe.name
     try:
         content = json.loads((folder / MANIFEST).read_text())
@@ -265,11 +261,7 @@ SMALL = 256 * 2**20  # bytes of sources that are read faster than worker process
 
 
 def build(recipe: Recipe, root: Path, workers: int | None = None, quiet: bool = False) -> Store:
-    """Makes a cache, completes an unfinished one, or verifies a finished one.
-
-    Waits for another process that makes the same cache. Damaged items, and items whose source files
-    have changed, are made again.
-    """
+    """Makes a cache, completes an unfinished one, or verifies a finished one; others wait."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # A worker runs its parent's script again: the two would wait for each other.
         raise DataError(
@@ -346,10 +338,7 @@ def _in_processes(tasks: Sequence[tuple[Any, ...]], workers: int) -> Generator[E
 def _make_item(
     read: Callable[..., Arrays], item: Item, index: int, folder: Path, sync: bool = True
 ) -> Entry:
-    """Makes one item, or keeps it if it is whole and its sources have not changed.
-
-    The arrays are written first, each atomically, and sealed by a JSON file with their checksum.
-    """
+    """Makes one item, sealed last, or keeps it if it is whole and its sources have not changed."""
     seal = folder / ITEMS / f"{index:05d}.json"
     sources = item.sources()
     if (kept := _kept(seal, index, item, sources)) is not None:

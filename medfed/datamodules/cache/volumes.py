@@ -36,10 +36,7 @@ from medfed.standalone.volumes import files_of_case
 def read_volume(
     reader: VolumeReader, case: Patient, preparation: Preparation | None = None
 ) -> Arrays:
-    """Reads one case from its files, for the cache.
-
-    Returns what `encode` does, and ``grid`` (4, 4) if image and label have different voxels.
-    """
+    """Reads one case as `encode` stores it; with ``grid`` if label and image differ in it."""
     with one_thread():
         sample = reader.prepared(case, preparation)
         arrays = encode(sample["image"].numpy(), sample["label"].numpy())
@@ -59,11 +56,9 @@ def cached_volume(store: Store, patient: str) -> dict[str, Tensor]:
 def encode(image: NDArray[np.float32], label: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
     """Crops a volume to its non-zero box, and replaces its values by indices if they are few.
 
-    `image` is (C, H, W, D), finite. `label` is (R, H, W, D). Returns ``box`` (3, 3) int64: first
-    voxel and end of the box, and the volume's size; ``label_box`` likewise if the label has another
-    grid; ``label`` (R, h, w, d); and ``image`` (C, h, w, d) float32, or ``codes`` (C, h, w, d)
-    uint16 with ``values`` (C, K) float32, padded with zeros, if no channel has more than 65,536
-    values.
+    Returns ``box`` (3, 3): first voxel and end of the box, and the volume's size; ``label_box`` if
+    the label has another grid; ``label`` (R, h, w, d); and ``image`` (C, h, w, d), or ``codes``
+    uint16 with ``values`` (C, K).
 
     Example:
         >>> image = np.zeros((1, 4, 4, 4), np.float32)
@@ -94,11 +89,7 @@ def encode(image: NDArray[np.float32], label: NDArray[np.uint8]) -> dict[str, ND
 
 
 def decode(arrays: Arrays) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """Undoes `encode`.
-
-    `arrays`: the result of `encode`; they may be mapped from a file. Returns ``image`` (C, H, W, D)
-    and ``label`` (R, H, W, D), in memory.
-    """
+    """Undoes `encode`: image (C, H, W, D) and label (R, H, W, D), in memory."""
     (x, y, z), size = _box(arrays["box"])
     stored = arrays.get("codes", arrays.get("image"))
     assert stored is not None

@@ -182,10 +182,7 @@ def _blend(masks: Masks, brain: NDArray[np.bool_]) -> Array:
 
 
 def acquire(rng: Rng, head: Head, hospital: MriHospital) -> NDArray[np.int16]:
-    """Scans one head.
-
-    Returns (H, W, D, 4) int16, 0 outside the brain and at least 1 inside.
-    """
+    """Scans one head: (H, W, D, 4) int16, 0 outside the brain and at least 1 inside."""
     table = _INTENSITIES + hospital.protocol * _PROTOCOL
     visible = np.clip(hospital.strength * rng.uniform(0.6, 1.3), 0.35, 1.1)
     table[:, TUMOUR] = table[:, [WHITE]] + visible * (table[:, TUMOUR] - table[:, [WHITE]])

@@ -36,10 +36,7 @@ def trait(low: float, high: float) -> Any:
 
 @dataclass(frozen=True)
 class Hospital:
-    """Base of the hospitals: each trait is spread evenly, in its random order.
-
-    So any two hospitals differ in most traits.
-    """
+    """Base of the hospitals: each trait is spread evenly, in its random order."""
 
     name: str  # such as ``hospital_0``
 
@@ -173,10 +170,7 @@ class VolumeCohort(ScanCohort):
 
     @abstractmethod
     def scan(self, rng: Any, hospital: Any) -> tuple[Any, Any, Any]:
-        """Draws one patient of a hospital and scans it.
-
-        Returns image (H, W, D) or (H, W, D, C) and label (H, W, D), as RAS has them, and (3,) mm.
-        """
+        """Draws and scans one patient: image (H, W, D[, C]), label (H, W, D), and (3,) mm."""
 
     def write_cases(
         self, folder: Path, prefix: str, owners: Sequence[Hospital], seed: int, about: Any
@@ -225,9 +219,7 @@ def check_range(key: str, given: Sequence[float]) -> Range:
 
 
 def smooth_noise(rng: Rng, shape: tuple[int, ...], width: float) -> Array:
-    """Smooth random field of unit variance; slices are thick, so it is narrower along them.
-
-    Returns (H, W, D) float32.
+    """Smooth random field of unit variance, narrower along the thick slices.
 
     Example:
         >>> field = smooth_noise(np.random.default_rng(0), (16, 16, 4), 2.0)

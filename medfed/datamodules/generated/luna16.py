@@ -74,11 +74,7 @@ class Canvas:
     def tube(
         self, start: Point, end: Point, radius: float, value: float, dark: bool = False
     ) -> None:
-        """Paints a tube with round ends.
-
-        Points and radius are in mm, the value in HU; brighter voxels (darker ones if `dark`) do not
-        change.
-        """
+        """Paints a tube (mm, HU); brighter voxels (darker if `dark`) do not change."""
         reach = radius + self.spacing[0]
         box, position = self.window(np.minimum(start, end) - reach, np.maximum(start, end) + reach)
         along = (end - start).astype(np.float32)
@@ -99,12 +95,7 @@ class Canvas:
         waves: Array | None = None,
         soft: float | None = None,
     ) -> None:
-        """Paints an ellipsoid, whose surface may be lobulated.
-
-        Lengths are in mm, the value in HU; brighter voxels do not change. `stretch` is the half
-        axes along x, y, z as multiples of the radius; `waves` (n, 5) the direction, phase and
-        height of the waves on its surface; `soft` the width of its edge, by default one pixel.
-        """
+        """Paints an ellipsoid (mm, HU), with `waves` (n, 5): direction, phase, height."""
         soft = soft or self.spacing[0]
         reach = 1.5 * radius * max(stretch) + soft
         box, position = self.window(centre - reach, centre + reach)
@@ -302,10 +293,7 @@ def add_nodules(chest: Chest) -> None:
 
 
 def add_lookalikes(chest: Chest, count: int) -> list[Point]:
-    """Returns the places of look-alikes of nodules, of which it paints some.
-
-    They are vessels and their forks, airways, scars, plaques, and bumps of the pleura.
-    """
+    """Returns the places of vessels, airways, scars, plaques and bumps; paints some."""
     rng, scars, places = chest.rng, chest.hospital.scars, list[Point]()
     # Of the calibre of a nodule; forks and bends are where pieces meet.
     vessels = [end for _, end, radius in chest.vessels if radius > 0.9]
@@ -438,11 +426,7 @@ def write_scan(
     origin: Sequence[float] = (0.0, 0.0, 0.0),
     direction: Sequence[float] = _IDENTITY,
 ) -> Path:
-    """Writes ``<series>.mhd`` and ``<series>.raw``, by SimpleITK.
-
-    `voxels` are (z, y, x) int16 HU in the order of the file, `spacing` and `origin` mm, `direction`
-    the matrix row by row.
-    """
+    """Writes (z, y, x) voxels as ``<series>.mhd`` and ``<series>.raw``, by SimpleITK."""
     import SimpleITK as sitk
 
     image = sitk.GetImageFromArray(voxels)
@@ -458,10 +442,7 @@ def write_scan(
 
 
 def acquire(rng: Rng, canvas: Canvas, hospital: CtHospital) -> NDArray[np.int16]:
-    """Scans a chest: blur of kernel and slice, noise as fine as the kernel is sharp, offset.
-
-    Returns (z, y, x) int16 HU.
-    """
+    """Scans a chest: blur of kernel and slice, noise as fine as the kernel is sharp, offset."""
     blur = hospital.blur / canvas.spacing[0]
     image = gaussian_filter(canvas.hu, (0.4, blur, blur), truncate=3)
     noise = rng.standard_normal(image.shape, dtype=np.float32)

@@ -84,10 +84,7 @@ class BloodCells(Cohort):
 
 
 def _draw_cell(rng: np.random.Generator, label: int, size: int) -> NDArray[np.uint8]:
-    """Draws one cell.
-
-    Returns (size, size, 3) uint8.
-    """
+    """Draws one cell, (size, size, 3) uint8."""
     axis = (np.arange(size) + 0.5) * 2 / size - 1
     place = np.stack(np.meshgrid(axis, axis)) - rng.normal(0, 0.08, (2, 1, 1))
     image = np.broadcast_to(PLASMA, (size, size, 3)).copy()

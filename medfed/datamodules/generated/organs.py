@@ -89,11 +89,7 @@ class OrgansCohort(cohort.VolumeCohort):
 def _make_abdomen(
     rng: Rng, shape: tuple[int, ...], spacing: NDArray[np.float64], hospital: AbdomenHospital
 ) -> tuple[NDArray[np.int16], Label]:
-    """Draws one patient and scans it.
-
-    `shape` is (H, W, D) voxels, to the right, to the front and to the head. `spacing` is (3,) mm
-    between them. Returns (H, W, D) int16 in HU, and (H, W, D) uint8 as `LABELS` numbers them.
-    """
+    """Draws one patient and scans it: HU, and labels as `LABELS` numbers them."""
     axes = ((np.arange(n) - (n - 1) / 2) * mm for n, mm in zip(shape, spacing, strict=True))
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
     rough = 0.06 * cohort.smooth_noise(rng, shape, 3.0)  # of all surfaces

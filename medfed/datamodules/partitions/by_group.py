@@ -24,10 +24,7 @@ from medfed.datamodules.scanner import Scanner, scanners_from
 
 @dataclass(frozen=True)
 class LabelGroups(base.Dealt):
-    """Groups of clients with different labels; within a group, clients are similar.
-
-    Patients whose label is in no group are not used.
-    """
+    """Groups of clients with different labels; patients of other labels are not used."""
 
     traits = base.Traits(frozenset({"label"}), keeps_all=False)
 
@@ -112,10 +109,9 @@ def group_of(client: str) -> int:
 class SiteGroups(base.Dealt):
     """Divides patients evenly; clients of one group share scanners, channels and class numbers.
 
-    Scanners and missing channels change the network's inputs, but one network may serve all groups.
-    `label_shift` plants a *conflict*: the groups number the classes (or regions) in different
-    orders, so that no network can be right in two groups, as if hospitals followed opposite
-    conventions. It tests what a method recovers and does not represent real practice.
+    `label_shift` plants a *conflict*: groups number the classes in different orders, so that no
+    network can be right in two. It tests what a method recovers and does not represent real
+    practice.
     """
 
     groups: int = 2  # number of groups
@@ -184,10 +180,7 @@ class SiteGroups(base.Dealt):
 
 @dataclass(frozen=True)
 class ChannelMissing(base.Wrapped):
-    """Removes channels from the clients of another partition.
-
-    A missing channel is zero after normalisation, and the presence mask travels in every batch.
-    """
+    """Removes channels from another partition's clients: they are 0 after normalisation."""
 
     # ``lack_k``: the listed clients lack `channel`; ``rotate``: client n lacks channel n mod C;
     # ``random``: each channel is missing with `probability`, but no client loses all; ``table``: as

@@ -32,10 +32,7 @@ Floats = NDArray[np.float64]
 
 
 def apportion(size: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """Divides a whole number in given proportions.
-
-    Returns k whole numbers of sum `size`; among equal remainders, the later class is rounded up.
-    """
+    """Divides a whole number in proportions; of equal remainders, the later class is rounded up."""
     _check_shares(shares)
     quotas = np.round(size * np.asarray(shares, dtype=np.float64), 9)  # 0.07 * 100 is above 7
     counts = np.floor(quotas).astype(np.int64)
@@ -45,11 +42,7 @@ def apportion(size: int, shares: Sequence[float]) -> tuple[int, ...]:
 
 
 def largest_fit(available: Sequence[int], shares: Sequence[float]) -> tuple[int, ...]:
-    """Finds the largest numbers of samples in given proportions.
-
-    Returns samples per class: `apportion` of the largest size for which every class has enough
-    samples; zeros if there is none.
-    """
+    """Finds the largest samples per class in given proportions; zeros if there are none."""
     if len(available) != len(shares):
         raise ConfigError(f"{len(shares)} class shares do not fit {len(available)} classes.")
     _check_shares(shares)
@@ -64,11 +57,7 @@ def largest_fit(available: Sequence[int], shares: Sequence[float]) -> tuple[int,
 
 
 def thin(labels: ArrayLike, shares: Sequence[float], seed: int) -> Ints:
-    """Keeps the largest subset of samples that has the given class proportions.
-
-    `labels` is (n,) class of every sample, 0 to K - 1. `shares` is (K,) wanted proportions, of sum
-    1. Returns (m,) int64 indices, ascending; empty if no sample can be kept.
-    """
+    """(m,) indices of the largest subset of (n,) samples that has the class proportions (K,)."""
     values = np.asarray(labels)
     strange = (values < 0) | (values >= len(shares))
     if strange.any():
@@ -84,15 +73,10 @@ def thin(labels: ArrayLike, shares: Sequence[float], seed: int) -> Ints:
 
 
 def deal_whole(counts: Ints, targets: Floats, seed: int, spare: bool = True) -> Ints:
-    """Assigns whole patients to clients so that samples per class approach targets.
+    """Assigns whole patients (P, K) to clients so that samples per class approach targets (N, K).
 
-    Greedy: each patient goes where it reduces the squared distance to the targets most, that is, to
-    the client whose remaining need is most similar to it. Classes are scaled by their total
-    targets, so that rare ones count. The most one-sided patients come first; evenly mixed ones,
-    which help any client, fill the gaps. (The tests compare the resulting label imbalance with the
-    linear programme for divisible patients.) `counts` is (P, K) samples per class and patient.
-    `targets` is (N, K) target samples per class and client. Returns (P,) the client of every
-    patient, -1 for unused ones.
+    Greedy: the most one-sided patients come first, and each goes where it reduces the squared
+    distance to the targets most; classes are scaled by their totals, so that rare ones count.
     """
     wanted = targets.sum(axis=0)
     weight = np.divide(1.0, wanted, out=np.zeros_like(wanted), where=wanted > 0)
@@ -135,12 +119,8 @@ def _check_shares(shares: Sequence[float]) -> None:
 class LabelImbalance(base.Dealt):
     """Equal-sized clients, half of which (rounded up) are δ:1, the others mirrored 1:δ.
 
-    Samples are used at most once; samples that do not fit the ratios are not used. Every client's
-    split is stratified, so its test set has the same ratio as its training set.
-
-    A patient with several samples stays whole: patients are assigned so that every client has
-    enough negatives and positives for its ratio at about the largest equal size; then every split
-    of a client is thinned to the ratio (`class_shares`).
+    Samples that do not fit the ratios are not used, and splits are stratified. Patients with
+    several samples stay whole; then every split is thinned to the ratio (`class_shares`).
     """
 
     traits = base.Traits(frozenset({"label"}), keeps_all=False)
@@ -273,9 +253,8 @@ def _too_few(negatives: int, positives: int, clients: int, size: int) -> str:
 class Shards(base.Dealt):
     """Cuts the patients, sorted by label, into shards and assigns the shards at random.
 
-    N·S shards have at most N·S + K - 1 labels among them (a shard may straddle a boundary), so
-    that a client sees about S labels. Every patient is used exactly once. Patients with several
-    samples are sorted by their most frequent class and, within it, by their mean class.
+    A client sees about as many labels as shards. Patients with several samples are sorted by their
+    most frequent class and, within it, by their mean class.
     """
 
     traits = base.Traits(frozenset({"label"}))
@@ -312,11 +291,7 @@ _ATTEMPTS = 1000
 
 @dataclass(frozen=True)
 class Dirichlet(base.Dealt):
-    """p_k ~ Dir_N(alpha) for every class k; every patient is used exactly once.
-
-    Patients with samples of several classes stay whole: they are assigned so that the samples per
-    client and class approach the random targets.
-    """
+    """p_k ~ Dir_N(alpha) for every class k; every patient is used exactly once, and whole."""
 
     traits = base.Traits(frozenset({"label"}))
 

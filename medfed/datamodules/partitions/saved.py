@@ -25,10 +25,9 @@ class Saved(Partition):
     """Takes everything from a JSON file, without random choices or a seed.
 
     The file is a run's ``splits.json`` or has the same form. ``clients`` holds the patients of each
-    client, as ``{"train": [...], "val": [...], "test": [...]}``, which also fixes the splits, or as
-    a plain list, which the run's seed splits. The optional ``partition`` holds ``channels``,
-    ``class_shares``, ``site`` and ``label_order`` of each client. Other keys are ignored, so
-    changed data, or data from elsewhere, are accepted if the patients have the same ids.
+    client, by split, or as a plain list, which the run's seed splits. The optional ``partition``
+    holds ``channels``, ``class_shares``, ``site`` and ``label_order`` of each client. Other keys
+    are ignored.
     """
 
     traits = Traits(frozenset({"file"}), keeps_all=False, seeded=False)

@@ -57,11 +57,7 @@ class Account:
 def account_of(
     path: Path, taken: Iterable[Path], endings: Collection[str], reasons: Mapping[Path, str]
 ) -> Account:
-    """Counts the files of a data set.
-
-    `path`: its folder; of a table or list, the folders of the files that it names are looked at.
-    `reasons`: why some files were left out; for others their ending decides.
-    """
+    """Counts the files of a folder, or beside a table, and says why some are left out."""
     used = {*taken}
     if path.is_dir():
         seen = visible_files(path)

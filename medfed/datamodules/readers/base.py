@@ -117,10 +117,7 @@ class Reader(ABC):
 
 
 class VolumeReader(Reader):
-    """Base of the readers of whole volumes with region masks.
-
-    `channels`: names of the image channels, in the order of `read`.
-    """
+    """Base of the readers of whole volumes with region masks."""
 
     # Names of the label channels, in the order of `read`; never the background.
     regions: tuple[str, ...]
@@ -169,11 +166,7 @@ class VolumeReader(Reader):
         return {"channels": list(self.channels), "regions": list(self.regions)}
 
     def layout(self) -> dict[str, object]:
-        """Returns the names and content of a scan's NIfTI files, for predictions, as JSON.
-
-        The result is ``files``: name patterns per channel, or None if one 4-D file holds all of
-        ``file_channels``; ``regions``: the label values of every region.
-        """
+        """Returns names of files (None: one 4-D) and values of regions, for predictions."""
         regions = {name: [value] for value, name in enumerate(self.regions, start=1)}
         return {"files": None, "file_channels": list(self.channels), "regions": regions}
 
@@ -237,10 +230,7 @@ def check_names(
 
 
 def with_hospitals(patients: Sequence[Patient], hospitals: int | None) -> list[Patient]:
-    """Assigns patients of unknown origin to `hospitals` hospitals, in contiguous blocks.
-
-    Patients with a known centre do not change, nor does any patient if `hospitals` is None.
-    """
+    """Divides patients of unknown origin into hospitals, in blocks; None changes nothing."""
     if hospitals is None or all(p.centre is not None for p in patients):
         return list(patients)
     if not 1 <= hospitals <= len(patients):

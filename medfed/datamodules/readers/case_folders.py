@@ -25,11 +25,8 @@ _FILES, _WHOLE = {"FLAIR": "FLAIR.nii.gz", "T1": "T1.nii.gz"}, {"whole": [1]}
 class FolderReader(CaseReader):
     """Reads folders such as ``case_0/FLAIR.nii.gz``, ``case_0/T1.nii.gz``, ``case_0/GT_W.nii.gz``.
 
-    `modalities`: file name or glob pattern per channel, such as ``{FLAIR: "*_flair.nii.gz"}``, or a
-    list of alternatives; None: the two above. `regions`: label values of every region, such as
-    ``{whole: [1, 2, 4], enhancing: [4]}``. These values and 0 are the only ones that may occur.
-    None: ``{whole: [1]}``. `channels`: which of the modalities to read, in this order; None reads
-    all. Further settings are those of `CaseReader`.
+    `modalities`: file name or glob pattern per channel, or a list of alternatives. `regions`: label
+    values of every region, such as ``{whole: [1, 2, 4], enhancing: [4]}``; no others may occur.
     """
 
     def __init__(
@@ -129,9 +126,8 @@ MASK = ("*_seg.nii.gz", "*_seg.nii", "*-seg.nii.gz", "*-seg.nii")
 class BratsChallengeReader(FolderReader):
     """Reads the training folder of a BraTS challenge.
 
-    The hospital of a case comes from ``centres.json`` or ``centres.csv`` in the folder; else it is
-    the institution in its name (2017 to 2019) or in ``name_mapping.csv`` (2020); else a block of
-    cases, see `CaseReader`.
+    The hospital of a case comes from ``centres.json`` or ``centres.csv``, else from its name (2017
+    to 2019) or ``name_mapping.csv`` (2020), else from a block of cases.
     """
 
     def __init__(

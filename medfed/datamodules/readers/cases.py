@@ -25,12 +25,8 @@ class CaseReader(VolumeReader):
     """Base of the readers of volumes, of any format; a subclass finds the files of every case.
 
     A case's files are its images in channel order (one file with all channels, or one each), and
-    its mask under the role ``"label"``. A patient is a case; where several cases are one patient's,
-    they come to the same client and split. `known_labels`: label values that may occur beside 0;
-    another one stops the run. `hospitals`: if no hospital is named: the number of contiguous blocks
-    of cases. `patient_pattern`, `centre_pattern`: see `persons.search_name`. `series`: description
-    or UID of the series to read, or several, where a folder of DICOM holds more than one; each
-    folder must have exactly one of them.
+    its mask under the role ``"label"``. `hospitals`: into how many blocks cases without a hospital
+    are cut. `series`: description or UID of the DICOM series to read, where a folder has several.
     """
 
     normalize: object = "zscore_nonzero"
@@ -116,10 +112,7 @@ class CaseReader(VolumeReader):
         return prepared if preparation.keeps_grid else {**prepared, "grid": grid}
 
     def raw(self, patient: Patient) -> dict[str, Tensor]:
-        """Reads one case as `read` does, but with the grey values of its files, and its spacing.
-
-        Channels without a file are left out.
-        """
+        """Reads one case with the grey values of its files, and its spacing; no absent channels."""
         images = [path for role, path in patient.files.items() if role != "label"]
         mask = patient.files["label"]
         select = self._select if "image" in patient.files else None
@@ -235,11 +228,7 @@ _INSTITUTION = re.compile(r"^BraTS1[789]_([A-Za-z0-9]+)_", re.IGNORECASE)
 
 
 def named_centres(folder: Path, cases: Iterable[str]) -> dict[str, str]:
-    """Reads ``centres.json`` ({case: hospital}) or ``centres.csv`` (case, hospital).
-
-    `folder`: the folder of the data; without one of the two files no hospital is named. `cases`:
-    ids of all cases; the file must name each.
-    """
+    """Reads ``centres.json`` ({case: hospital}) or ``centres.csv``, which must name every case."""
     cases = list(cases)
     if (path := folder / "centres.json").exists():
         named = read_json(path)
@@ -271,10 +260,7 @@ def hospitals_of(folder: Path, cases: Sequence[str]) -> list[str]:
 
 
 def institutions(folder: Path, cases: Sequence[str]) -> dict[str, str]:
-    """Takes the institution from the names of BraTS cases.
-
-    The names of 2017 to 2019 hold it: ``Brats18_CBICA_ABO_1`` is from CBICA. Those of 2020 and 2021
-    do not, but ``name_mapping.csv`` of 2020 gives the older names in the same row.
+    """Takes the institution from the names of BraTS cases, or their older ones (2020).
 
     Example:
         >>> institutions(Path("."), ["Brats18_TCIA08_242_1", "BraTS20_Training_001"])

@@ -61,9 +61,7 @@ def _listed_labels(labels: object, path: Path) -> Regions:
 def _chosen_regions(
     wanted: Mapping[str, Sequence[int]] | Sequence[str] | None, listed: Regions
 ) -> Regions:
-    """Returns the regions that the user chose.
-
-    `wanted`: values by region; or names of those that are listed; or None for all of these.
+    """Returns label values by region: the user's, those of the names that he chose, or all.
 
     Example:
         >>> listed = {"liver": (1,), "tumour": (2,)}
@@ -98,12 +96,9 @@ _LISTS: dict[str, Split] = {"training": "train", "validation": "val", "test": "t
 class DatalistReader(CaseReader):
     """Reads the volumes of a list.
 
-    `path`: the JSON file, or the folder with its ``dataset.json``; or a folder with ``images`` and
-    ``labels``, whose volumes have equal names. A ``centres.json`` or ``centres.csv`` there names
-    the hospitals, see `readers.csv_files.named_centres`. `channels`: channels to read, in this
-    order; None reads all. `regions`: what is segmented: label values by region, ``{liver: [1, 2],
-    tumour: [2]}``; or names of the list's labels; None takes all of these. Regions without a common
-    value are exclusive. Further settings are those of `CaseReader`.
+    `path`: the JSON file, the folder with its ``dataset.json``, or a folder with ``images`` and
+    ``labels``, whose volumes have equal names. `regions`: label values by region, ``{liver: [1, 2],
+    tumour: [2]}``, or names of the list's labels; None takes all of these.
     """
 
     normalize: object = None  # by the names of the channels: a window for CT
@@ -307,10 +302,7 @@ def _pairs_in(folder: Path, names: tuple[str, str]) -> list[dict[str, str]]:
 
 
 class NnunetReader(DatalistReader):
-    """Reads a raw data set of nnU-Net: ``imagesTr``, ``labelsTr`` and ``dataset.json``.
-
-    ``imagesTr/CASE_0000.nii.gz`` is the first channel of a case, ``CASE_0001`` the second.
-    """
+    """Reads a raw data set of nnU-Net, whose ``imagesTr/CASE_0000.nii.gz`` is a first channel."""
 
     def __init__(self, path: Path, **more: Any) -> None:
         self._folder = path
@@ -380,9 +372,8 @@ _TUMOUR = {"whole": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
 class MSDReader(DatalistReader):
     """Reads MSD Task01_BrainTumour and generated cohorts in its layout.
 
-    ``imagesTr/BRATS_*.nii.gz`` are 4-D with the channels FLAIR, T1w, T1gd and T2w; ``labelsTr`` has
-    1 oedema, 2 non-enhancing and 3 enhancing tumour: 1 and 2 are exchanged in the BraTS challenges.
-    `path`: the folder with ``dataset.json``; see `DatalistReader`.
+    Images are 4-D with the channels FLAIR, T1w, T1gd and T2w; labels are 1 oedema, 2 non-enhancing
+    and 3 enhancing tumour: 1 and 2 are exchanged in the BraTS challenges.
     """
 
     normalize: object = "zscore_nonzero"

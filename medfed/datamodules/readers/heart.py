@@ -39,10 +39,8 @@ def read_heart(
 ) -> Table:
     """Reads the hospitals' files from one folder.
 
-    A cell is missing if it is ``?``, ``NaN``, empty or ``-9`` (as in the unprocessed files), or a
-    blood pressure or cholesterol of 0. Class 1 is any disease (``num`` from 1 to 4).
-    `zeros_missing`: whether a blood pressure or cholesterol of 0 counts as missing. Returns the
-    table; patients are named by hospital and row, such as ``cleveland_17``.
+    A cell is missing if it is ``?``, ``NaN``, empty, ``-9``, or a blood pressure or cholesterol of
+    0 (unless `zeros_missing` is False). Class 1 is any disease (``num`` from 1 to 4).
     """
     names = check_names("centre", centres, tuple(PUBLISHED))
     taken = [FEATURES.index(f) for f in check_names("feature", features, FEATURES)]

@@ -38,13 +38,9 @@ def read_image_folder(
 ) -> ImageSet:
     """Reads ``path/CLASS/**/*.png`` and its like into memory, at one size.
 
-    If the folders are called train, val and test, or alike (``Training``, ``valid``), they are the
-    official splits, and each holds the folders of the classes. A split that has no folder is taken
-    from the training images. `size`: height and width; resizing does not keep the aspect ratio.
-    `color` is ``"grey"`` or ``"rgb"``; all images are converted. `classes`: folders to read, in the
-    order of the labels; None reads all, sorted. `joined`: the classes of a federation that the
-    images join, though some may be lacking. Returns images (N, C, height, width). Grey images of 16
-    bits are scaled to 8.
+    Folders called train, val and test, or alike (``Training``, ``valid``), are the official splits;
+    one without a folder is taken from the training images. `size`: height and width, whatever the
+    aspect ratio. `joined`: the classes of a federation, of which some may be lacking.
     """
     path = given_path(path)
     here = _folders(path)
@@ -116,9 +112,8 @@ def read_image_table(
 ) -> ImageSet:
     """Reads the images that a CSV names into memory, at one size.
 
-    Paths of images start at the CSV's folder; `findings` are columns of 1 (present), 0 (absent) or
-    empty, where nobody looked; `uncertain` is what a finding of -1 is. Returns the same as
-    `read_image_folder`; with findings, labels are (N, K) float32, NaN for empty cells.
+    Paths start at the CSV's folder; `findings` are columns of 1, 0 or empty, where nobody looked;
+    `uncertain` is what -1 is. With findings, labels are (N, K) float32, NaN for empty cells.
     """
     path = given_path(path)
     sheet = Sheet.read(path).placed(centre, unplaced)
@@ -250,11 +245,7 @@ _MASK = re.compile(
 
 
 def pictures_in(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Lists the pictures of a class, and the masks of these pictures that lie beside them.
-
-    A mask is named as its picture, with a word such as ``_mask`` or ``_segmentation`` at the end,
-    or in a folder of such a name beside that of the picture.
-    """
+    """Lists the pictures of a class, and the masks named or put beside them as such."""
     files = [f for f in visible_files(folder) if f.suffix.lower() in SUFFIXES]
     named = {(file.parent, file.stem) for file in files}
     named |= {(f.parent.parent, f.stem) for f in files if not looks.may_be_mask(f.parent.name)}

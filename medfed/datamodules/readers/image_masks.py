@@ -39,11 +39,7 @@ def _list_pairs(
     unplaced: str,
     others: Mapping[str, str],
 ) -> list[Pair]:
-    """Lists pictures and masks, and checks that all files exist.
-
-    `pattern`: without patients in the CSV: what finds the patient in a picture's name, or None.
-    `others`: the ending of another annotator's masks, by hospital.
-    """
+    """Lists pictures and masks, and checks that all files exist."""
     index = path / _INDEX if path.is_dir() else path
     if index.is_file():
         sheet = Sheet.read(index).placed(columns["centre"], unplaced)
@@ -129,18 +125,13 @@ _WHITE = (1, 255, 65535)  # what a mask of one region has inside it
 
 
 class ImageMasksReader(VolumeReader):
-    """Reads pictures and masks; a patient with several pictures is a stack of them.
+    """Reads pictures and masks; a patient with several pictures is a stack (C, w, h, N) of them.
 
-    The stack (C, w, h, N) has a slice per picture; its first axis runs to the right, the second
-    upwards. The third is not a direction in space, and pictures do not state the size of a pixel,
-    so `spacing` is NaN. Smaller pictures of a patient are padded with 0 to the largest, with a
-    warning. `path`: a CSV file; a folder with ``images.csv``; or a folder with the folders
-    ``images`` and ``masks``, whose files have equal names but for the ending. There, a
-    ``centres.csv`` or ``centres.json`` names the hospital of each picture, see
-    `cases.named_centres`. `color` is ``"grey"`` or ``"rgb"``; None keeps the pictures' colours.
-    `scale`: pictures and masks are resampled by this factor, in (0, 1]. `regions`: the label values
-    of every region, such as ``{vessel: [1], disc: [2, 3]}``; or, of masks that are 0 outside and 1
-    or 255 inside, a list of the region's name alone; None names it ``foreground``.
+    Smaller pictures are padded with 0 to the largest, and `spacing` is NaN, as pictures do not
+    state it. `path`: a CSV file, a folder with ``images.csv``, or one with the folders ``images``
+    and ``masks``, whose files have equal names but for the ending. `scale`: resamples by this
+    factor. `regions`: label values of every region, such as ``{vessel: [1], disc: [2, 3]}``; or, of
+    masks that are 0 outside, a list of the region's name; None names it ``foreground``.
     """
 
     endings = SUFFIXES

@@ -83,11 +83,7 @@ class Guess:
     def ask_names(
         self, names: Sequence[str], answers: Answers, centres: Sequence[str] | None = None
     ) -> None:
-        """Asks whether names begin with the hospital or the patient, where some begin alike.
-
-        `centres`: the hospital of each name, empty where none is known; None: the reader takes no
-        hospitals from names.
-        """
+        """Asks whether names begin with the hospital or the patient, where some begin alike."""
         if any(re.match(known, name, re.IGNORECASE) for known in KNOWN.values() for name in names):
             return  # the reader joins them, and says so
         key, places = "data.reader.centre_pattern", list(centres or [""] * len(names))
@@ -161,10 +157,7 @@ def paired(
     wanted: Callable[[Path], bool],
     stem: Callable[[Path], str],
 ) -> dict[str, tuple[Path, Path]]:
-    """Returns the image and the mask of each name, from the files of two folders.
-
-    `stem`: the name of a file, which is that of its image or mask, too.
-    """
+    """Returns the image and the mask of each stem, from the files of two folders."""
     sides: list[dict[str, Path]] = [{}, {}]
     for name, side in zip(names, sides, strict=True):
         for file in filter(wanted, visible(folder / name)):
@@ -213,10 +206,7 @@ def distinct(sheet: Sheet) -> dict[str, set[str]]:
 
 
 def index_of(path: Path) -> tuple[Sheet, list[str]] | None:
-    """Finds a CSV, at the path or in its folder, that names pictures, and its columns of them.
-
-    Columns that may name masks come last.
-    """
+    """Finds a CSV that names pictures, and its columns of them; those of masks come last."""
     files = [path] if path.is_file() else path.glob("*.csv")
     for file in sorted(files, key=lambda f: (f.name != "images.csv", f.name)):
         if file.suffix.lower() not in (".csv", ".tsv", ".txt") or file.name == "centres.csv":
@@ -326,11 +316,7 @@ def colours(guess: Guess, files: Sequence[Path], compare: bool = False) -> None:
 
 
 def regions(guess: Guess, files: Sequence[Path], white: bool = False) -> None:
-    """Notes the values of masks with a name for each, and asks where they are those of BraTS.
-
-    `files`: masks; the first are looked into. `white`: whether the reader takes masks of 0 and 255
-    without a name.
-    """
+    """Notes the values of the first masks, and asks for the regions if they are BraTS's."""
     values: set[int] = set()
     for file in files[:FIRST]:
         flat = is_picture(file)

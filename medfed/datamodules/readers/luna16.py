@@ -31,10 +31,7 @@ Mask = NDArray[np.bool_]
 
 
 def _subsample(points: Points, usable: Mask, ratio: float | None, seed: int) -> Mask:
-    """Chooses candidates; see `readers.luna16.Luna16Reader`.
-
-    `usable` is (n,) bool, whether a candidate's scan exists; only these nodules count. `ratio`:
-    other candidates per nodule; None keeps all. Returns (n,) bool.
+    """(n,) bool: keeps all nodules, and so many usable others for each; None keeps all.
 
     Example:
         >>> value = np.array([1.0, 0.0, 0.0, 0.0, 0.0])
@@ -81,9 +78,7 @@ _CANDIDATE_FILES = ("candidates_V2.csv", "candidates.csv")
 class Luna16Reader(Reader):
     """Finds the scans and candidates of LUNA16; no voxels are read here.
 
-    `candidates`: name of the candidates' CSV; None uses V2 if it exists, else the first version.
-    `negatives_per_positive`: how many non-nodules to keep for every nodule of the data set; None
-    keeps all. Nodules are always kept.
+    `negatives_per_positive`: how many non-nodules to keep for every nodule; None keeps all.
     """
 
     channels = ("CT",)
@@ -135,11 +130,7 @@ class Luna16Reader(Reader):
         }
 
     def patients(self) -> list[Patient]:
-        """Lists the scans that have candidates after the subsampling, sorted by series id.
-
-        ``id`` is the series id, ``files`` the header and, if separate, the file of raw voxels;
-        ``counts`` are non-nodules and nodules.
-        """
+        """Lists the scans with candidates after the subsampling, and counts of both classes."""
         centres, patients = named_centres(self.path, self._series), []
         for series in self._series:
             files = {"header": self._scans[series]}
@@ -265,11 +256,7 @@ class Luna16ScanReader(Luna16Reader):
 def read_with_nodules(
     header: Path, nodules: Candidates, diameters: NDArray[np.float64], spec: ScanSpec
 ) -> dict[str, NDArray[Any]]:
-    """Reads one scan for the cache, in worker processes.
-
-    `diameters` is (m,) in mm. Returns ``image`` as :func:`read_scan`, and ``boxes`` (m, 6) float32,
-    corners in its voxels.
-    """
+    """Reads a scan for the cache: ``image``, and ``boxes`` (m, 6) of nodules in its voxels."""
     grid = read_geometry(header, "LPS")
     centre_voxels(header, grid, nodules)
     middle = places(grid, nodules.world, spec.spacing)

@@ -25,11 +25,8 @@ def read_medmnist(
 ) -> ImageSet:
     """Reads a file in the MedMNIST convention into memory.
 
-    MedMNIST does not say which images belong to one patient, so each image is a patient here. Only
-    the official splits keep the images of one patient together, if its authors did so. `path`: the
-    ``.npz`` file; it is read without pickle. `classes`: class names, in the order of the labels;
-    None takes the numbers. `joined`: the classes of a federation that the images join, though some
-    may be lacking. Returns images (N, C, h, w) or (N, 1, d, h, w): training, validation, test.
+    MedMNIST does not say which images belong to one patient, so each image is a patient here.
+    `joined`: the classes of a federation, of which some may be lacking.
     """
     path = given_path(path)
     with arrays_of(path) as arrays:

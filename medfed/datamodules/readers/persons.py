@@ -28,12 +28,7 @@ _OTHER |= {there: here for here, there in _OTHER.items()}
 
 
 def persons_of(names: Sequence[str], pattern: str | None, where: Path) -> list[str]:
-    """Returns the patient of every case or picture, and says where one has several.
-
-    `pattern`: a regular expression whose one group is the patient in a name without its folder.
-    None: the patient in names of known data sets (`KNOWN`), the same patient for the left and the
-    right of a pair, and for all other names a patient each.
-    """
+    """Returns the patient of every case or picture, by a pattern's group or known names."""
     files = [PurePosixPath(name) for name in names]
     if pattern is not None:
         return [
@@ -77,9 +72,7 @@ def _pairs(files: Sequence[PurePosixPath], persons: list[str]) -> list[str]:
 
 
 def search_name(what: str, pattern: str | None, text: str, file: Path) -> str:
-    """Finds the one group of a pattern in a name.
-
-    `pattern`: a regular expression; None finds nothing. Returns the group; empty without a pattern.
+    """Finds the one group of a pattern in a name; empty without a pattern.
 
     Example:
         >>> search_name("patient", "^(p[0-9]+)_", "p12_left.png", Path("p12_left.png"))

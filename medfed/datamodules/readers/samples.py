@@ -154,10 +154,7 @@ class Samples:
 def select_rows(
     rows: Sequence[Sequence[int]], labels: NDArray[Any], shares: Shares, seed: int
 ) -> tuple[Index, Index]:
-    """Joins the samples of some patients, and thins them to class proportions.
-
-    `labels` is (N,) class of every sample. `shares` is (K,) class proportions to which the samples
-    are thinned, or None. Returns (n,) sample numbers and (n,) index of each one's patient.
+    """(n,) samples of some patients and each one's patient, thinned to class proportions (K,).
 
     Example:
         >>> [a.tolist() for a in select_rows([[1], [0, 2]], np.array([0, 1, 1]), None, seed=0)]

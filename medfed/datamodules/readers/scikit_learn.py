@@ -10,9 +10,7 @@ from medfed.datamodules.readers.table import Table
 
 
 def breast_cancer() -> Table:
-    """Breast cancer (Wisconsin): 569 patients, 30 features; 1 = malignant.
-
-    Scikit-learn codes malignant as 0; here the disease is the positive class.
+    """Breast cancer (Wisconsin): 569 patients, 30 features; 1 = malignant (0 in scikit-learn).
 
     Example:
         >>> table = breast_cancer()
@@ -52,11 +50,7 @@ EMBEDDED: dict[str, Callable[[], Table]] = {"breast_cancer": breast_cancer, "dia
 
 
 def read_digits(path: Path | None = None) -> ImageSet:
-    """Handwritten digits: 1,797 images of 8×8 pixels; their writers are unknown.
-
-    `path`: must be None. Returns images (1797, 1, 8, 8) with values from 0 to 16; each is a
-    patient.
-    """
+    """Handwritten digits: 1,797 images of 8×8 pixels; their writers are unknown."""
     from sklearn.datasets import load_digits
 
     if path is not None:

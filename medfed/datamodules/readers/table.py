@@ -29,10 +29,8 @@ def find_kinds(
     """Says which columns are features, and which of these hold categories.
 
     With ``auto`` a column without a cell that is, or was meant as, a number holds categories. It is
-    left out, and a line says so, if it has too many of them: more than 20, or one for every second
-    row, as ids and remarks have. So are dates, times, and row numbers (1, 2, 3 ...). What the user
-    has named is not left out but refused. `categorical`: columns that hold categories, also
-    numbered ones, besides those of ``auto``; an empty list: there are none.
+    left out, with a line, if it has more than 20, or one for every second row; so are dates and row
+    numbers. What the user has named is refused instead.
     """
     auto = len(categorical) > 0
     declared: tuple[str, ...] = ()
@@ -144,10 +142,7 @@ def in_order(text: str) -> tuple[float, str]:
 def recode(
     features: NDArray[np.float64], names: Sequence[str], old: Categories, new: Categories
 ) -> NDArray[np.float64]:
-    """Gives categories their positions in other lists.
-
-    `features` is (N, F), see `read_cells`. Returns (N, F); -1 where a category is not in the new
-    list.
+    """Gives categories (N, F) their positions in other lists; -1 where they are in none.
 
     Example:
         >>> recode(np.array([[0.0], [1.0]]), ["sex"], {"sex": ("m", "f")}, {"sex": ("f",)}).tolist()
@@ -376,10 +371,7 @@ def counted(path: Path, features: NDArray[np.float64], left: int = 0) -> tuple[A
 
 
 def join_tables(tables: Mapping[str, Table]) -> Table:
-    """Puts the tables of several hospitals below each other.
-
-    `tables`: by hospital, which becomes the centre of its rows; all have the same feature columns
-    and classes, but perhaps other categories.
+    """Puts the tables of several hospitals below each other, with the union of categories.
 
     Example:
         >>> def of(*texts):
@@ -423,8 +415,6 @@ def join_tables(tables: Mapping[str, Table]) -> Table:
 
 def with_categories(table: Table, names: Sequence[str]) -> Table:
     """Takes the numbers of some columns for categories.
-
-    `names`: the columns; those that have categories already stay as they are.
 
     Example:
         >>> cells, labels = np.array([[4.0], [np.nan], [2.0]]), np.zeros(3, np.int64)

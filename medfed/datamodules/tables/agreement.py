@@ -72,11 +72,7 @@ _BEYOND = 100  # times the range of most clients
 
 
 def _sums_with(covariates: Sequence[int], apart: Array) -> dict[str, list[float]]:
-    """Sums over the known cells of each column, of covariates, their products, and with the cells.
-
-    `covariates` is (K,) their positions. `apart` is (N, P) cells, less the medians of all; NaN is
-    missing.
-    """
+    """Sums of the K covariates, their products, and with the cells (N, P), less all medians."""
     cells, known = np.nan_to_num(apart), (~np.isnan(apart)).astype(float)
     x = cells[:, covariates]
     sums = known.T @ x, np.einsum("np,nk,nl->pkl", known, x, x), cells.T @ x
@@ -86,10 +82,7 @@ def _sums_with(covariates: Sequence[int], apart: Array) -> dict[str, list[float]
 def _pooled_fit(
     sums: Sequence[Mapping[str, Sequence[float]]], median: Array, covariates: int
 ) -> tuple[Array, Array, Array]:
-    """Least squares with a constant per hospital, from every hospital's sums.
-
-    `median` is (P,). Returns (P,) mean, (P,) deviation within hospitals, 1 where it is 0, and (P,
-    K) slopes.
+    """(P,) mean, (P,) deviation within hospitals, and (P, K) slopes, from every hospital's sums.
 
     Example:
         >>> none = {"x": [], "xx": [], "xy": []}
@@ -145,10 +138,7 @@ class Combat:
 
 
 def _location_and_scale(apart: Array) -> tuple[Array, Array]:
-    """Johnson's gamma and delta of one hospital, by empirical Bayes over its columns.
-
-    With fewer than three columns, or columns that are all alike, they are its means and deviations.
-    `apart` is (N, P) standardised cells; NaN is missing.
+    """Johnson's gamma and delta of a hospital's (N, P) cells, by empirical Bayes over columns.
 
     Example:
         >>> [x.round(2).tolist() for x in _location_and_scale(np.array([[1.0], [3.0]]))]
@@ -174,11 +164,7 @@ def _location_and_scale(apart: Array) -> tuple[Array, Array]:
 def converse(
     server: Merging, clients: Sequence[str], step: Callable[[str, bytes | None], bytes | None]
 ) -> tuple[list[bytes], list[Exchanged]]:
-    """Passes messages between clients and the server's half until both have ended.
-
-    `clients`: in the order of the federation, in which sums are taken. `step`: passes an answer to
-    a client, first None, and returns its message, finally None.
-    """
+    """Passes messages between clients, in order, and the server's half until both have ended."""
     answers: list[bytes] = []
     exchanged: list[Exchanged] = []
     messages = [step(client, None) for client in clients]
@@ -269,10 +255,7 @@ def sums_of(outcomes: Array) -> list[float]:
 
 
 def _scale_of(sums: Sequence[Sequence[float]]) -> list[float]:
-    """Returns mean and deviation (divided by N) of all outcomes together.
-
-    The result is the deviation is 1 where all outcomes are the same. Of its 16 digits, sums about 0
-    leave 4 where the mean is a million times as large.
+    """Returns mean and deviation (divided by N; 1 where it is 0) of all outcomes together.
 
     Example:
         >>> _scale_of([sums_of(np.array([5.0, 7.0])), sums_of(np.array([3.0, 9.0]))])
@@ -356,13 +339,7 @@ def agree(
     outcomes: Mapping[str, Array] | None = None,
     patients: Mapping[str, Index] | None = None,
 ) -> tuple[Agreement, list[Exchanged]]:
-    """Runs the agreement of clients that are all in this process.
-
-    `train` is (N, F) training rows of every client; NaN is missing, a category its position.
-    `outcomes` is (N,) outcomes of every client's rows, if they are continuous; (N, 2) times and
-    events. `patients` is (N,) the patient of every client's rows; None: each row is one. Returns
-    the agreement, and its byte records; none if no messages are needed.
-    """
+    """Runs the agreement of clients in this process, of their (N, F) training rows."""
     halves = {
         c: client_side(
             TrainRows(settings, rows, categories, (outcomes or {}).get(c), (patients or {}).get(c))
@@ -567,8 +544,8 @@ class Moments(Fact):
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: sums over the values, less the agreed medians.
 
-        A value at a limit adds a known number, so only patients strictly within the limits of a
-        column, and of all covariates, stand behind its sums.
+        Only patients strictly within the limits of a column, and of all covariates, stand behind
+        its sums.
         """
         low, median, high = (np.array(agreed[end]) for end in self.settings.ends)
         values = rows.numbers

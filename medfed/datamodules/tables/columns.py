@@ -66,10 +66,7 @@ def fit_minmax(name: Normalization, train: Array) -> MinMax:
 
 
 def fit_standard(train: Array) -> Standard:
-    """Learns limits, median, mean and standard deviation of the present values.
-
-    A column without any value becomes 0 throughout.
-    """
+    """Learns limits, median, mean and deviation of the values; without any, a column is 0."""
     low, median, high = limits(train)
     clipped = np.clip(train, low, high)
     count = (~np.isnan(train)).sum(axis=0)
@@ -79,10 +76,7 @@ def fit_standard(train: Array) -> Standard:
 
 
 def moments(count: Array, about: Array, total: Array, squares: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation (divided by N) of P columns, from sums of differences.
-
-    `count` is (P,) numbers of values. `about` is (P,) of what the differences are taken. `total` is
-    (P,) sums of the differences. `squares` is (P,) sums of their squares.
+    """Mean and deviation (divided by N) of P columns, from sums of differences and their squares.
 
     Example:
         >>> one = np.ones(1)
@@ -97,11 +91,10 @@ def moments(count: Array, about: Array, total: Array, squares: Array) -> tuple[A
 
 
 def limits(train: Array) -> tuple[Array, Array, Array]:
-    """The limits beyond which values of (N, P) are far out, and the median between them.
+    """(P,) limits beyond which values of (N, P) are far out, and the medians between them.
 
     They are 3 interquartile ranges beyond the quartiles. If a quarter of the values or more are
     equal, such as zeros, the quartiles are those of the other values together with that value.
-    Returns (P,) lower limits, medians and upper limits; 0 where a column has no value.
     """
     table = np.zeros((3, train.shape[1]))
     for at, column in enumerate(train.T):
@@ -128,12 +121,9 @@ def _limits(values: Array) -> tuple[float, float, float]:
 def value_range(train: Array, least: int = 0, share: float = 0.025) -> tuple[Array, Array]:
     """A rounded range of nearly all of (N, P) training values, whose ends are no patient's.
 
-    From 2.5 % to 97.5 % of the values, or from the second to the last but one; where these are not
-    a few codes, a quarter of that width further, and the whole where few values are known; outwards
-    to two digits of it. `train`: the values; NaN is missing. `least`: how many known values a
-    column needs; ``None``: as many as any statistic. `share`: of the values below, and above; 0:
-    from the second to the last but one. Returns (P,) each; NaN where fewer values are known, or a
-    few are equal.
+    From the share `share` of the values below to that above, or from the second to the last but
+    one; where these are not a few codes, a quarter of that width further, and the whole where few
+    values are known; outwards to two digits of it. NaN where fewer than `least` are known.
     """
     ends = np.full((2, train.shape[1]), np.nan)
     for at, column in enumerate(train.T):
@@ -175,10 +165,7 @@ PATIENT = re.compile(rf"({_PATIENTS}){_END}|id", re.IGNORECASE)
 
 
 def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Scaling]) -> None:
-    """Logs the changes to training cells, one line each.
-
-    `train` is (N, F) training rows of every client.
-    """
+    """Logs the changes to training cells (N, F) of every client, one line each."""
     rows, names = np.concatenate(list(train.values())), columns.names
     standard = any(isinstance(scaling, Standard) for scaling in scalings.values())
     gaps = np.isnan(rows).mean(axis=0)
@@ -204,8 +191,6 @@ def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Sca
 
 def constant_remarks(names: Sequence[str], train: Mapping[str, Array]) -> list[str]:
     """Remarks on columns that are constant at a hospital, but not at all of them.
-
-    `train` is (N, F) training rows of every client.
 
     Example:
         >>> constant_remarks(["age", "sex"], {"A": np.array([[5, 1], [6, 1]]), "B": np.eye(2)})
@@ -233,9 +218,7 @@ def leak_remarks(
     train: Mapping[str, Array],
     labels: Mapping[str, Array],
 ) -> list[str]:
-    """Remarks on columns that alone predict a class in training, and on those that number the rows.
-
-    `train` is (N, F) training rows of every client. `labels` is (N,) their classes.
+    """Remarks on columns that alone predict a class in training, or number the rows.
 
     Example:
         >>> rows = np.array([[n % 7, n % 7 > 2, 100 + 3 * n] for n in range(60)], dtype=float)
@@ -266,10 +249,7 @@ def leak_remarks(
 def leaks(
     names: Sequence[str], categories: Collection[str], rows: Array, classes: Array
 ) -> tuple[dict[str, str], list[str]]:
-    """Finds the columns that alone predict the label, in words, and those like identifiers.
-
-    `rows` is (N, F). `classes` is (N,).
-    """
+    """Finds the columns that alone predict the label, in words, and those like identifiers."""
     alone: dict[str, str] = {}
     numbered = []
     for name, column in zip(names, rows.T, strict=True):

@@ -58,13 +58,9 @@ _OF_CSV: tuple[str, ...] = (
 class TabularDataModule(FederatedDataModule):
     """Rows of a table; ``image`` is (B, C), ``label`` (B,) int64 or an outcome.
 
-    The table is a CSV file, the result of a reader, or a table from scikit-learn.
-
-    The clients agree on the C inputs: see `columns.Columns` and `agreement`.
-
-    An outcome is float32, in its original unit; the model predicts in standard units, with the mean
-    and deviation that the clients have agreed on. Survival is (B, 2): times and events; the
-    ``class_names`` are the ends of the intervals on which the clients have agreed.
+    The clients agree on the C inputs: see `agreement`. An outcome is float32, in its unit; the
+    model predicts in standard units, with the agreed mean and deviation. Survival is (B, 2): times
+    and events; the ``class_names`` are the ends of the agreed intervals.
     """
 
     _: KW_ONLY
