@@ -42,10 +42,7 @@ class BoxInference(Inference):
     def logits(
         self, network: Network, image: Tensor, grids: Tensor | None = None, size: Sequence[int] = ()
     ) -> Tensor:
-        """Returns the map of anchors, blended from windows if the scan is larger than one.
-
-        Sides are first extended by the scan's least value, so that the map's cells fit.
-        """
+        """Returns the map of anchors, blended from windows if the scan is larger than one."""
         more = [(-side) % _MULTIPLE for side in image.shape[2:]]
         if any(more):
             ends = [end for side in reversed(more) for end in (0, side)]
@@ -75,10 +72,7 @@ class BoxInference(Inference):
         return scores.movedim(1, -1).flatten(1), boxes.movedim((1, 2), (-2, -1)).flatten(1, 4)
 
     def found(self, logits: Tensor, size: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        """Returns the boxes ``(n, 6)`` of every scan and their scores ``(n,)``, the best first.
-
-        `size`: voxels of the scans; boxes are cut off at their ends.
-        """
+        """Returns every scan's boxes ``(n, 6)``, within it, and scores, the best first."""
         choose = BoxSelector(
             apply_sigmoid=True,
             score_thresh=self.threshold,

@@ -22,9 +22,9 @@ T = TypeVar("T")
 def check_fields(section: str, holder: object) -> None:
     """Checks the fields whose annotation limits their values.
 
-    A ``Literal`` lists the allowed values; ``Annotated`` names a check of this module, which
-    takes the key and the value. Null passes where the annotation allows it. In the place of another
-    dataclass there may be no text, number or list.
+    A ``Literal`` lists the allowed values; ``Annotated`` names a check of this module. Null passes
+    where the annotation allows it. In the place of another dataclass there may be no text, number
+    or list.
 
     Example:
         >>> class Step:
@@ -153,10 +153,7 @@ def check_positive(key: str, value: float) -> None:
 
 
 def within(interval: str) -> Check:
-    """Returns a check that a number is in an interval.
-
-    `interval`: the allowed interval; a round bracket excludes its end. The result is the check,
-    which raises a ConfigError for other numbers and for what is not a number.
+    """Returns a check that a number is in an interval, of which a round bracket excludes its end.
 
     Example:
         >>> within("(0, 1]")("algorithm.keep", 1.0)
@@ -176,9 +173,7 @@ def within(interval: str) -> Check:
 
 
 def check_count(key: str, value: int, null: str = "") -> None:
-    """Checks that a count is 1 or more.
-
-    `null`: words for the error where null is allowed, too.
+    """Checks that a count is 1 or more; `null` says in the error what else is allowed.
 
     Example:
         >>> check_count("algorithm.rounds", 0)

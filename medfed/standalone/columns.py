@@ -21,9 +21,9 @@ Array = NDArray[np.float64]
 class Columns:
     """The clients' agreement on columns, so that an input has the same meaning everywhere.
 
-    A column of numbers is one input. A column of categories is an input per category, 1 if a row
-    has it; for two categories only the second one. Then come the indicators, 1 if a cell is
-    missing. A category that is missing or unknown is 0 in all inputs.
+    A column of numbers is one input; one of categories an input per category, of two only the
+    second. Then come the indicators, 1 if a cell is missing. Missing and unknown categories are 0
+    everywhere.
     """
 
     names: tuple[str, ...]  # (F) names of the columns
@@ -61,10 +61,7 @@ class Columns:
         return texts[1:] if len(texts) == 2 else texts
 
     def encode(self, rows: Array, numbers: Array) -> NDArray[np.float32]:
-        """Makes the inputs of rows.
-
-        `rows` is (N, F); NaN is missing, a category is its position, -1 where it is unknown.
-        `numbers` is (N, P) scaled numbers, without gaps. Returns (N, C), in the order of `inputs`.
+        """Makes the inputs (N, C) of rows (N, F) and their scaled numbers (N, P).
 
         Example:
             >>> columns = Columns(("age", "sex"), {"sex": ("f", "m")}, ("age",))

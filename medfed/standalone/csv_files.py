@@ -28,12 +28,7 @@ _QUOTED = re.compile(r'"[^"]*"')
 
 
 def csv_rows(path: Path, absent: str = "copy it there") -> Iterator[list[str]]:
-    """Reads a CSV file.
-
-    `path`: the file, in UTF-8, UTF-16 or the Latin-1 of Windows; its cells are separated as
-    `delimiter` says. Returns its rows, the header first, without empty ones. The quote that this
-    package writes before a cell, to keep spreadsheets from reading a formula, is removed.
-    """
+    """Reads the rows of a CSV file, the header first, without empty ones, as they were written."""
     return (row for row in _rows(path, _text(path, absent)[0]) if any(map(str.strip, row)))
 
 
@@ -80,10 +75,7 @@ def _rows(path: Path, text: str) -> Iterator[list[str]]:
 
 
 def delimiter(text: str) -> str:
-    """Finds the separator of the cells: the comma, semicolon or tab that gives the most cells.
-
-    Excel's first line ``sep=;`` names another. `text`: of a file whose first line that is not empty
-    is the header, or a row.
+    """Finds the separator: Excel's ``sep=;``, or comma, semicolon or tab, whichever is most often.
 
     Example:
         >>> delimiter("age;weight, kg;sex")
@@ -220,10 +212,7 @@ class Sheet:
         )
 
     def aged(self, names: Sequence[str]) -> Sheet:
-        """Adds columns such as ``years from birth to admission``, by the ISO dates in both columns.
-
-        `names`: the columns to add; one that is there stays.
-        """
+        """Adds columns such as ``years from birth to admission``, by the ISO dates in both."""
         rows, missing = self.rows, [n for n in names if n.lower() not in self.places]
         for name in missing:
             begins, ends = map(self._dates, AGE.fullmatch(name).groups())  # type: ignore[union-attr]
@@ -373,10 +362,7 @@ class Sheet:
         return self.bad(number, f"{what}{mend or f'write a number{point} or leave it empty'}.")
 
     def with_points(self, texts: Sequence[str]) -> Sequence[str]:
-        """Turns decimal commas into points if they cannot mean anything else.
-
-        If all cells look like 1,234, the comma could separate thousands. Words do not count.
-        """
+        """Turns decimal commas into points, unless all cells may be thousands, like 1,234."""
         numbers = [text for text in texts if any(map(str.isdigit, text))]
         commas = self.decimal_comma and all(map(_DECIMAL_COMMA.fullmatch, numbers))
         if commas and any("," in t and len(t.partition(",")[2]) != 3 for t in numbers):
@@ -385,10 +371,7 @@ class Sheet:
 
 
 def missing_words(words: Sequence[object]) -> Collection[str]:
-    """The words of missing cells, with further ones; numbers have one spelling.
-
-    ``not none`` keeps a usual word as a category, in columns of words.
-    """
+    """The words of missing cells and further ones; ``not none`` keeps a usual one as a category."""
     read = {tidy(fold(str(word))).lower() for word in words}
     kept = {word for word in MISSING if f"not {word}" in read}
     return (MISSING | {word for word in read if word.removeprefix("not ") not in kept}) - kept
@@ -419,10 +402,7 @@ def _without_empty(columns: list[str], rows: list[list[str]]) -> tuple[list[str]
 def listed_columns(
     sheet: Sheet, columns: Mapping[str, str], needed: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Returns the columns of a table that lists pictures.
-
-    `columns`: the name of each role's column; one that the user did not name may be missing.
-    """
+    """Returns the columns of a table that lists pictures; unnamed roles may have none."""
     cells = {}
     for role, name in columns.items():
         if name.lower() in sheet.places:
@@ -486,11 +466,7 @@ def as_number(text: str) -> float:
 
 
 def read_cells(sheet: Sheet, names: Sequence[str], categories: Categories) -> NDArray[np.float64]:
-    """Reads the features.
-
-    Returns (N, F): numbers, or the position of the category, -1 where it is none; NaN where
-    missing.
-    """
+    """(N, F) numbers, or the position of the category, -1 where it is none; NaN where missing."""
     numeric = [at for at, name in enumerate(names) if name not in categories]
     cells = np.empty((len(sheet.rows), len(names)))
     cells[:, numeric] = sheet.numbers([names[at] for at in numeric])
@@ -510,11 +486,9 @@ def read_features(
     missing: Sequence[object] = (),
     limits: Limits = "refuse",
 ) -> tuple[NDArray[np.float64], dict[str, list[str]], dict[str, list[str | None]]]:
-    """Reads features alone, of a table that may lack labels.
+    """Reads the features (N, F) of a table that may lack labels, by name in any order and case.
 
-    `path`: a CSV file with a header; columns are found by name, in any order and case. Returns (N,
-    F), NaN where a cell is missing, -1 where a category is unknown; the cells of all other columns
-    by name; and those of the columns with categories.
+    Also returns the cells of all other columns, and those of the columns with categories.
     """
     sheet = Sheet.read(path, None, missing_words(missing), limits, has_keys=False)
     categories = categories or {}

@@ -96,11 +96,7 @@ class PatchSpec:
 
 
 def read_patches(header: Path, candidates: Candidates, spec: PatchSpec) -> dict[str, NDArray[Any]]:
-    """Reads the patches of one scan for the cache, in worker processes.
-
-    Returns ``image`` (n, C, h, w[, d]) int16 HU, ``label`` (n,) and ``row`` (n,) int64, the row in
-    the candidates' CSV.
-    """
+    """Reads the patches of one scan for the cache, with their labels and rows in the CSV."""
     image = extract(header, candidates, spec)
     return {"image": image, "label": candidates.label, "row": candidates.row}
 
@@ -150,20 +146,15 @@ def hounsfield(header: Path, grid: Geometry) -> NDArray[np.int16]:
 
 
 def locate(grid: Geometry, world: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Transforms points of a CSV, whose axes are ITK's: to the left, the back and the head.
-
-    `world` is (n, 3) mm x y z. Returns (n, 3) continuous index into the voxels; an integer is the
-    middle of one.
-    """
+    """Transforms a CSV's points (n, 3) mm, whose axes are ITK's, to indices into the voxels."""
     inverse = np.linalg.inv(itk.LPS @ grid.affine)
     return np.asarray(world @ inverse[:3, :3].T + inverse[:3, 3])
 
 
 def centre_voxels(header: Path, grid: Geometry, candidates: Candidates) -> Ints:
-    """Finds the voxels that hold the candidates.
+    """Finds the voxels (n, 3) that hold the candidates.
 
-    Returns (n, 3) x, y, z of the patient grid. On the border of two voxels this is the one further
-    to the left, back or head, for every storage order of the scan.
+    On the border of two this is the one further to the left, back or head, in every storage order.
     """
     # Rounding errors of the transform must not decide the side of a border.
     voxels = np.floor(np.round(locate(grid, candidates.world), 6) + 0.5).astype(np.int64)
@@ -179,10 +170,7 @@ def centre_voxels(header: Path, grid: Geometry, candidates: Candidates) -> Ints:
 
 
 def check_hounsfield(file: Path, parts: Sequence[NDArray[Any]]) -> None:
-    """Refuses voxels that are not in Hounsfield units.
-
-    Metal, and voxels outside a scanner's circle, may have any value; most voxels may not.
-    """
+    """Refuses voxels of which most are not in Hounsfield units; metal may have any value."""
     count = sum(part.size for part in parts)
     values = {float(end) for part in parts for end in (part.min(), part.max())}
     if count > 1 and len(values) == 1:
@@ -202,12 +190,7 @@ def check_hounsfield(file: Path, parts: Sequence[NDArray[Any]]) -> None:
 def to_unit(
     patches: Patches, window: tuple[int, int], present: NDArray[np.bool_] | None = None
 ) -> NDArray[np.float32]:
-    """Scales HU to [-1, 1].
-
-    `patches` is (n, C, *spatial) int16 HU inside the window. `window`: the HU that become -1 and 1.
-    `present` is (C,) the client's channels; the others become 0. None has all. Returns float32 of
-    the same shape.
-    """
+    """Scales HU (n, C, *spatial) in a window to [-1, 1]; channels that are not present are 0."""
     low, high = window
     unit = patches.astype(np.float32)
     unit -= np.float32((low + high) / 2)
@@ -270,10 +253,7 @@ class Candidates:
 
 
 def read_points(path: Path, last: str | None) -> Points:
-    """Reads a CSV with the columns ``seriesuid, coordX, coordY, coordZ`` and one more.
-
-    Returns the points; the 754,975 rows of ``candidates_V2.csv`` take some three seconds.
-    """
+    """Reads a CSV with the columns ``seriesuid, coordX, coordY, coordZ`` and one more."""
     names: dict[str, int] = {}
     scan, numbers = array("q"), array("d")
     wanted = ("seriesuid", *_WORLD, *([last] if last else []))

@@ -51,10 +51,7 @@ class ScanSpec:
 
 
 def read_scan(header: Path, spec: ScanSpec) -> NDArray[np.uint16]:
-    """Reads a scan, clips it and resamples it linearly.
-
-    Returns (h, w, d) HU above the window's lower end.
-    """
+    """Reads a scan, clipped and resampled linearly: (h, w, d) HU above the window's lower end."""
     from scipy.ndimage import affine_transform
 
     grid = read_geometry(header, "LPS")

@@ -18,10 +18,7 @@ def decode(path: str | Path) -> dict[str, Tensor]:
 
 
 def decode_content(content: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Returns the weights of what a file with packed tensors holds.
-
-    A packed tensor is ``planes``, see `unpack`, of the numbers of its elements' ``centers`` (m,).
-    """
+    """Returns the weights of a file with packed tensors: ``planes`` of numbers of ``centers``."""
     check_version(content)
     weights = {str(name): tensor.clone() for name, tensor in content["dense"].items()}
     for name, packed in content["packed"].items():
@@ -40,10 +37,7 @@ def check_version(content: Mapping[str, Any]) -> None:
 
 
 def unpack(planes: Tensor, count: int) -> Tensor:
-    """Returns the integers (count,) of bit planes (bits, ceil(count / 8)) uint8.
-
-    Plane b holds bit b of every integer; integer i is in byte i // 8 under the mask 1 << (i % 8).
-    """
+    """Returns the integers of bit planes; i is in byte i // 8 under the mask 1 << (i % 8)."""
     if planes.dtype != torch.uint8 or planes.ndim != 2 or planes.shape[1] != -(-count // 8):
         raise ValueError(
             f"Planes of {count} integers are (bits, {-(-count // 8)}) uint8, "
@@ -54,10 +48,7 @@ def unpack(planes: Tensor, count: int) -> Tensor:
 
 
 def fill(network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-    """Puts the weights into a network, which keeps its own integer counters, and returns it.
-
-    A tensor that the network names several times may be given under any one of its names.
-    """
+    """Puts the weights into a network, which keeps its own integer counters, and returns it."""
     names = network.state_dict(keep_vars=True)
     # Tied weights are one tensor under several names, of which the file may hold any one.
     given = {id(t): weights[n] for n, t in names.items() if n in weights}

@@ -94,11 +94,7 @@ def _times(paths: Iterable[Path]) -> tuple[tuple[Path, int, int], ...]:
 
 @lru_cache(maxsize=1 << 16)
 def _summary(path: Path, size: int, changed: int) -> tuple[str | None, tuple[str, str]]:
-    """The kind of an object that is no image, such as RT Structure Set; its series' UID and title.
-
-    They are kept for an equal file. The kind is None for an image, a damaged one, or an object of a
-    vendor's own class.
-    """
+    """The kind of an object that is no image, else None; its series' UID and title."""
     tags = _tags(path, "SOPClassUID", *_OF_SERIES)
     name = getattr(kind := tags.get("SOPClassUID"), "name", "")
     is_image = "Image Storage" in name or name in ("", kind)
@@ -132,12 +128,7 @@ def series_uid(folder: Path) -> str:
 def header(
     folder: Path, series: Sequence[str] = ()
 ) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
-    """Reads no voxels.
-
-    `series`: UIDs or descriptions, of which the folder has one; where it is empty, there is one
-    series. Returns the sizes along the rows, the columns and the slices, values per voxel, and the
-    affine (4, 4) to mm in RAS.
-    """
+    """Reads the sizes, values per voxel and affine to mm in RAS of a folder's series."""
     slices, step = _checked(folder, series)
     first = slices[0]
     affine = first.affine.copy()
@@ -146,10 +137,7 @@ def header(
 
 
 def voxels(folder: Path, series: Sequence[str] = ()) -> NDArray[Any]:
-    """Reads all voxels, with slope and intercept applied.
-
-    Returns (i, j, k) or (i, j, k, C) float32.
-    """
+    """Reads all voxels, with slope and intercept applied: (i, j, k) or (i, j, k, C) float32."""
     import SimpleITK as sitk
 
     slices, _ = _checked(folder, series)

@@ -118,12 +118,7 @@ def is_visible(name: str) -> bool:
 
 @contextmanager
 def replacing(path: Path, sync: bool = False) -> Iterator[Path]:
-    """Gives a file its name only when it is complete.
-
-    The caller writes to another name in the same folder, and the file is then renamed, so a killed
-    process leaves the complete file or none. The other name has the same ending, because some
-    writers choose the format by it.
-    """
+    """Gives a file, written under another name of the same ending, its name when it is complete."""
     _remove_stale(path.parent)
     partial = path.with_name(f"{PARTIAL}{_HOST}-{os.getpid()}-{path.name}")
     with whole_or_none(path, partial):
@@ -388,11 +383,7 @@ def refuse_special(path: str | Path, named: str = "") -> None:
 
 @contextmanager
 def locked(folder: Path, name: str = "lock", wait: bool = True) -> Iterator[None]:
-    """Holds a folder's lock.
-
-    The operating system releases the lock when its process ends in any way, so no stale lock needs
-    to be cleared. A file next to it keeps the process id, only for the error.
-    """
+    """Holds a folder's lock, which the system releases; a file beside it names the process."""
     from filelock import FileLock, Timeout  # bundles carry this file and need no locks
 
     holder = folder / f"{name}.pid"

@@ -21,13 +21,7 @@ def on_grid(
     nearest: bool = False,
     outside: Tensor | None = None,
 ) -> Tensor:
-    """Looks values up on another grid.
-
-    `values` is (K, *spatial), of two or three dimensions. `grid` is (d + 1, d + 1) from the wanted
-    voxels to those of `values`. `size` is (d,) wanted voxels. `outside` is (K,) for voxels that lie
-    more than half a voxel outside; None repeats the border. Returns (K, *size) of the type of
-    `values`.
-    """
+    """Looks (K, *spatial) values up on another grid; beyond, `outside` (K,) or the border."""
     from monai.data import MetaTensor  # takes seconds to import
     from monai.transforms import SpatialResample
 
@@ -61,10 +55,7 @@ def plane_of(grid: Tensor) -> Tensor:
 
 
 def with_neighbours(volume: Tensor, count: int) -> Tensor:
-    """Gives every axial slice its neighbours as channels; beyond the ends they are 0.
-
-    `volume` is (C, H, W, D). Returns (C * count, H, W, D): of the first channel the slices below,
-    itself, those above; then of the second.
+    """Gives every axial slice of (C, H, W, D) its neighbours as channels; 0 beyond the ends.
 
     Example:
         >>> with_neighbours(torch.tensor([[[[1.0, 2.0, 3.0]]]]), 3)[:, 0, 0].tolist()
@@ -79,30 +70,20 @@ def with_neighbours(volume: Tensor, count: int) -> Tensor:
 
 
 def axial(volume: Tensor, slices: Tensor) -> Tensor:
-    """Stacks axial slices.
-
-    `volume` is (C, H, W, D). `slices` is (S,) slice numbers. Returns (S, C, H, W), contiguous.
-    """
+    """Stacks axial slices of (C, H, W, D): (S, C, H, W), contiguous."""
     # By NumPy: PyTorch takes nine times as long to bring the last axis to the front.
     taken = volume.numpy()[..., slices.numpy()].transpose(3, 0, 1, 2)
     return torch.from_numpy(np.ascontiguousarray(taken))
 
 
 def brain_slices(brain: Tensor, every: int = 1) -> Tensor:
-    """Chooses axial slices by a rule that does not use the label.
-
-    `brain` is (H, W, D) bool. Returns (S,) slice numbers.
-    """
+    """Chooses axial slices of a brain (H, W, D) by a rule that does not use the label."""
     slices = brain.flatten(0, 1).any(dim=0).nonzero().ravel()
     return slices[min(every // 2, max(len(slices) - 1, 0)) :: every]
 
 
 def bounding_box(mask: NDArray[np.bool_]) -> tuple[slice, ...]:
-    """Finds the smallest box around the voxels of a mask.
-
-    `mask`: of any number of axes. Returns a slice per axis; one voxel at the origin if the mask is
-    empty.
-    """
+    """Finds the smallest box around a mask's voxels; one voxel at the origin if it is empty."""
     axes = range(mask.ndim)
     occupied = [np.flatnonzero(mask.any(axis=tuple({*axes} - {axis}))).tolist() for axis in axes]
     return tuple(slice(at[0], at[-1] + 1) if at else slice(0, 1) for at in occupied)

@@ -30,11 +30,7 @@ class Inference(ABC):
     def logits(
         self, network: Network, image: Tensor, grids: Tensor | None = None, size: Sequence[int] = ()
     ) -> Tensor:
-        """Returns the logits of images, which may be larger than training patches.
-
-        `image` is ``(B, C, *spatial)`` or ``(B, F)``. `grids` is ``(B, d + 1, d + 1)``, from the
-        output voxels to those of the image; None if they are the same, or the output has no voxels.
-        """
+        """Returns the logits of images; `grids`: from the output voxels to those of the image."""
         return network(image)
 
     @abstractmethod
@@ -129,10 +125,7 @@ class RegionInference(Inference):
     def logits(
         self, network: Network, image: Tensor, grids: Tensor | None = None, size: Sequence[int] = ()
     ) -> Tensor:
-        """See the base class: blended from overlapping windows if images are larger than a window.
-
-        Voxels outside the image are background.
-        """
+        """See the base class: blended from windows; voxels outside the image are background."""
         if self.patch_size is None:
             outputs = self._whole(network, image)
         elif tuple(image.shape[2:]) == self.patch_size:
@@ -194,8 +187,6 @@ class RegionInference(Inference):
 def _with_margin(network: Network, image: Tensor, multiple: int) -> Tensor:
     """Passes images through a network in a margin of zeros, and cuts the margin off the answer.
 
-    `image` is ``(B, C, *spatial)``.
-
     Example:
         >>> sizes = []
         >>> _with_margin(lambda x: sizes.append(x.shape) or x, torch.ones(1, 1, 3, 4), 4)
@@ -219,9 +210,7 @@ def blended(image: Tensor, *window: Any, **more: Any) -> Tensor:
 
 
 def _exclusive_masks(probabilities: Tensor) -> Tensor:
-    """Assigns every voxel to its most probable class, if no voxel is in two regions.
-
-    `probabilities` is ``(B, R, *spatial)`` of the R regions; the rest up to 1 is background.
+    """Assigns every voxel to its most probable class; the rest up to 1 is background.
 
     Example:
         >>> _exclusive_masks(torch.tensor([[[0.3, 0.4, 0.2], [0.1, 0.35, 0.45]]])).int().tolist()
@@ -234,11 +223,7 @@ def _exclusive_masks(probabilities: Tensor) -> Tensor:
 
 
 def margins(probabilities: Tensor) -> Tensor:
-    """Maps the probabilities of exclusive regions so that 0.5 is where two classes are equal.
-
-    A contour at 0.5 then lies between the voxels of :func:`_exclusive_masks` and the others.
-    `probabilities` is ``(R, *spatial)``.
-    """
+    """Maps probabilities (R, *spatial) of exclusive regions so that 0.5 is where two are equal."""
     classes = torch.cat([1 - probabilities.sum(0, keepdim=True), probabilities])
     best, second = classes.topk(2, dim=0).values
     others = torch.where(probabilities == best, second, best)

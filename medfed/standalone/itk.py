@@ -112,11 +112,7 @@ def source_of(path: Path) -> Source:
 
 
 def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
-    """Reads the header only.
-
-    Returns the three spatial sizes as they are stored, values per voxel, and the affine (4, 4) to
-    mm in RAS.
-    """
+    """Reads the stored sizes, values per voxel and the affine to mm in RAS."""
     source = source_of(path)
     reader, affine = source.reader, affine_of(source.reader)
     affine[:3] *= source.unit
@@ -124,10 +120,7 @@ def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
 
 
 def voxels(path: Path) -> NDArray[Any]:
-    """Reads all voxels; int16 ones that are not packed are read from disk on access.
-
-    Returns (i, j, k) or (i, j, k, C).
-    """
+    """Reads all voxels (i, j, k[, C]); int16 ones that are not packed are read on access."""
     import SimpleITK as sitk
 
     reader, file, start, packed, plain, *_ = source_of(path)

@@ -23,9 +23,8 @@ SEG = ".dcm"
 def label_codes(regions: Mapping[str, Sequence[int]]) -> dict[str, int] | None:
     """Chooses the label value of every region, where the regions nest or are exclusive.
 
-    The zone of a region is what none of the regions within it takes. Where each zone was exactly
-    one label value of the training masks, it keeps that value, so that prediction and truth
-    compare; otherwise the zones are numbered, from outside to inside where they nest.
+    Where what each region has beyond those within it was one value of the training masks, it keeps
+    that value; otherwise they are numbered, from outside to inside where they nest.
     """
     values = {name: set(codes) for name, codes in regions.items()}
     exclusive = sum(map(len, values.values())) == len(set().union(*values.values()))
@@ -44,8 +43,7 @@ def label_codes(regions: Mapping[str, Sequence[int]]) -> dict[str, int] | None:
 def map_codes(facts: Mapping[str, Any]) -> dict[str, int] | None:
     """Chooses the label values of the one map that a segmentation is written as.
 
-    Regions that were decided one by one, and do not nest, may lie in each other where the training
-    masks never did; that would be lost in one map.
+    None if regions were decided one by one and may lie in each other, which one map would lose.
 
     Example:
         >>> regions = {"liver": [1], "tumour": [2]}
@@ -63,12 +61,7 @@ def map_codes(facts: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 def label_map(masks: Mapping[str, Tensor], codes: Mapping[str, int]) -> Tensor:
-    """Writes regions into one map, the innermost last: one label per voxel, as viewers show it.
-
-    A voxel that is predicted to lie in a region but not in the one around it gets the inner
-    region's label; the outer region is then the union of both. `masks` is ``(H, W, D)`` bool per
-    region. Returns ``(H, W, D)`` uint8, or int32 where a value needs it.
-    """
+    """Writes regions into one map, the innermost last; an outer one is then the union of both."""
     dtype = torch.uint8 if all(0 <= code < 256 for code in codes.values()) else torch.int32
     labels = torch.zeros(next(iter(masks.values())).shape, dtype=dtype)
     for name, code in codes.items():
@@ -128,11 +121,9 @@ _GRID = ("qform_", "sform_", "quatern_", "qoffset_", "srow_", "xyzt_")
 def save_like(
     array: NDArray[Any], geometry: Geometry, source: Path, target: Path, note: str = ""
 ) -> None:
-    """Writes an array in RAS as NIfTI, on a scan's own axes and grid.
+    """Writes an array (H, W, D[, n]) in RAS as NIfTI, on a scan's own axes and grid.
 
-    `array` is ``(H, W, D)`` or ``(H, W, D, n)``, as :func:`readers.volumes.read_volume` turns the
-    scan. `source`: the scan; of a NIfTI's header the grid alone goes on, as other fields may hold a
-    name. `target`: the file to write; whole, or not at all.
+    Of a NIfTI's header the grid alone goes on, as other fields may hold a name.
     """
     import nibabel as nib  # tables need none of it
 

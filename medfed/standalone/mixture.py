@@ -33,8 +33,7 @@ class Taken(NamedTuple):
 class Mixture(nn.Module):
     """Mixes the outputs of instances of some layers; a subclass sets the ``membership`` (K,).
 
-    Common parts are computed once per batch for all instances, if they get the same input: the
-    features of a classifier, the contracting path of a U-Net.
+    Common parts are computed once per batch for all instances, if they get the same input.
     """
 
     membership: Tensor
@@ -50,10 +49,7 @@ class Mixture(nn.Module):
         self._fixed = list(dict.fromkeys(remainder(self.common, holders)))
 
     def forward(self, x: Tensor) -> Any:
-        """Returns the mixture for a batch: log-probabilities, logits or plain outputs.
-
-        If the network has several heads, each is mixed separately, and the result is a list.
-        """
+        """Returns a batch's mixture, head by head: log-probabilities, logits or outputs."""
         used = self._used()
         with _computed_once(self._fixed):
             outputs = [self._output(k, x) for k in used]
@@ -104,12 +100,7 @@ class _Part(nn.Module):
 
 
 def mix_outputs(outputs: Sequence[Tensor], membership: Tensor, activation: Activation) -> Tensor:
-    """Mixes K outputs, as probabilities unless the activation is the identity.
-
-    `outputs`: k tensors ``(B, ...)``; for ``softmax`` classes are axis 1. `membership` is ``(K,)``
-    weights c, 0 or more. Returns a tensor like one output: the logarithm of the mixed class
-    probabilities, the logit of the mixed region probabilities, or the mixed outputs.
-    """
+    """Mixes K outputs by a membership (K,), as probabilities but with the identity."""
     stacked = torch.stack(list(outputs))
     if activation == "identity":
         mixture: Tensor = torch.tensordot(membership.to(stacked), stacked, dims=1)
@@ -128,10 +119,7 @@ def mix_outputs(outputs: Sequence[Tensor], membership: Tensor, activation: Activ
 
 @contextmanager
 def _computed_once(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Lets layers reuse their output for the same input.
-
-    This saves time; dropout is then the same for all instances, and BatchNorm counts a batch once.
-    """
+    """Lets layers reuse their output for the same input; dropout is then the same for all."""
     # An instance's own forward is found before that of its class.
     kept = [
         (attributes, {n: attributes[n] for n in attributes if n == "forward"})

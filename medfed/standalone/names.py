@@ -55,10 +55,7 @@ def _as_number(text: str) -> str:
 
 @lru_cache(1 << 16)
 def likeness(text: str) -> str:
-    """A key that is equal for spellings that probably name the same.
-
-    Those differ in case, in the format of a number, or in signs that nobody sees.
-    """
+    """A key equal for spellings that differ in case, in a number's format, or in hidden signs."""
     seen = _visible(fold(text))
     return _as_number(unicodedata.normalize("NFC", seen.casefold()))
 

@@ -22,10 +22,7 @@ FEATURES, LABELS, VOTE = "neighbours_features", "neighbours_labels", "neighbours
 
 
 def nearest(z: Tensor, features: Tensor, left_out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Returns the mean squared distances of features to those in a store, and whose they are.
-
-    Both are ``(B, n)``, the nearest first; where `left_out` ``(B, n)`` holds, it is infinite.
-    """
+    """Returns mean squared distances ``(B, n)`` to a store, nearest first, and whose they are."""
     exact = "donot_use_mm_for_euclid_dist"  # as 0 for equal features
     distances = torch.cdist(z, features, compute_mode=exact).square() / features.shape[1]
     if left_out is not None:
@@ -35,12 +32,7 @@ def nearest(z: Tensor, features: Tensor, left_out: Tensor | None = None) -> tupl
 
 
 def votes(near: Tensor, labels: Tensor, count: Tensor, scale: Tensor, classes: int) -> Tensor:
-    """Returns the share of each class among the neighbours that vote, ``(B, K)``.
-
-    The weight of a neighbour is exp(-distance / scale). Its exponent is taken from that of the
-    nearest one, so that far from all cases no share is 0 / 0. `near` and `labels` ``(B, n)``: of
-    the neighbours, the nearest first.
-    """
+    """Returns the shares ``(B, K)`` of classes among the nearest, by exp(-distance / scale)."""
     beyond = torch.arange(near.shape[1], device=near.device) >= count
     weights = (-near / scale).masked_fill(beyond, -torch.inf).softmax(1)
     return (weights[:, None] @ one_hot(labels, classes).to(weights))[:, 0]
@@ -71,9 +63,7 @@ class Voting:
 
 
 def remembering(network: nn.Module, head: str, cases: int = 0, width: int = 0) -> nn.Module:
-    """Gives a network a store of cases, in place, and returns it.
-
-    `head`: the module that all features enter. A network that has a store gets one of this size.
+    """Gives a network a store of cases before its module `head`, in place, and returns it.
 
     Example:
         >>> network = nn.Sequential(nn.Identity(), nn.Linear(1, 2))

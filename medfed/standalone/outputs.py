@@ -24,10 +24,7 @@ _FIRST = ("out", "logits")
 
 
 def heads(output: object, image: Tensor) -> list[Tensor]:
-    """Returns the outputs for the loss; the first one is used in evaluation.
-
-    `image` is ``(B, C, *spatial)``, its input.
-    """
+    """Returns the outputs for the loss; the first one is used in evaluation."""
     if isinstance(output, Tensor):
         return list(output.unbind(1)) if output.ndim == image.ndim + 1 else [output]
     candidates = [t for t in _parts(output) if isinstance(t, Tensor)]
@@ -89,8 +86,6 @@ def shares(count: int) -> list[float]:
 
 def resized(batch: Mapping[str, Tensor], head: Tensor) -> dict[str, Tensor]:
     """Returns a batch whose label has the size of a head, by nearest voxels.
-
-    `batch` is ``label (B, R, *spatial)`` among others. `head` is ``(B, C, *smaller)``.
 
     Example:
         >>> import torch

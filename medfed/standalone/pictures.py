@@ -41,11 +41,7 @@ def picture_header(file: Path) -> tuple[int, int, Color]:
 
 
 def read_picture(file: Path, color: Color) -> tuple[Pixels, int | None]:
-    """Reads a picture with all its grey values.
-
-    Returns (C, height, width), rows from the top; and the value of white: 255, for 16 bits 65535,
-    None if it is unknown, as for 32 bits.
-    """
+    """Reads a picture (C, height, width) with all its grey values, and that of white if known."""
     with opened(file) as picture:
         _check_opaque(picture, file)
         white = 65535 if picture.mode.startswith("I;16") else None
@@ -64,12 +60,7 @@ def read_picture(file: Path, color: Color) -> tuple[Pixels, int | None]:
 
 
 def load_picture(file: Path, color: Color, scale: float, normalization: str) -> Pixels:
-    """Reads a picture for a network.
-
-    `normalization` is ``"zscore"``: every channel to mean 0 and deviation 1 over the whole picture
-    (a channel of one value becomes 0); ``"unit"``: black to 0 and white to 1. Returns (C, w, h):
-    the first axis runs to the right and the second upwards.
-    """
+    """Reads a picture for a network, (C, w, h): z-scored, or from black 0 to white 1."""
     pixels, white = read_picture(file, color)
     small = shrink(pixels, scale)
     if normalization == "zscore":
@@ -83,9 +74,7 @@ def load_picture(file: Path, color: Color, scale: float, normalization: str) -> 
 
 
 def zscore(pixels: Pixels) -> Pixels:
-    """Scales every channel to mean 0 and deviation 1; a channel of one value becomes 0.
-
-    `pixels` is (C, height, width).
+    """Scales channels (C, height, width) to mean 0 and deviation 1; one of one value becomes 0.
 
     Example:
         >>> zscore(np.array([[[1, 3]], [[5, 5]]], np.float32)).tolist()
@@ -98,11 +87,7 @@ def zscore(pixels: Pixels) -> Pixels:
 
 
 def read_mask(file: Path) -> NDArray[np.int64]:
-    """Reads a mask: a value per pixel.
-
-    With a palette of greys the value is the grey, with a palette of colours the colour's number.
-    Returns (height, width), rows from the top; 0 and 1 for masks of one bit.
-    """
+    """Reads a mask (height, width); of a palette of colours, the colours' numbers."""
     with opened(file) as picture:
         indexed = picture.mode == "P" and _color(picture) == "rgb"
         if not indexed:
@@ -165,18 +150,12 @@ def scaled(size: Sequence[int], scale: float) -> tuple[int, ...]:
 
 
 def shrink(pixels: Pixels, scale: float) -> Pixels:
-    """Resamples a picture to a smaller size, bilinearly and with antialiasing.
-
-    `pixels` is (C, height, width). `scale`: in (0, 1]; 1 changes nothing. Returns (C, h, w).
-    """
+    """Resamples a picture to a smaller size, bilinearly and with antialiasing."""
     return pixels if scale == 1 else resized(pixels, scaled(pixels.shape[1:], scale))
 
 
 def resized(pixels: Pixels, size: Sequence[int]) -> Pixels:
-    """Resamples a picture to a size, bilinearly, with antialiasing if it gets smaller.
-
-    `pixels` is (C, height, width).
-    """
+    """Resamples (C, height, width) to a size, bilinearly, with antialiasing if it gets smaller."""
     from PIL import Image
 
     wanted = (size[1], size[0])
@@ -185,11 +164,7 @@ def resized(pixels: Pixels, size: Sequence[int]) -> Pixels:
 
 
 def shrink_mask(values: NDArray[np.int64], scale: float) -> NDArray[np.int64]:
-    """Resamples a mask with the weights of `shrink`: every pixel gets the value of most weight.
-
-    Among equal weights it gets the greatest value, so that background does not win. `values` is
-    (height, width). `scale`: in (0, 1]; 1 changes nothing. Returns (h, w).
-    """
+    """Resamples a mask: every pixel gets the value of most weight, of equal ones the greatest."""
     if scale == 1:
         return values
     known = np.unique(values)
@@ -240,11 +215,7 @@ def _check_opaque(picture: Image.Image, file: Path) -> None:
 
 
 def white_of(files: Iterable[Path]) -> int:
-    """Returns the white of pictures of 16 bits, of which cameras and scanners use fewer.
-
-    `files`: all pictures; it is the largest value of the least whole number of bits, from 8, that
-    holds their values.
-    """
+    """Returns the white of pictures of 16 bits, of the least bits that hold their values."""
     largest = 0
     for file in files:
         with opened(file) as picture:
@@ -256,10 +227,7 @@ def white_of(files: Iterable[Path]) -> int:
 def read_image(
     file: Path, size: Sequence[int], color: str, white: int = 65535
 ) -> NDArray[np.uint8]:
-    """Reads one image.
-
-    Returns (C, height, width).
-    """
+    """Reads one image, (C, height, width)."""
     from PIL import Image
 
     with opened(file) as picture:
@@ -273,8 +241,6 @@ def read_image(
 
 def _eight_bits(image: Image.Image, white: int = 65535) -> Image.Image:
     """Scales 16-bit grey values to 8 bits, which Pillow's own conversion would clip.
-
-    `white`: the value that becomes 255; larger ones, too.
 
     Example:
         >>> from PIL import Image
@@ -295,10 +261,7 @@ def _eight_bits(image: Image.Image, white: int = 65535) -> Image.Image:
 def unit_range(
     images: NDArray[np.uint8], peak: int, present: NDArray[np.bool_], black: int = -1
 ) -> NDArray[np.float32]:
-    """Turns the bytes of images into numbers.
-
-    `images` is (N, C, *spatial). `peak`: the value that becomes 1; 0 becomes `black`. `present` is
-    (C,) bool; the other channels are 0.
+    """Turns bytes (N, C, *spatial) into numbers from `black` to 1; absent channels are 0.
 
     Example:
         >>> unit_range(np.array([[[0, 16]]], np.uint8), 16, np.array([True])).tolist()
@@ -314,8 +277,6 @@ def unit_range(
 
 def standardized(images: Pixels, mean: Sequence[float], sd: Sequence[float]) -> Pixels:
     """Subtracts a mean from each channel and divides by its deviation, which may be 0.
-
-    `images` is (N, C, *spatial).
 
     Example:
         >>> standardized(np.array([[[1, 2]], [[3, 4]]], np.float32), [1], [2]).tolist()
@@ -345,11 +306,7 @@ def arrays_of(path: Path) -> Iterator[Mapping[str, NDArray[np.uint8]]]:
 
 
 def channels_first(path: Path, split: str, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Moves or adds the channel axis.
-
-    `images` is (n, h, w), (n, h, w, 1), (n, h, w, 3), (n, 3, h, w) or (n, d, h, w), uint8. Returns
-    (n, 1, h, w), (n, 3, h, w) or (n, 1, d, h, w), a view.
-    """
+    """Moves or adds the channel axis of (n, h, w[, 3]) or (n, d, h, w), as a view."""
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise DataError(
             f"{path}, {split}_images: {images.dtype} {images.shape} must be uint8 (n, h, w), "

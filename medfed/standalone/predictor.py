@@ -126,10 +126,7 @@ class Predictor:
         return self.inference
 
     def masks(self, probabilities: Tensor) -> Tensor:
-        """Returns which voxels belong to which region, bool ``(R, H, W, D)``.
-
-        Where regions nest, an outer one holds those within it, as in one map of labels.
-        """
+        """Returns bool ``(R, H, W, D)``; where regions nest, an outer one holds those within it."""
         masks = self.of_regions.masks(probabilities[None])[0]
         for name in self.facts.get("largest_part") or ():
             place = self.labels.index(name)
@@ -148,12 +145,10 @@ class Predictor:
         grid: Tensor | None = None,
         size: tuple[int, ...] = (),
     ) -> Tensor:
-        """Segments one volume.
+        """Segments a prepared volume: probabilities ``(R, H, W, D)`` on the scan's own grid.
 
-        `image` is ``(C, h, w, d)`` prepared, RAS. `body` is ``(h, w, d)`` bool; a 2-D model sees
-        the axial slices that contain some of it, as in evaluation, and elsewhere the probabilities
-        are 0. `grid` is (4, 4) from the scan's voxels to those of the image; None where they are
-        the same. Returns ``(R, H, W, D)`` float32 probabilities, on the scan's own grid.
+        A 2-D model sees the axial slices that contain some of the body, as in evaluation; others
+        are 0.
         """
         size = tuple(image.shape[1:]) if grid is None else size
         image = with_neighbours(image, self.facts["input"].get("adjacent_slices") or 1)
@@ -171,12 +166,10 @@ class Predictor:
         return probabilities
 
     def classify(self, seen: Tensor, source: object) -> Tensor:
-        """Classifies samples, or predicts their outcome.
+        """Classifies samples ``(N, ...)``, or predicts their outcome.
 
-        `seen`: what the model sees: ``(N, C, *spatial)`` or ``(N, F)``, normalised. Returns ``(N,
-        K)`` float32 probabilities, or ``(N, 1)`` outcomes; of two classes with a threshold also
-        whether the second one's probability reaches it, 1 or 0; and whether a class is in the set,
-        1 or 0, or the ends of the interval.
+        With a threshold also 1 or 0 for the second class; and for each class whether it is in the
+        set, or the ends of the interval.
         """
         answers = torch.cat([self.answer(part, source) for part in seen.split(self.batch_size)])
         parts = [answers]
@@ -191,11 +184,7 @@ class Predictor:
         return torch.cat(parts, 1)
 
     def boxes(self, image: Tensor, source: object) -> tuple[Tensor, Tensor]:
-        """Finds lesions in a scan.
-
-        `image` is ``(1, C, h, w, d)`` prepared. Returns corners ``(n, 6)`` in voxels and scores
-        ``(n,)``, the best first.
-        """
+        """Finds lesions in ``(1, C, h, w, d)``: corners ``(n, 6)`` and scores, best first."""
         assert isinstance(self.inference, BoxInference)
         logits = self._logits(image, source).cpu()
         count = len(self.inference.anchors)
@@ -205,11 +194,7 @@ class Predictor:
     def answer(
         self, image: Tensor, source: object, grid: Tensor | None = None, size: Sequence[int] = ()
     ) -> Tensor:
-        """Computes the probabilities of a batch, or its outcomes.
-
-        `image` is ``(B, C, *spatial)`` or ``(B, F)``. `grid`: from the wanted voxels to those of
-        the image; None where they are the same.
-        """
+        """Computes the probabilities of a batch, or its outcomes."""
         answer = self.inference.probabilities(self._logits(image, source, grid, size)).cpu()
         self._check(answer, len(self.labels), f"{len(self.labels)} labels", source)
         return answer

@@ -65,9 +65,7 @@ class Rule:
         return self.name in _RANGES
 
     def apply(self, channel: Tensor) -> Tensor:
-        """Normalises one channel.
-
-        `channel` is (1, *spatial) float32; may be changed in place.
+        """Normalises one channel (1, *spatial), perhaps in place.
 
         Example:
             >>> hounsfield = torch.tensor([[-1000.0, 37.5, 900.0]])
@@ -172,10 +170,7 @@ def is_ct(channel: str) -> bool:
 
 
 def zscore(image: Tensor) -> Tensor:
-    """Normalises each channel over its voxels that are not zero; zero stays zero.
-
-    MONAI is not used: its transforms spend half of their time on tensors with metadata. `image` is
-    (C, *spatial) float32; changed in place.
+    """Normalises each channel over its voxels that are not 0, in place; MONAI is slower.
 
     Example:
         >>> zscore(torch.tensor([[0.0, 1.0, 3.0]]))
@@ -192,8 +187,6 @@ def zscore(image: Tensor) -> Tensor:
 
 def among(image: Tensor, there: Sequence[bool]) -> Tensor:
     """Puts the channels of a normalised image in their places; the others are zero.
-
-    `image` is (n, *spatial). `there` is (C,) which channels they are. Returns (C, *spatial).
 
     Example:
         >>> among(torch.tensor([[5.0], [7.0]]), [True, False, True]).tolist()
@@ -250,11 +243,7 @@ class Preparation:
         return self.spacing is None and not self.crop
 
     def apply(self, voxels: Tensor, spacing: Sequence[float]) -> Prepared:
-        """Prepares one volume.
-
-        `voxels` is (C, H, W, D) float32 in RAS, from `readers.volumes.read_volume`; may be changed
-        in place. `spacing` is (3,) mm between them.
-        """
+        """Prepares one volume (C, H, W, D) in RAS, perhaps in place."""
         affine = np.diag([*spacing, 1.0])
         start = np.eye(4)
         if self.crop:
@@ -313,10 +302,7 @@ class Preparation:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Runs PyTorch on one thread, and restores the number afterwards.
-
-    A sum depends on the number of threads, but data, such as a z-score, must not. One thread is
-    also faster on a busy machine, because the tensors of one volume are small.
+    """Runs PyTorch on one thread, on whose number sums depend, and restores it afterwards.
 
     Example:
         >>> import torch

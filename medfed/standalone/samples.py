@@ -45,10 +45,7 @@ def _unusual_cells(
     facts: Mapping[str, Any],
     texts: Mapping[str, Sequence[str | None]],
 ) -> dict[int, list[str]]:
-    """Names the cells of which a model has learnt nothing.
-
-    `rows` is (N, F), see `readers.csv_files.read_cells`. Returns sentences without a stop by row,
-    counted from 1; rows without any are left out.
+    """Names by row, from 1, the cells (N, F) of which a model has learnt nothing.
 
     Example:
         >>> columns = Columns(("age", "sex"), {"sex": ("f", "m")}, ("sex",))
@@ -141,12 +138,10 @@ def predict_table(
 ) -> None:
     """Predicts what becomes one CSV file: rows of a table, images, or candidates of scans.
 
-    A table's rows have ``row``, counted from 1, the cells of all columns that are no features, and
-    ``warning``, which names cells that training has not seen the like of. Images are named by their
-    path below the input (of an ``.npz`` file with the array's name and the image's number from 0).
-    Candidates come in the order of their file, without those of scans that are not given or could
-    not be used; a candidate outside of its scan makes the scan one of these, because then the
-    coordinates are of another frame.
+    A table's rows keep the cells of all columns that are no features; images are named by their
+    path below the input (in an ``.npz`` file by array and number). Candidates keep their order,
+    without those of scans that are lacking or have a candidate outside, as its coordinates are of
+    another frame.
     """
     if kind == "table":
         _predict_rows(predictor, source, output)
@@ -253,11 +248,7 @@ def _rows_of_image(file: Path, root: Path, predictor: Predictor) -> list[list[ob
 
 
 def _read_pixels(file: Path, predictor: Predictor) -> Tensor:
-    """Reads one image as in training.
-
-    `file`: an image, or a NumPy array ``(C, *spatial)`` of the values that training had. Returns
-    ``(1, C, *spatial)`` float32 in [-1, 1]; channels that the client lacks are 0.
-    """
+    """Reads one image, or a NumPy array ``(C, *spatial)``, as in training."""
     facts = predictor.facts["input"]
     size = list(facts["size"])
     if file.suffix.lower() == ".npy":
@@ -271,11 +262,7 @@ def _read_pixels(file: Path, predictor: Predictor) -> Tensor:
 
 
 def _read_arrays(file: Path) -> dict[str, NDArray[np.uint8]]:
-    """Reads the images of an ``.npz`` file: ``images``, or ``test_images`` and so on (MedMNIST).
-
-    `file`: the file; it is read without pickle. Returns images ``(n, C, *spatial)`` by the name of
-    their array.
-    """
+    """Reads the images of an ``.npz`` file: ``images``, or ``test_images`` and so on (MedMNIST)."""
     with pictures.arrays_of(file) as arrays:
         names = [n for n in arrays if n == "images" or n.endswith("_images")]
         if not names:

@@ -28,11 +28,7 @@ def walk(
     apart_from: Path | None = None,
     is_one: Callable[[Path], bool] = lambda folder: False,
 ) -> Iterator[Path]:
-    """Yields the files below a folder, and the folders that are one input each, sorted by name.
-
-    Folders of earlier predictions are left out, with a line. `is_one`: whether a folder is an input
-    as it is; nothing in it is then yielded.
-    """
+    """Yields the files below a folder and the folders that are one input each; no predictions."""
     left_out = None if apart_from is None else apart_from.resolve()
     seen: set[Path] = set()  # links may lead in circles
 
@@ -245,8 +241,7 @@ def find_scans(
     """Lists the scans that an input names.
 
     `path`: a volume (a file, or the folder of a DICOM series); a folder with one volume per
-    contrast, of one scan or of several whose names begin differently; or a folder of all these,
-    however deep.
+    contrast, of one scan or of several whose names begin differently; or a folder of all these.
     """
     if not path.exists():
         raise DataError(f"{path} does not exist; name a scan, or a folder of scans, in input.")
@@ -333,11 +328,7 @@ def read_scan(scan: ScanFiles, facts: Mapping[str, Any], tolerance: float | None
 def prepare(
     voxels: Tensor, names: Sequence[str], facts: Mapping[str, Any], spacing: Sequence[float]
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Prepares a scan as in training: cropped, normalised, resampled.
-
-    `voxels` is ``(n, H, W, D)`` float32 in RAS. `names` is (n,) which channels they are; those that
-    the model does not know are left out. `spacing` is (3,) mm between voxels.
-    """
+    """Prepares a scan ``(n, H, W, D)`` as in training; unknown channels are left out."""
     channels = list(facts["channels"])
     prepared = Preparation.from_record(facts, len(channels))
     # A scan may lack channels that the client lacks, too; each of the others keeps its rule.
@@ -363,11 +354,7 @@ def check_spacing(
     source: object,
     axes: Sequence[int] = (0, 1, 2),
 ) -> None:
-    """Refuses a scan whose voxels are of another size than those of the training scans.
-
-    `spacing` is (3,) mm along the patient's axes. `facts` is ``spacing_range``, least and greatest
-    of the training scans, or ``spacing`` alone; without both, anything goes. `tolerance`: how far
-    beyond the range a spacing may be, as a fraction; None checks nothing.
+    """Refuses a scan whose voxels are of another size (mm) than those of the training scans.
 
     Example:
         >>> facts = {"spacing_range": [[1.0, 1.0, 2.0], [1.0, 1.0, 3.0]]}

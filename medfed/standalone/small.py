@@ -21,8 +21,8 @@ Spread = Annotated[float, check_not_negative]
 class LinearRegression(nn.Module):
     """One number as a weighted sum of features and a constant.
 
-    All coefficients start at zero: the problem is convex, and clients then start as equals. The
-    instances of a canonical model must start apart, which a ``spread`` makes them do.
+    All coefficients start at zero, so that clients start as equals; instances of a canonical model
+    must start apart, by ``spread``.
 
     Shapes:
         ``(B, F)`` to ``(B, 1)``. Parameters: ``linear.weight (1, F)``, ``linear.bias (1,)``.
@@ -56,9 +56,8 @@ class LinearRegression(nn.Module):
 class LogisticRegression(nn.Module):
     """Multinomial logistic regression whose first class is the reference.
 
-    The logit of class 0 is fixed at zero, so two classes need one weight per feature, and the
-    coefficients are identified (a softmax over free logits has a direction that changes nothing).
-    They start as those of :class:`LinearRegression` do.
+    The logit of class 0 is fixed at zero, so that the coefficients are identified. They start as
+    those of :class:`LinearRegression` do.
 
     Shapes:
         ``(B, F)`` to ``(B, K)`` logits. Parameters: ``linear.weight (K-1, F)``, ``linear.bias``.
@@ -115,10 +114,9 @@ NORMS: dict[str, Norm] = {
 
 
 class SmallCNN(nn.Module):
-    """Convolutions, the mean over all places, and a linear head.
+    """Convolutions, the mean over all places, and a linear head, for images of any size.
 
-    The mean makes it independent of the size of the images. Group normalisation, the default,
-    keeps no statistics, so that there are none to average over unlike clients.
+    Group normalisation, the default, keeps no statistics to average over unlike clients.
 
     Shapes:
         ``(B, C, *spatial)`` to ``(B, K)`` logits. Parameters: ``features.*`` and ``head.*``.

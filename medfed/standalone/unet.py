@@ -26,10 +26,7 @@ def unet(
     norm: Literal["batch", "instance"] = "batch",
     dropout: float = 0.0,
 ) -> nn.Module:
-    """Builds MONAI's recursive U-Net, which halves the resolution in its first convolution.
-
-    It is several times quicker than :func:`basic_unet`, since no convolution of the contracting
-    path runs at full resolution.
+    """Builds MONAI's recursive U-Net: quick, as it halves the resolution in its first convolution.
 
     Source: E. Kerfoot et al., "Left-Ventricle Quantification Using Residual U-Net", STACOM 2018.
 
@@ -79,11 +76,7 @@ def basic_unet(
 
 
 class PlannedUNet(DynUNet):
-    """MONAI's DynUNet, whose deep supervision is nnU-Net's.
-
-    DynUNet enlarges its coarser outputs; here they keep their size, and the label is made smaller.
-    nnU-Net gives its coarsest output the weight 0; here it is left out.
-    """
+    """MONAI's DynUNet, whose coarser outputs keep their size, as nnU-Net's; the coarsest goes."""
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
         """Returns logits; in training with the coarser ones, the finest first."""

@@ -112,10 +112,7 @@ def files_of_case(files: Iterable[Path]) -> list[Path]:
 
 
 def read_geometry(path: Path, towards: str = "RAS", series: Sequence[str] = ()) -> Geometry:
-    """Reads the header of a volume, and no voxel.
-
-    `towards`: where the three axes run to; the affine leads to mm in RAS in any case.
-    """
+    """Reads the header of a volume, and no voxel; its axes run `towards`, the affine to RAS."""
     from nibabel.orientations import axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
 
     shape, channels, stored = _by_format(path, "header", series)
@@ -146,12 +143,7 @@ def read_volume(
     geometry: Geometry | None = None,
     series: Sequence[str] = (),
 ) -> Volume:
-    """Reads a volume.
-
-    `channels`: which of several values per voxel to return, in this order; None returns all.
-    `geometry`: what :func:`read_geometry` returned; None reads the header here. Returns voxels (C,
-    H, W, D) float32, with slope and intercept applied, and where they lie.
-    """
+    """Reads a volume, (C, H, W, D) float32, or some of its values per voxel."""
     import torch  # here: the processes that cut patches need none of it
     from nibabel.orientations import apply_orientation
 
@@ -184,10 +176,7 @@ def stored_voxels(path: Path, series: Sequence[str] = ()) -> NDArray[Any]:
 
 
 def as_stored(array: NDArray[Any], geometry: Geometry) -> NDArray[Any]:
-    """Turns an array back onto the axes of the file, where ``geometry.stored`` is its affine.
-
-    `array` is (H, W, D) or (H, W, D, n) in RAS.
-    """
+    """Turns (H, W, D[, n]) in RAS onto the file's axes, whose affine is ``geometry.stored``."""
     from nibabel.orientations import apply_orientation, axcodes2ornt, ornt_transform
 
     back = ornt_transform(axcodes2ornt("RAS"), geometry.turn)
@@ -195,10 +184,7 @@ def as_stored(array: NDArray[Any], geometry: Geometry) -> NDArray[Any]:
 
 
 def check_same_grid(paths: Sequence[Path], series: Sequence[str] = ()) -> list[Geometry]:
-    """Checks, from the headers alone, that all volumes of a patient lie on one grid.
-
-    Formats and the order of the stored axes may differ.
-    """
+    """Checks, from the headers alone, that all volumes of a patient lie on one grid."""
     geometries = [read_geometry(path, series=series) for path in paths]
     first, geometry = paths[0], geometries[0]
     for path, other in zip(paths[1:], geometries[1:], strict=True):
@@ -230,10 +216,7 @@ def read_together(
 
 
 def check_finite(image: Tensor, channels: Sequence[str], paths: Sequence[Path]) -> None:
-    """Refuses NaN and infinity.
-
-    `image` is (C, H, W, D).
-    """
+    """Refuses NaN and infinity."""
     for n, (name, voxels) in enumerate(zip(channels, image, strict=True)):
         # One pass without a mask; NumPy sums in float64 seven times faster than PyTorch.
         if not np.isfinite(voxels.numpy().sum(dtype=np.float64)):
@@ -253,11 +236,7 @@ def _by_format(path: Path, what: Literal["header", "voxels"], series: Sequence[s
 
 
 def _nifti_header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
-    """Reads the header only.
-
-    `path` is ``.nii`` or ``.nii.gz`` of shape (i, j, k) or (i, j, k, C). Returns the three spatial
-    sizes as they are stored, C, and the affine (4, 4) to mm in RAS.
-    """
+    """Reads the stored sizes, values per voxel and the affine to mm in RAS."""
     image = _opened(path)
     shape = image.shape
     if len(shape) not in (3, 4) or min(shape) < 1:
@@ -280,8 +259,7 @@ def _nifti_header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]
 def _nifti_voxels(path: Path) -> NDArray[Any]:
     """Reads all voxels, with slope and intercept applied.
 
-    A compressed file is unpacked as a whole, so that its checksum is verified: nibabel stops at the
-    last voxel and would accept flipped bits. Returns (i, j, k) or (i, j, k, C).
+    A packed file is unpacked as a whole, so that its checksum is verified: nibabel would not.
     """
     image = _opened(path)
     try:
@@ -331,10 +309,7 @@ Pattern = str | Sequence[str]  # alternatives: the first that matches a file is 
 
 
 def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
-    """Finds the one file that matches; of alternative patterns, the first with a match counts.
-
-    `pattern`: file name or glob pattern, or alternatives; ``T1/*.nii.gz`` is in a folder of it.
-    """
+    """Finds the one file that matches; of alternative patterns, the first with a match counts."""
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     # Archives made on a Mac hold a hidden shadow of every file.
     visible = sorted(f for f in folder.iterdir() if is_visible(f.name))

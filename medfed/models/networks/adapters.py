@@ -171,10 +171,7 @@ def _last(network: nn.Module, layers: Sequence[str]) -> str:
 
 
 def merged(network: nn.Module, weights: Mapping[str, Tensor]) -> Tensors:
-    """Returns the entries of the plain network equal to an adapted one.
-
-    `network`: with adapters; without adapters the weights are returned unchanged.
-    """
+    """Returns the entries of the plain network equal to an adapted one."""
     if not getattr(network, "frozen_entries", None):
         return dict(weights)
     whole, merged_weights = {**float_entries(network), **weights}, Tensors()

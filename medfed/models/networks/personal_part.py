@@ -41,11 +41,7 @@ Outputs = Callable[[nn.Module, Tensor], Sequence[Tensor]]
 
 
 def nearest(network: nn.Module, outputs: Outputs, image: Tensor) -> tuple[str, ...]:
-    """Finds the layers next to the outputs of any network, on a copy of it in training mode.
-
-    `image` is ``(B, C, *spatial)``. Returns patterns of names: ``head.*`` of a layer, the name
-    alone of a parameter in a larger module; nothing if no layer is found.
-    """
+    """Finds patterns of the layers next to the outputs of any network, on a copy of it."""
     network = copied(network).requires_grad_(True).train()
     for norm in split.fixed_statistics(network, "frozen"):
         norm.eval()
@@ -131,11 +127,7 @@ PERSONAL = {k: tuple(v) for k, v in yaml.safe_load(_TABLE.read_text("utf-8")).it
 
 
 def known_personal(network: nn.Module) -> tuple[str, ...]:
-    """Returns the patterns of the table for a network's class, or one that it extends.
-
-    The result is those that match something, as a U-Net of two levels has no inner one; none for a
-    class that the table does not have.
-    """
+    """Returns the table's patterns for a network's class, or its base, that match something."""
     paths = (f"{c.__module__}.{c.__qualname__}" for c in type(network).__mro__)
     patterns = next((PERSONAL[path] for path in paths if path in PERSONAL), ())
     return tuple(p for p in patterns if any(fnmatchcase(n, p) for n in split.aliases(network)))
@@ -144,10 +136,9 @@ def known_personal(network: nn.Module) -> tuple[str, ...]:
 def default_personal(network: nn.Module) -> tuple[str, ...]:
     """Names the part of a network that stays with its client in the published experiments.
 
-    Returns ``fnmatch`` patterns on names relative to ``network``: the classifier of a DenseNet or a
-    small CNN, the up-sampling path and output layer of a U-Net, all of a logistic or linear
-    regression, the membership vector of a canonical model; of others what this module knows. An
-    empty tuple for networks that it does not.
+    Returns ``fnmatch`` patterns: the classifier of a DenseNet or a small CNN, the up-sampling path
+    of a U-Net, all of a regression, the membership of a canonical model; nothing for unknown
+    networks.
 
     Example:
         >>> from medfed.models.networks.densenet import densenet_bc
