@@ -69,21 +69,15 @@ class Columns:
             >>> columns.encode(rows, np.array([[0.5], [0.0]])).tolist()
             [[0.5, 1.0, 0.0], [0.0, 0.0, 1.0]]
         """
-        encoded = np.empty((len(rows), len(self.inputs())), dtype=np.float32)
-        place, number = 0, 0
+        inputs, scaled = list[NDArray[Any]](), iter(numbers.T)
         for at, name in enumerate(self.names):
             if name not in self.categories:
-                encoded[:, place] = numbers[:, number]
-                place, number = place + 1, number + 1
+                inputs.append(next(scaled))
                 continue
-            shown = self._shown(name)
-            first = len(self.categories[name]) - len(shown)
-            for code in range(first, first + len(shown)):
-                encoded[:, place] = rows[:, at] == code
-                place += 1
-        gaps = [self.names.index(name) for name in self.indicators]
-        encoded[:, place:] = np.isnan(rows[:, gaps])
-        return encoded
+            codes = range(len(self.categories[name]))[-len(self._shown(name)) :]
+            inputs += [rows[:, at] == code for code in codes]
+        inputs += [np.isnan(rows[:, self.names.index(name)]) for name in self.indicators]
+        return np.stack(inputs, axis=1).astype(np.float32)
 
     def facts(self) -> dict[str, Any]:
         """The facts for reading a row as in training, as JSON; see `from_facts`."""

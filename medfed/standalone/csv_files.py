@@ -51,9 +51,8 @@ def _text(path: Path, absent: str) -> tuple[str, bool]:
     except UnicodeDecodeError as error:
         if _NO_TEXT.search(content):
             byte = error.object[error.start]
-            raise DataError(
-                f"{path} is not UTF-8 (byte {byte:#04x}); save it as CSV UTF-8."
-            ) from error
+            why = f"{path} is not UTF-8 (byte {byte:#04x}); save it as CSV UTF-8."
+            raise DataError(why) from error
         text, latin = content.decode("cp1252"), True
     if (at := text.find("\0")) >= 0:
         line = text.count("\n", 0, at) + 1
@@ -105,6 +104,8 @@ _DATE = re.compile(
 _LIKE_A_NUMBER = re.compile(r"[<>≤≥≈~=±+\-\s]*([.,]?\d|inf)", re.IGNORECASE)
 _NAMES = ("patient", "centre", "label")  # roles whose cells are names
 _LIMIT = re.compile(r"([<>≤≥])=?\s*([\d.,]+)")
+# Whether a cell is a date or a time of day, a limit of detection, or meant as a number.
+is_date, is_limit, like_a_number = _DATE.fullmatch, _LIMIT.fullmatch, _LIKE_A_NUMBER.match
 _MEND = " or remove the row"
 NOWHERE = ", remove the row, or leave out all rows without a hospital by {}.unplaced=drop"
 Limits = Literal["refuse", "half", "value"]
@@ -166,11 +167,8 @@ class Sheet:
         sheet = cls(path, columns, rows, semicolons, (), missing, limits, left_out, has_keys)
         for number, row in enumerate(rows, start=1):
             if len(row) != len(columns):
-                raise sheet.bad(
-                    number,
-                    f": {len(row)} cells, but {len(columns)} columns; mend the row"
-                    f"{' or data.header' * has_keys}.",
-                )
+                what = f": {len(row)} cells, but {len(columns)} columns; mend the row"
+                raise sheet.bad(number, f"{what}{' or data.header' * has_keys}.")
         return sheet
 
     @cached_property
@@ -198,7 +196,7 @@ class Sheet:
         if not kept:
             raise DataError(f"{self.path}: no row has a {name}; name another column.")
         gone = [self.number(n) for n in sorted({*range(1, len(self.rows) + 1)} - {*kept})]
-        left, words = list(map(str, gone)), self.named_missing(name)
+        left, words = [*map(str, gone)], self.named_missing(name)
         reason = f"no {name}{' of those named' * (known is not None)}{words}"
         log.warning(
             "%s: %d of %d rows have no %s%s and are left out: data rows %s.",
@@ -338,7 +336,7 @@ class Sheet:
         number, text = cells[0]
         drop = f"'data.drop=[{','.join(wrong)}]'" if len(wrong) < 20 else "data.drop"
         texts = sorted({t[:20] for cells in wrong.values() for _, t in cells})
-        limits = any(map(_LIMIT.fullmatch, texts))
+        limits = any(map(is_limit, texts))
         limit = "take limits by data.limits=half or data.limits=value, " if limits else ""
         if len(texts) < 3 and not any(map(str.isdigit, "".join(texts))):
             words = f"'data.missing=[{','.join(texts)}]'"
@@ -379,11 +377,8 @@ def missing_words(words: Sequence[object]) -> Collection[str]:
 
 @lru_cache(1 << 10)  # a file may be read several times
 def _say_latin(path: Path, such: str) -> None:
-    log.warning(
-        "%s is not UTF-8 and is read as Latin-1, such as %r; if that is wrong, save it as CSV "
-        "UTF-8.",
-        *(path, such),
-    )
+    text = "%s is not UTF-8 and is read as Latin-1, such as %r; if that is wrong, save it as UTF-8."
+    log.warning(text, path, such)
 
 
 def _without_empty(columns: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
@@ -422,39 +417,9 @@ def listed_columns(
     return cells
 
 
-def is_date(text: str) -> bool:
-    """Says whether a cell is a date or a time of day.
-
-    Example:
-        >>> is_date("2019-01-12"), is_date("12.1.2019 10:30"), is_date("10:30"), is_date("12.5")
-        (True, True, True, False)
-    """
-    return _DATE.fullmatch(text) is not None
-
-
 def _dated(text: str, verb: str) -> str:
     """A cell with the words that it is a date, if it is one."""
     return f"{text!r}{verb}a date or time," if is_date(text) else f"{text!r}{verb.rstrip()}"
-
-
-def like_a_number(text: str) -> bool:
-    """Says whether a cell may be meant as a number.
-
-    Example:
-        >>> [like_a_number(t) for t in ("4,1", "<0.5", "1e400", "female", "grade II")]
-        [True, True, True, False, False]
-    """
-    return _LIKE_A_NUMBER.match(text) is not None
-
-
-def is_limit(text: str) -> bool:
-    """Says whether a cell is a limit of detection.
-
-    Example:
-        >>> is_limit("<0,5"), is_limit("< old")
-        (True, False)
-    """
-    return _LIMIT.fullmatch(text) is not None
 
 
 def as_number(text: str) -> float:
@@ -473,9 +438,8 @@ def read_cells(sheet: Sheet, names: Sequence[str], categories: Categories) -> ND
     for at, name in enumerate(names):
         if name in categories:
             position = {text: float(code) for code, text in enumerate(categories[name])}
-            cells[:, at] = [
-                np.nan if text is None else position.get(text, -1.0) for text in sheet.texts(name)
-            ]
+            texts = sheet.texts(name)
+            cells[:, at] = [np.nan if t is None else position.get(t, -1.0) for t in texts]
     return cells
 
 

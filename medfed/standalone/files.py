@@ -19,7 +19,6 @@ import csv
 import errno
 import functools
 import hashlib
-import io
 import json
 import logging
 import math
@@ -32,6 +31,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from .errors import ConfigError, DataError, MedfedError, WriteError
@@ -127,8 +127,8 @@ def replacing(path: Path, sync: bool = False) -> Iterator[Path]:
         if sync:
             _synchronise(partial)
         partial.replace(path)
-        if sync:
-            _sync_folder(path.parent)
+        if sync and os.name == "posix":  # Windows cannot write a folder's names to the disk
+            _synchronise(path.parent)
 
 
 @contextmanager
@@ -179,10 +179,8 @@ def json_text(content: object) -> str:
         >>> json.loads("1e999")
         inf
     """
-    text = json.dumps(_plain(content), indent=1, allow_nan=False)
-    return text.replace(json.dumps(_INFINITE), "1e999").replace(
-        json.dumps(f"-{_INFINITE}"), "-1e999"
-    )
+    text, positive = json.dumps(_plain(content), indent=1, allow_nan=False), json.dumps(_INFINITE)
+    return text.replace(positive, "1e999").replace(json.dumps(f"-{_INFINITE}"), "-1e999")
 
 
 _INFINITE = "\0infinite"  # no other text in medfed's JSON has this character
@@ -211,16 +209,11 @@ def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
         >>> csv_text(["client", "iou"], [["a", 0.5], ["=1+1", -0.5]])
         "client,iou\na,0.5\n'=1+1,-0.5\n"
     """
-    text = io.StringIO()
     # Python quotes a carriage return only if lines end with one; the ends are replaced afterwards.
-    writer = csv.writer(text, lineterminator="\r\n")
-    lines = []
-    for row in (header, *rows):
-        writer.writerow(map(_inert, row))
-        lines.append(text.getvalue().removesuffix("\r\n"))
-        text.seek(0)
-        text.truncate()
-    return "\n".join([*lines, ""])
+    lines: list[str] = []
+    writer = csv.writer(SimpleNamespace(write=lines.append), lineterminator="\r\n")
+    writer.writerows(map(_inert, row) for row in (header, *rows))
+    return "".join(line.removesuffix("\r\n") + "\n" for line in lines)
 
 
 def original(cell: str) -> str:
@@ -279,12 +272,6 @@ def cannot_write(
     return WriteError(f"Cannot write {place} ({error.strerror or error}); {room}{otherwise}.")
 
 
-def _sync_folder(folder: Path) -> None:
-    """Writes a folder's names to the disk, if the system can do that (Windows cannot)."""
-    if os.name == "posix":
-        _synchronise(folder)
-
-
 def _synchronise(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
@@ -303,14 +290,13 @@ def _remove_stale(folder: Path) -> None:
 
 
 def _is_running(process: int) -> bool:
-    if os.name != "posix":
-        return True  # on Windows, asking would end the process
     try:
-        os.kill(process, 0)
+        if os.name == "posix":  # on Windows, asking would end the process
+            os.kill(process, 0)
     except ProcessLookupError:
         return False
     except OSError:
-        return True
+        pass
     return True
 
 
@@ -394,10 +380,8 @@ def locked(folder: Path, name: str = "lock", wait: bool = True) -> Iterator[None
     except Timeout:
         who = holder.read_text() if holder.is_file() else "unknown"
         if not wait:
-            raise ConfigError(
-                f"Process {who} already works in {folder}; wait until it ends, or choose another "
-                "folder."
-            ) from None
+            busy = f"Process {who} already works in {folder}; wait until it ends"
+            raise ConfigError(f"{busy}, or choose another folder.") from None
         _log.warning("Waiting for process %s, which prepares %s.", who, folder)
         lock.acquire()
     try:

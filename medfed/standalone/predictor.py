@@ -78,10 +78,8 @@ class Predictor:
             assert window is not None  # as the metadata's rules have it
             anchors, most = facts["anchors"], facts["boxes"]
             inference = BoxInference(anchors, window, overlap, size, float(level or 0), most)
-        elif facts["task"] == "findings":
-            inference = FindingInference()
-        elif facts["task"] == "survival":
-            inference = SurvivalInference()
+        elif facts["task"] in ("findings", "survival"):
+            inference = FindingInference() if facts["task"] == "findings" else SurvivalInference()
         elif facts["task"] == "regression":
             inference = OutcomeInference(*map(float, facts.get("outcome_scale") or (0, 1)))
         decides = facts["task"] in ("classification", "risk") and len(facts["labels"]) == 2

@@ -81,19 +81,14 @@ class Rule:
             return channel.clamp_(self.low, self.high).sub_(mean).div_(sd)
         if channel.min() == channel.max():
             return torch.zeros_like(channel)
-        from monai.transforms import (  # takes seconds to import
-            NormalizeIntensity,
-            ScaleIntensityRange,
-            ScaleIntensityRangePercentiles,
-        )
+        from monai import transforms as monai  # takes seconds to import
 
         unit = {"b_min": 0.0, "b_max": 1.0, "clip": True}
+        transform: Any = monai.NormalizeIntensity()
         if self.name == "window":
-            transform: Any = ScaleIntensityRange(self.low, self.high, **unit)
+            transform = monai.ScaleIntensityRange(self.low, self.high, **unit)
         elif self.name == "percentiles":
-            transform = ScaleIntensityRangePercentiles(self.low, self.high, **unit)
-        else:
-            transform = NormalizeIntensity()
+            transform = monai.ScaleIntensityRangePercentiles(self.low, self.high, **unit)
         return torch.as_tensor(transform(channel)).as_subclass(Tensor)
 
     def record(self) -> dict[str, Any]:
@@ -103,14 +98,14 @@ class Rule:
             >>> Rule("window", -175.0, 250.0).record()
             {'name': 'window', 'hu': [-175.0, 250.0], 'to': [0, 1]}
         """
-        if self.name == "window":
-            return {"name": "window", "hu": [self.low, self.high], "to": [0, 1]}
-        if self.name == "percentiles":
-            return {"name": "percentiles", "percentiles": [self.low, self.high], "to": [0, 1]}
+        ends = [self.low, self.high]
+        if self.name in _RANGES:
+            key = "hu" if self.name == "window" else "percentiles"
+            return {"name": self.name, key: ends, "to": [0, 1]}
         if self.name == "none":
             return {"name": "none"}
         if self.name == "clip_zscore":
-            return {"name": self.name, "hu": [self.low, self.high], "scale": list(self.scale)}
+            return {"name": self.name, "hu": ends, "scale": list(self.scale)}
         nonzero = self.name == "zscore_nonzero"
         return {"name": "zscore", "nonzero": nonzero, "channel_wise": True}
 
@@ -287,8 +282,7 @@ class Preparation:
             >>> Preparation.from_record(kept.record(), channels=1) == kept
             True
         """
-        mm = None if self.spacing is None else list(self.spacing)
-        rules = _record_of(self.rules)
+        mm, rules = self.spacing and list(self.spacing), _record_of(self.rules)
         return {"normalization": rules, "resampled_to": mm, "crop_foreground": self.crop}
 
     @classmethod

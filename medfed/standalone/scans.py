@@ -40,13 +40,11 @@ def walk(
             if not is_visible(path.name):
                 continue
             try:
-                if not path.is_dir():
-                    yield path
-                elif path.resolve() == left_out:
+                if path.is_dir() and path.resolve() == left_out:
                     continue
-                elif (path / RECORD).is_file():
+                if path.is_dir() and (path / RECORD).is_file():
                     _log.warning("%s is left out: it holds predictions.", path)
-                elif is_one(path):
+                elif not path.is_dir() or is_one(path):
                     yield path
                 else:
                     yield from visit(path)
@@ -230,9 +228,11 @@ def find_cases(
     path: Path, facts: Mapping[str, Any], apart_from: Path
 ) -> Sequence[ScanFiles | PictureFile]:
     """Lists the scans or pictures that an input names, for a model that segments them."""
-    if facts["input"]["kind"] == "pictures":
-        return _find_pictures(path, apart_from)
-    return find_scans(path, facts, apart_from)
+    if facts["input"]["kind"] != "pictures":
+        return find_scans(path, facts, apart_from)
+    files = _files_of_kind(path, "a picture", "pictures", pictures.SUFFIXES, apart_from)
+    root = path if path.is_dir() else path.parent
+    return [PictureFile(_stem_below(file, root, file.stem), file) for file in files]
 
 
 def find_scans(
@@ -277,13 +277,6 @@ def find_scans(
     stems = {p: p.name if p.is_dir() else volumes.stem_of(p) for p in volume_paths}
     scans = [s for p in volume_paths for s in scans_in(p, _stem_below(p, path, stems[p]))]
     return sorted(scans, key=lambda scan: (scan.id, scan.path.is_dir(), scan.path))
-
-
-def _find_pictures(path: Path, apart_from: Path | None = None) -> list[PictureFile]:
-    """Lists the pictures that an input names: a file, or all below a folder."""
-    files = _files_of_kind(path, "a picture", "pictures", pictures.SUFFIXES, apart_from)
-    root = path if path.is_dir() else path.parent
-    return [PictureFile(_stem_below(file, root, file.stem), file) for file in files]
 
 
 def find_images(path: Path) -> list[Path]:
@@ -394,13 +387,9 @@ def _volumes_in(folder: Path) -> list[Path]:
 def _patterns(facts: Mapping[str, Any]) -> dict[str, Sequence[str]]:
     """File names of the contrasts that the client has: those of the training data, or the usual."""
     known: Mapping[str, volumes.Pattern] = facts["input"].get("files") or {}
-    patterns: dict[str, Sequence[str]] = {}
-    for name in facts["present"]:
-        ends = (*volumes.SUFFIXES, "")
-        usual = (*volumes.FILES.get(name, ()), *(f"{name}{end}" for end in ends))
-        given = known.get(name, usual)
-        patterns[name] = [given] if isinstance(given, str) else list(given)
-    return patterns
+    ends = (*volumes.SUFFIXES, "")
+    usual = {n: [*volumes.FILES.get(n, ()), *(n + end for end in ends)] for n in facts["present"]}
+    return {n: volumes.alternatives(known.get(n, names)) for n, names in usual.items()}
 
 
 def _flat(folder: Path, facts: Mapping[str, Any]) -> dict[str, dict[str, Path]]:

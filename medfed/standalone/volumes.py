@@ -100,10 +100,8 @@ def files_of(path: Path) -> list[Path]:
         return dicom.files(path)
     if path.suffix.lower() == ".mhd":
         return list(dict.fromkeys([path, itk.source_of(path).file]))
-    return [
-        path,
-        *(path.with_suffix(s) for s in _PAIR if path.suffix in _PAIR and path.suffix != s),
-    ]
+    pair = _PAIR if path.suffix in _PAIR else ()
+    return [path, *(path.with_suffix(s) for s in pair if s != path.suffix)]
 
 
 def files_of_case(files: Iterable[Path]) -> list[Path]:
@@ -130,11 +128,9 @@ def read_geometry(path: Path, towards: str = "RAS", series: Sequence[str] = ()) 
     if sorted(turn[:, 0].tolist()) != [0, 1, 2]:  # voxels of which one side is next to nothing
         raise DataError(f"{path} has no valid affine; its orientation is unknown: convert it anew.")
     turn = ornt_transform(turn, axcodes2ornt(towards))
-    size = [0, 0, 0]
-    for n, axis in zip(shape, turn[:, 0].astype(int), strict=True):
-        size[axis] = int(n)
+    x, y, z = (int(shape[at]) for at in np.argsort(turn[:, 0]))
     affine = np.asarray(stored @ inv_ornt_aff(turn, shape), dtype=np.float64)
-    return Geometry((size[0], size[1], size[2]), affine, channels, stored, turn)
+    return Geometry((x, y, z), affine, channels, stored, turn)
 
 
 def read_volume(
@@ -308,9 +304,14 @@ class AbsentFileError(DataError):
 Pattern = str | Sequence[str]  # alternatives: the first that matches a file is taken
 
 
+def alternatives(pattern: Pattern) -> list[str]:
+    """Returns the alternatives of a pattern, of which it may have one."""
+    return [pattern] if isinstance(pattern, str) else list(pattern)
+
+
 def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
     """Finds the one file that matches; of alternative patterns, the first with a match counts."""
-    patterns = [pattern] if isinstance(pattern, str) else list(pattern)
+    patterns = alternatives(pattern)
     # Archives made on a Mac hold a hidden shadow of every file.
     visible = sorted(f for f in folder.iterdir() if is_visible(f.name))
     matches: list[Path] = []
