@@ -60,11 +60,14 @@ def test_no_cycle():
         ("method", ["personalize"], ()),
         (
             "datamodules.extending",
-            ["datamodules/readers", "datamodules/partitions"],
-            ("readers/base.py", "readers/persons.py"),
+            [f"datamodules/{folder}" for folder in ("", "readers", "partitions", "tables")],
+            (
+                *("readers/base.py", "readers/persons.py", "splits.py", "extending.py"),
+                "segmentation.py",
+            ),
         ),
     ],
-    ids=["methods", "readers and partitions"],
+    ids=["methods", "data"],
 )
 def test_extensions_take_what_they_are_written_with_from_one_module(door, folders, before):
     """None imports from elsewhere what that module gives; its groups name all of it.

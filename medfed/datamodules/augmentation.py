@@ -11,21 +11,17 @@ channels of every sample become zero, and nothing is rescaled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import compress
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.seeding import torch_rng
 from medfed.common.streams import seeded
 from medfed.common.tensors import onto
-from medfed.standalone.checks import check_fields, within
+from medfed.datamodules.extending import *
 from medfed.standalone.preparation import one_thread
 
 

@@ -11,16 +11,14 @@ import multiprocessing
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import islice
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common.console import shown
@@ -30,14 +28,12 @@ from medfed.datamodules.augmentation import Augment, Augmentation, ChannelDropou
 from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.client_data import Batch, BatchSize, Block, ClientData
 from medfed.datamodules.duplicates import Sample
+from medfed.datamodules.extending import *
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.patches import label_counts
 from medfed.datamodules.plans import ClientPlan, by_id, check_keep_out, plan_clients, remarks
 from medfed.datamodules.readers.account import Account
-from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.splits import SPLITS, Split, check_shares, warn_of_clients
-from medfed.standalone.checks import check_fields, check_positive
-from medfed.standalone.errors import ConfigError, DataError, few
+from medfed.datamodules.splits import check_shares, warn_of_clients
 from medfed.standalone.files import digest, sha256
 from medfed.standalone.preparation import one_thread
 

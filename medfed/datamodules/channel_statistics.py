@@ -22,21 +22,17 @@ do they use a sigma below a hundredth of their own, which would let one client r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.seeding import torch_rng
 from medfed.datamodules.claims import Claims
 from medfed.datamodules.client_data import ArrayRows, Rows, gather
+from medfed.datamodules.extending import *
 from medfed.standalone.columns import Array
-from medfed.standalone.errors import DataError
 from medfed.standalone.pictures import Pixels, standardized
 
 _AT_ONCE = 1024  # images

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
+from medfed.datamodules.extending import *
 from medfed.standalone.columns import Array
-from medfed.standalone.errors import DataError
 
 _MOST = 1 << 48
 Merging = Generator[bytes, Sequence[bytes], None]

@@ -5,22 +5,15 @@ Samples are in memory, are mapped from disk, or are read or cut on demand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.seeding import derive_seed, torch_rng
 from medfed.datamodules.augmentation import Augment, ChannelDropout, augmented
 from medfed.datamodules.cache.store import map_array
-from medfed.datamodules.splits import Split
-from medfed.standalone.checks import check_fields, within
-from medfed.standalone.errors import DataError
+from medfed.datamodules.extending import *
 from medfed.standalone.preparation import one_thread
 
 Batch = dict[str, Tensor]

@@ -6,15 +6,11 @@ of images, voxels of CT patches, the bytes of files of volumes, all features of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from medfed.datamodules.splits import Split
+from medfed.datamodules.extending import *
 
 _FEW = 3  # groups that a sentence names
 _CHANCE = 0.01  # equal rows are duplicates if chance would give at most this many pairs

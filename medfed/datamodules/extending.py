@@ -1,4 +1,4 @@
-"""All that a reader or a partition is written with: ``from medfed.datamodules.extending import *``.
+"""What readers, partitions and data modules begin with: names of ``extending import *``.
 
 Each name keeps its documentation where it is defined. A reader of yours may import the few names
 that it needs from here. Imports from ``dataclasses`` and ``typing`` stay in each file, as linters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from inspect import signature
@@ -13,17 +13,15 @@ import torch
 from torch import Tensor
 
 from medfed.common.floors import Statistic
-from medfed.common.seeding import derive_seed
 from medfed.datamodules import channel_statistics as channels
 from medfed.datamodules.cache.volumes import OnDiskDataModule
 from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.client_data import ArrayRows, ClientData, finding_counts
 from medfed.datamodules.duplicates import Sample, content, one_patient_each
+from medfed.datamodules.extending import *
 from medfed.datamodules.plans import ClientPlan, client_images
 from medfed.datamodules.readers.account import Account
-from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.samples import ImageSet, Index
-from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.tables.agreement import converse_here, packed, unpacked
 from medfed.standalone.columns import Array
 from medfed.standalone.pictures import SUFFIXES, unit_range

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, arange
 
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
+from medfed.datamodules.extending import *
 from medfed.datamodules.plans import ClientPlan
-from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.samples import is_survival
 from medfed.datamodules.scanner import UNCHANGED, Scanner
-from medfed.datamodules.splits import SPLITS, Split
 from medfed.functional.survival import kaplan_meier
 
 Floats = NDArray[np.float64]

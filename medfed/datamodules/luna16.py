@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from medfed.common.seeding import derive_seed
 from medfed.datamodules.cache.store import Item, Recipe, Store
 from medfed.datamodules.cache.volumes import CachedDataModule
 from medfed.datamodules.client_data import Block, ClientData
 from medfed.datamodules.duplicates import Sample, content
+from medfed.datamodules.extending import *
 from medfed.datamodules.plans import ClientPlan, client_images
 from medfed.datamodules.readers.luna16 import Luna16Reader
 from medfed.datamodules.readers.samples import select_rows
-from medfed.datamodules.splits import SPLITS, Split
 from medfed.standalone.ct_patches import PatchSpec, read_patches, to_unit
-from medfed.standalone.errors import DataError
 from medfed.standalone.files import digest
 
 log = logging.getLogger(__name__)

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Annotated, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from medfed.common.seeding import derive_seed, numpy_rng
 from medfed.datamodules.augmentation import Augmentation
 from medfed.datamodules.cache.store import Recipe, Store
 from medfed.datamodules.client_data import Block, BlocksOnDemand, ClientData
 from medfed.datamodules.duplicates import Sample
+from medfed.datamodules.extending import *
 from medfed.datamodules.luna16 import CtDataModule
 from medfed.datamodules.patches import PatchRows, Volume
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.luna16 import Luna16ScanReader, read_with_nodules
-from medfed.datamodules.splits import SPLITS
 from medfed.functional.detection import SCAN
-from medfed.standalone.checks import check_count, within
 from medfed.standalone.ct_scans import ScanSpec, world_of
-from medfed.standalone.errors import ConfigError, DataError
-from medfed.standalone.volumes import read_geometry
 
 log = logging.getLogger(__name__)
 Boxes = NDArray[np.float32]

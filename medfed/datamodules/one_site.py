@@ -21,13 +21,12 @@ one patient at two clients             not checked; the sites must prevent it
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from medfed.datamodules.extending import *
 from medfed.datamodules.partitions.base import Ids, Partition, Wrapped
-from medfed.datamodules.readers.base import Patient
-from medfed.standalone.errors import ConfigError, did_you_mean, few
 
 if TYPE_CHECKING:
     from medfed.datamodules.base import FederatedDataModule

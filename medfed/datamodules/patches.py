@@ -10,19 +10,15 @@ divided evenly among a patient's regions, so a small region appears as often as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.seeding import numpy_rng
 from medfed.datamodules.cache.store import Arrays
 from medfed.datamodules.client_data import Block, Rows, finding_counts
-from medfed.standalone.errors import ConfigError
+from medfed.datamodules.extending import *
 from medfed.standalone.grids import bounding_box
 
 

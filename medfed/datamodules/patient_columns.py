@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache.volumes import CachedDataModule
+from medfed.datamodules.extending import *
 from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.cases import read_json
 from medfed.datamodules.segmentation import SegmentationDataModule
-from medfed.standalone.csv_files import Sheet
-from medfed.standalone.names import fold
 
 _ROLES = {"centre", "split", "label", "fold"}  # what readers take from other columns
 LACKING = (

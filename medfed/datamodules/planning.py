@@ -20,19 +20,16 @@ The smallest and the largest grey value are single voxels; nothing needs them, a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from medfed.common.floors import Statistic
-from medfed.common.schemas import Count, Number, parse_json
+from medfed.common.schemas import Count, Number
+from medfed.datamodules.extending import *
 from medfed.datamodules.tables.agreement import packed
 from medfed.functional.planning import Configuration, Fingerprint, Floats, Plan, Planner, Residual
-from medfed.standalone.checks import check_count, check_fields, within
-from medfed.standalone.errors import DataError
 from medfed.standalone.grids import bounding_box
 from medfed.standalone.preparation import Rule, is_ct
 

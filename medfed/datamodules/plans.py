@@ -5,28 +5,20 @@ Clients that join after training are planned here, too, with only a few of their
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.seeding import derive_seed, torch_rng
 from medfed.datamodules.client_data import ArrayRows, Block, ClientData, Rows, gather
+from medfed.datamodules.extending import *
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.patches import label_counts
-from medfed.datamodules.readers.base import Missing, Patient, check_names
 from medfed.datamodules.scanner import Scanner
-from medfed.datamodules.splits import SPLITS, Split, check_leakage, split_patients, warn_small
-from medfed.standalone.errors import ConfigError, DataError, did_you_mean, few
-from medfed.standalone.names import same
+from medfed.datamodules.splits import check_leakage, split_patients, warn_small
 
 
 @dataclass(frozen=True)

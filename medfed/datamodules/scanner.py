@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from medfed.common.seeding import derive_seed
-from medfed.datamodules.readers.base import check_names
-from medfed.standalone.checks import check_fields, within
-from medfed.standalone.errors import ConfigError
+from medfed.datamodules.extending import *
 from medfed.standalone.grids import bounding_box
 
 UNCHANGED = {"bias_field": 0.0, "resolution": 1.0, "gamma": 1.0, "noise": 0.0}

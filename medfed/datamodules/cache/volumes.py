@@ -8,26 +8,21 @@ channel's values. Reading restores the stored volume bit by bit.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.datamodules.augmentation import Augment, Augmentation
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache.store import Arrays, Recipe, Store, build, find
+from medfed.datamodules.extending import *
 from medfed.datamodules.generated.cohort import Cohort, ScanCohort
 from medfed.datamodules.readers.account import Account, account_of
-from medfed.datamodules.readers.base import Patient, Reader, VolumeReader, expanded, given_path
+from medfed.datamodules.readers.base import expanded
 from medfed.standalone import dicom
-from medfed.standalone.checks import within
-from medfed.standalone.errors import ConfigError
 from medfed.standalone.grids import bounding_box
 from medfed.standalone.preparation import Preparation, one_thread
 from medfed.standalone.volumes import files_of_case

@@ -42,18 +42,16 @@ columns that have at most two values everywhere, are not adjusted.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
-import numpy as np
 from msgspec import Meta
-from numpy.typing import NDArray
 
 from medfed.common.floors import CATEGORY
-from medfed.common.schemas import parse_json
 from medfed.datamodules.base import Exchanged
 from medfed.datamodules.claims import Claims, Merging
+from medfed.datamodules.extending import *
 from medfed.datamodules.readers.samples import Index
 from medfed.datamodules.readers.table import in_order
 from medfed.datamodules.tables import columns
@@ -61,7 +59,6 @@ from medfed.datamodules.tables.columns import Normalization
 from medfed.functional.survival import BINS, histogram, quantile_cuts
 from medfed.standalone.columns import Array, Columns, MinMax, Scaling, Standard
 from medfed.standalone.csv_files import Categories
-from medfed.standalone.errors import DataError
 
 Agreed = TypeVar("Agreed")
 _map: Any = TypedDict  # made of what a run asks for

@@ -20,16 +20,12 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
-import numpy as np
-
 from medfed.common.floors import CATEGORY, LEAST
+from medfed.datamodules.extending import *
 from medfed.functional.scores import area
 from medfed.standalone.columns import Array, Columns, MinMax, Scaling, Standard
-from medfed.standalone.errors import few
 
 Normalization = Literal["standard", "minmax", "exact_minmax", "none"]
 _ANY = 1e30  # readers refuse larger numbers

@@ -6,26 +6,24 @@ The user or the reader names the columns of features, labels, hospitals and pati
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from medfed.common.floors import Statistic
-from medfed.common.seeding import derive_seed
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.client_data import Batch, ClientData
 from medfed.datamodules.duplicates import Sample, rows_mean_something
+from medfed.datamodules.extending import *
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.account import Account
-from medfed.datamodules.readers.base import Patient, check_names, expanded
+from medfed.datamodules.readers.base import expanded
 from medfed.datamodules.readers.samples import Index, Samples
 from medfed.datamodules.readers.scikit_learn import EMBEDDED
 from medfed.datamodules.readers.table import (
@@ -37,14 +35,12 @@ from medfed.datamodules.readers.table import (
     recode,
     with_categories,
 )
-from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.tables import agreement, columns
 from medfed.datamodules.tables.columns import Normalization
 from medfed.functional.survival import BINS
-from medfed.standalone.checks import check_known, check_positive, checked_scale
+from medfed.standalone.checks import checked_scale
 from medfed.standalone.columns import Array, Columns, Scaling
-from medfed.standalone.csv_files import Limits, csv_rows
-from medfed.standalone.errors import ConfigError, DataError
+from medfed.standalone.csv_files import Limits
 
 log = logging.getLogger(__name__)
 Rows = tuple[Index, Index]

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import torch
 
-from medfed.common.seeding import numpy_rng
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import Batch, ClientData
+from medfed.datamodules.extending import *
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.plans import ClientPlan
-from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.table import Outcome
-from medfed.datamodules.splits import SPLITS, Split
-from medfed.standalone.checks import check_not_negative, check_positive, checked
-from medfed.standalone.errors import ConfigError
 
 
 class MixtureDataModule(FederatedDataModule):
