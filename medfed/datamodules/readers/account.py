@@ -33,25 +33,15 @@ class Account:
         """
         if not self.left_out:
             return f"{self.where}: all {self.taken} {self.what} are taken."
-        whys = [
-            f"{count} {why}" + f" ({first})" * bool(first)
-            for why, (count, first) in self.left_out.items()
-        ]
-        listed = few(whys, 6)
-        return (
-            f"{self.where}: {self.taken} of {self.seen} {self.what} are taken; left out: {listed}."
-        )
+        reasons = [(f"{n} {why}", f" ({x})" * bool(x)) for why, (n, x) in self.left_out.items()]
+        taken = f"{self.taken} of {self.seen} {self.what} are taken"
+        return f"{self.where}: {taken}; left out: {few([*map(''.join, reasons)], 6)}."
 
     def record(self) -> dict[str, Any]:
         """Returns the account as JSON."""
         left_out = {why: {"count": n, "first": x} for why, (n, x) in self.left_out.items()}
-        return {
-            "where": self.where,
-            "what": self.what,
-            "seen": self.seen,
-            "taken": self.taken,
-            "left_out": left_out,
-        }
+        counts = {"seen": self.seen, "taken": self.taken, "left_out": left_out}
+        return {"where": self.where, "what": self.what, **counts}
 
 
 def account_of(

@@ -8,6 +8,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Literal
 
 from medfed.datamodules.extending import *
@@ -58,24 +59,20 @@ def read_image_folder(
     names = _joined_classes(path, joined, every if classes is None else classes)
     same(names, f"{path}, classes", lambda at: f"the folder {names[at]}")
     if len(names) < 2:
-        existing = ", ".join(names) or "none"
-        raise DataError(
-            f"{roots[0]} must hold a folder for each of two classes or more; found: {existing}."
-        )
-    labels: list[int] = []
-    official: list[Split | None] = []
-    files: list[Path] = []
+        what = "must hold a folder for each of two classes or more; found"
+        raise DataError(f"{roots[0]} {what}: {', '.join(names) or 'none'}.")
+    found: list[tuple[Path, int, Split | None]] = []
     left: dict[Path, str] = {}
-    for root in roots:
-        for label, name in enumerate(names):
-            may_lack = joined or hospitals or splits.get(root.name, "train") != "train"
-            if may_lack and not (root / name).is_dir():
-                continue  # a test without a rare class is none the worse
-            images, masks = pictures_in(root / name)
-            files += images
-            left |= dict.fromkeys(masks, "masks of pictures beside them")
-            labels += [label] * len(images)
-            official += [splits.get(root.name)] * len(images)
+    for root, (label, name) in product(roots, enumerate(names)):
+        may_lack = joined or hospitals or splits.get(root.name, "train") != "train"
+        if may_lack and not (root / name).is_dir():
+            continue  # a test without a rare class is none the worse
+        images, masks = pictures_in(root / name)
+        found += [(image, label, splits.get(root.name)) for image in images]
+        left |= dict.fromkeys(masks, "masks of pictures beside them")
+    if not found:
+        raise DataError(f"{path} has no folder of the classes {few(names)}; name the others so.")
+    files, labels, official = zip(*found, strict=True)
     below = [f.relative_to(path).as_posix() for f in files]
     where = zip(below, files, strict=True)
     centres = [search_name("centre", centre_pattern, name, f) for name, f in where]
@@ -188,17 +185,13 @@ def _decoded(
 ) -> ImageSet:
     """Reads the images of the samples."""
     if len(size) != 2 or min(size) < 1:
-        raise ConfigError(
-            f"data.reader.size={list(size)} must be a height and a width of at least 1."
-        )
+        raise ConfigError(f"data.reader.size={list(size)} must be a height and a width above 0.")
     with ThreadPoolExecutor(max_workers=4) as pool:  # decoding releases the interpreter's lock
         # A white for all, so that their brightness stays comparable.
         white = white_of(f for f in samples.files if f.suffix.lower() in (".png", ".tif", ".tiff"))
         if white < 65535:
-            log.warning(
-                "%s: the grey values of 16 bits use %d bits; 0 to %d become 0 to 255.",
-                *(path, white.bit_length(), white),
-            )
+            text = "%s: the grey values of 16 bits use %d bits; 0 to %d become 0 to 255."
+            log.warning(text, path, white.bit_length(), white)
         read = partial(read_image, size=size, color=color, white=white)
         images = list(pool.map(read, samples.files))
     stacked = np.stack(images)
@@ -231,10 +224,8 @@ def _official(path: Path, folders: Sequence[str]) -> Mapping[str, Split]:
             "splits: leave one folder per split there (train, val, test), or name the folders that "
             "are classes, such as 'data.reader.classes=[benign,malignant]'."
         )
-    log.info(
-        "%s: %s are the splits; data.official_splits=false makes others.",
-        *(path, ", ".join(f"{name} ({split})" for name, split in splits.items())),
-    )
+    named = ", ".join(f"{name} ({split})" for name, split in splits.items())
+    log.info("%s: %s are the splits; data.official_splits=false makes others.", path, named)
     return splits
 
 
@@ -246,15 +237,12 @@ _MASK = re.compile(
 
 def pictures_in(folder: Path) -> tuple[list[Path], list[Path]]:
     """Lists the pictures of a class, and the masks named or put beside them as such."""
-    files = [f for f in visible_files(folder) if f.suffix.lower() in SUFFIXES]
+    files = _pictures_of(folder)
     named = {(file.parent, file.stem) for file in files}
     named |= {(f.parent.parent, f.stem) for f in files if not looks.may_be_mask(f.parent.name)}
-    masks = [
-        file
-        for file in files
-        if ((match := _MASK.fullmatch(file.stem)) and (file.parent, match[1]) in named)
-        or (looks.may_be_mask(file.parent.name) and (file.parent.parent, file.stem) in named)
-    ]
+    beside = [f for f in files if (of := _MASK.fullmatch(f.stem)) and (f.parent, of[1]) in named]
+    within = [f for f in files if looks.may_be_mask(f.parent.name)]
+    masks = sorted({*beside, *(f for f in within if (f.parent.parent, f.stem) in named)})
     if not files:
         what = "has no images" if folder.is_dir() else "is not a folder"
         raise DataError(
@@ -271,8 +259,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         return _listed(sheet, files[0], answers) if len(files) == 1 else None
     if (elsewhere := _named_elsewhere(path)) is not None:
         return _listed(*elsewhere[:2], answers, elsewhere[2])
-    below = {f.name: _pictures_of(f) for f in looks.visible(path) if f.is_dir()}
-    below = {name: files for name, files in below.items() if files}
+    every = {f.name: _pictures_of(f) for f in looks.visible(path) if f.is_dir()}
+    below = {name: files for name, files in every.items() if files}
     split = any(SPLIT_NAMES.get(name.lower()) == "train" for name in below)
     masked = {*below} >= {"images", "masks"} or "imagesTr" in below
     if len(below) < 2 - split or masked:
@@ -324,14 +312,11 @@ def _listed(
         guess.ask("data.reader.findings", question, marks, marks)
         guess.keys["model"] = "findings"
         if any("-1" in kinds.get(name, ()) for name in wanted):
-            question = "What is a finding of -1, which is uncertain?"
-            choices = ("missing", "positive", "negative")
-            guess.ask("data.reader.uncertain", question, "missing", choices)
+            key, question = "data.reader.uncertain", "What is a finding of -1, which is uncertain?"
+            guess.ask(key, question, "missing", ("missing", "positive", "negative"))
         taken = marks
     else:
         taken = [str(looks.label_of(guess, sheet, "data.reader.label", answers, [image]))]
     looks.roles(guess, sheet, "data.reader.", answers, [image, *taken])
-    folder, named = sheet.path.parent, (file or "{}")
-    names = slashed(folder, (named.replace("{}", text) for _, text in sheet.cells(image)))
-    looks.colours(guess, [folder / name for name in names])
+    looks.colours(guess, looks.files_in(sheet, image, file or "{}"))
     return guess

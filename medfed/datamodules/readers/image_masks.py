@@ -68,10 +68,8 @@ def _list_pairs(
 def _from_csv(sheet: Sheet, columns: Mapping[str, str], pattern: str | None) -> list[Pair]:
     index = sheet.path
     cells = listed_columns(sheet, columns, ("image", "mask"))
-    images, masks = (
-        [index.parent / name for name in slashed(index.parent, cells[role])]
-        for role in ("image", "mask")
-    )
+    names = (slashed(index.parent, cells[role]) for role in ("image", "mask"))
+    images, masks = ([index.parent / name for name in of] for of in names)
     patients = cells.get("patient") or persons_of(cells["image"], pattern, index)
     centres: Sequence[str | None] = cells.get("centre") or [None] * len(patients)
     places = [f"{index}, data row {sheet.number(n + 1)}" for n in range(len(patients))]
@@ -105,10 +103,8 @@ def _check(pairs: Sequence[Pair]) -> None:
     first: dict[str, Pair] = {}
     for pair in pairs:
         if lost := [file for file in (pair.image, pair.mask) if not file.is_file()]:
-            raise DataError(
-                f"{pair.place}: {lost[0]} does not exist; add the file, mend the name, or leave "
-                "the row out."
-            )
+            mend = "add the file, mend the name, or leave the row out"
+            raise DataError(f"{pair.place}: {lost[0]} does not exist; {mend}.")
         if (before := seen.setdefault(pair.image.resolve(), pair.place)) != pair.place:
             raise DataError(f"{pair.place}: {pair.image} is already in {before}; remove one.")
         if (other := first.setdefault(pair.patient, pair)).centre != pair.centre:
@@ -289,11 +285,9 @@ def _strange(file: Path, values: list[int], strange: list[int], known: list[int]
 
 
 def _patient(name: str, pairs: Sequence[Pair]) -> Patient:
-    files = {
-        role: file
-        for n, pair in enumerate(pairs)
-        for role, file in ((f"image_{n}", pair.image), (f"mask_{n}", pair.mask))
-    }
+    files: dict[str, Path] = {}
+    for n, pair in enumerate(pairs):
+        files |= {f"image_{n}": pair.image, f"mask_{n}": pair.mask}
     return Patient(name, files, centre=pairs[0].centre)
 
 
@@ -319,11 +313,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
             guess.ask("data.reader.mask", "Which column is the mask?", mask, others)
         guess.reads(image=image, mask=mask)
         looks.roles(guess, sheet, "data.reader.", answers, [image, *others])
-        folder = sheet.path.parent
-        images, masks = (
-            [folder / name for name in slashed(folder, (text for _, text in sheet.cells(column)))]
-            for column in (image, mask)
-        )
+        images, masks = (looks.files_in(sheet, column) for column in (image, mask))
     else:
         folders = looks.folders_of(path) or ()
         both = [list(filter(looks.is_picture, looks.visible(path / name))) for name in folders]

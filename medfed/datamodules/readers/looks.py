@@ -219,17 +219,19 @@ def index_of(path: Path) -> tuple[Sheet, list[str]] | None:
     return None
 
 
+def files_in(sheet: Sheet, column: str, name: str = "{}") -> list[Path]:
+    """Returns the files that the cells of a column name, from the folder of the table on."""
+    folder, texts = sheet.path.parent, (text for _, text in sheet.cells(column))
+    return [folder / file for file in slashed(folder, (name.replace("{}", t) for t in texts))]
+
+
 def roles(
     guess: Guess, sheet: Sheet, prefix: str, answers: Answers, taken: Collection[str]
 ) -> None:
     """Takes columns for hospitals and patients by their names, or asks whether one is."""
     texts = {c: of for c, of in distinct(sheet).items() if c not in taken and len(of) > 1}
     rows = len(sheet.rows)
-    places = [
-        c
-        for c, of in texts.items()
-        if _may_be_places(of, rows) or any(map(HOSPITAL.fullmatch, words(c)))
-    ]
+    places = [c for c, of in texts.items() if _may_be_places(c, of, rows)]
     people = [c for c, of in texts.items() if rows > len(of) > rows / FIRST and _are_codes(of)]
     for role, pattern, others, question in (
         ("centre", HOSPITAL, places, "name the hospital? Without it, clients are random."),
@@ -287,8 +289,10 @@ def is_plainly_positive(names: Sequence[str]) -> bool:
     return (no in _NEGATIVE and yes in _POSITIVE) or all(map(like_a_number, names))
 
 
-def _may_be_places(texts: Collection[str], rows: int) -> bool:
-    """Whether a column has few texts, each in several rows, that are no sexes and no answers."""
+def _may_be_places(name: str, texts: Collection[str], rows: int) -> bool:
+    """Whether a column's name says so, or it has few texts that are no sexes and no answers."""
+    if any(map(HOSPITAL.fullmatch, words(name))):
+        return True
     several = 2 <= len(texts) <= _PLACES and 4 * len(texts) <= rows
     known = {*map(str.lower, texts)} <= _NO_PLACES or which_is_yes(sorted(texts)) is not None
     return several and not known and not any(map(like_a_number, texts))

@@ -49,19 +49,14 @@ def _image_set(path: Path, arrays: Arrays, classes: Sequence[str] | None, joins:
         raise DataError(f"{path} has {only}; a classification needs images of two classes.")
     ids = [f"{split}_{n}" for split in SPLITS for n in range(len(labels[split]))]
     images = _images(path, arrays, labels)
-    return ImageSet(
-        images=images,
-        channels=channel_names(images.shape[1]),
-        classes=names,
-        samples=Samples(
-            labels=joined if joined.ndim == 1 else joined.astype(np.float32),
-            num_classes=len(names),
-            patients=ids,
-            splits=[split for split in SPLITS for _ in labels[split]],
-            files=[path] * len(ids),
-        ),
-        source=str(path),
+    samples = Samples(
+        labels=joined if joined.ndim == 1 else joined.astype(np.float32),
+        num_classes=len(names),
+        patients=ids,
+        splits=[split for split in SPLITS for _ in labels[split]],
+        files=[path] * len(ids),
     )
+    return ImageSet(images, channel_names(images.shape[1]), names, samples, str(path))
 
 
 def _labels(path: Path, split: str, values: Bytes) -> Labels:
@@ -85,12 +80,11 @@ def _class_names(path: Path, labels: Labels, classes: Sequence[str] | None) -> t
             f"{path} has labels up to {count - 1}; classes count from 0, and more than "
             f"{_MOST_CLASSES} are only read with their names in data.reader.classes."
         )
-    if classes is not None and len(classes) < count:
-        raise DataError(
-            f"{path} has labels up to {count - 1}, but data.reader.classes names {len(classes)} "
-            "classes."
-        )
-    return tuple(classes) if classes is not None else tuple(str(k) for k in range(count))
+    names = tuple(map(str, range(count)) if classes is None else classes)
+    if len(names) < count:
+        what = f"data.reader.classes names {len(names)} classes"
+        raise DataError(f"{path} has labels up to {count - 1}, but {what}.")
+    return names
 
 
 def _images(path: Path, arrays: Arrays, labels: Mapping[Split, Labels]) -> Bytes:

@@ -31,10 +31,8 @@ def persons_of(names: Sequence[str], pattern: str | None, where: Path) -> list[s
     """Returns the patient of every case or picture, by a pattern's group or known names."""
     files = [PurePosixPath(name) for name in names]
     if pattern is not None:
-        return [
-            fold(search_name("patient", pattern, f.name, Path(n)))
-            for f, n in zip(files, names, strict=True)
-        ]
+        pairs = zip(files, names, strict=True)
+        return [fold(search_name("patient", pattern, f.name, Path(n))) for f, n in pairs]
     kind, folded = "left and right", list(map(fold, names))
     for what, known in KNOWN.items():
         matches = [re.match(known, file.name, re.IGNORECASE) for file in files]
@@ -80,21 +78,14 @@ def search_name(what: str, pattern: str | None, text: str, file: Path) -> str:
     """
     if pattern is None:
         return ""
+    key = f"data.reader.{what}_pattern={pattern}"
     try:
         expression = re.compile(pattern)
     except re.error as error:
-        raise ConfigError(
-            f"data.reader.{what}_pattern={pattern} is no regular expression ({error})."
-        ) from error
-    if expression.groups != 1:
-        raise ConfigError(
-            f"data.reader.{what}_pattern={pattern} has {expression.groups} groups; it needs one, "
-            "such as ^(p[0-9]+)_."
-        )
+        raise ConfigError(f"{key} is no regular expression ({error}).") from error
+    if (groups := expression.groups) != 1:
+        raise ConfigError(f"{key} has {groups} groups; it needs one, such as ^(p[0-9]+)_.")
     match = expression.search(text)
     if match is None or not match[1]:
-        raise DataError(
-            f"{file}: data.reader.{what}_pattern={pattern} finds no {what} in {text}; mend the "
-            "pattern or the name."
-        )
+        raise DataError(f"{file}: {key} finds no {what} in {text}; mend the pattern or the name.")
     return str(match[1])

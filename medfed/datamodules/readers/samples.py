@@ -11,10 +11,8 @@ from medfed.datamodules.partitions.by_label import thin
 
 Index = NDArray[np.int64]
 SPLIT_NAMES: dict[str, Split] = {
-    "train": "train",
-    "training": "train",
-    "test": "test",
-    "testing": "test",
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing"), "test"),
     **dict.fromkeys(("val", "valid", "validation", "validate"), "val"),
 }
 
@@ -23,9 +21,8 @@ def official_splits(sheet: Sheet, column: str, texts: Sequence[str]) -> list[Spl
     """Reads the cells of a column of splits."""
     for number, text in enumerate(texts, start=1):
         if text.lower() not in SPLIT_NAMES:
-            raise sheet.bad(
-                number, f", column {column}: {text[:40]!r} is none of train, val and test; mend it."
-            )
+            what = f"{text[:40]!r} is none of train, val and test; mend it"
+            raise sheet.bad(number, f", column {column}: {what}.")
     return [SPLIT_NAMES[text.lower()] for text in texts]
 
 
@@ -109,29 +106,20 @@ class Samples:
         return [self._patient(name, rows) for name, rows in self.rows.items()]
 
     def _patient(self, name: str, rows: list[int]) -> Patient:
-        centres = {self.centres[row] for row in rows} if self.centres else set()
-        splits = {self.splits[row] for row in rows} if self.splits else set()
+        centres = {self.centres[row] for row in rows} if self.centres else {None}
+        splits = {self.splits[row] for row in rows} if self.splits else {None}
         files = dict.fromkeys(self.files[row] for row in rows) if self.files else {}
         if len(centres) > 1:
-            raise ConfigError(
-                f"Patient {name} has samples at several centres ({', '.join(sorted(centres))}); a "
-                "patient belongs to one client."
-            )
+            several = ", ".join(sorted(map(str, centres)))
+            what = f"has samples at several centres ({several}); a patient belongs to one client"
+            raise ConfigError(f"Patient {name} {what}.")
         if len(splits) > 1:
-            raise DataError(
-                f"Patient {name} has samples in several splits "
-                f"({', '.join(sorted(s or 'train' for s in splits))}); set "
-                "data.official_splits=false to split by patient."
-            )
-        label, counts = self._classes(rows)
-        return Patient(
-            id=name,
-            files={f"file_{n}": file for n, file in enumerate(files)},
-            centre=centres.pop() if centres else None,
-            label=label,
-            counts=counts,
-            split=splits.pop() if splits else None,
-        )
+            several = ", ".join(sorted(s or "train" for s in splits))
+            mend = "set data.official_splits=false to split by patient"
+            raise DataError(f"Patient {name} has samples in several splits ({several}); {mend}.")
+        (centre,), (split,), (label, counts) = centres, splits, self._classes(rows)
+        roles = {f"file_{n}": file for n, file in enumerate(files)}
+        return Patient(name, roles, centre, label, counts, split)
 
     def _classes(self, rows: list[int]) -> tuple[int | None, tuple[int, ...] | None]:
         """The class that all rows share, if any, and the samples per class if needed."""

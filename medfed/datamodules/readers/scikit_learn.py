@@ -59,12 +59,7 @@ def read_digits(path: Path | None = None) -> ImageSet:
             "data=image_folder or data=medmnist for your images."
         )
     data = load_digits()
-    labels = np.asarray(data.target, dtype=np.int64)
-    return ImageSet(
-        images=np.asarray(data.images, dtype=np.uint8)[:, None],
-        channels=("grey",),
-        classes=tuple(str(name) for name in data.target_names),
-        samples=Samples(labels, 10, [f"digit_{i}" for i in range(len(labels))]),
-        source="scikit-learn's digits",
-        peak=16,
-    )
+    labels, images = np.asarray(data.target, dtype=np.int64), np.asarray(data.images, np.uint8)
+    samples = Samples(labels, 10, [f"digit_{i}" for i in range(len(labels))])
+    names = tuple(map(str, data.target_names))
+    return ImageSet(images[:, None], ("grey",), names, samples, "scikit-learn's digits", peak=16)
