@@ -65,17 +65,12 @@ def by_id(patients: Sequence[Patient]) -> dict[str, Patient]:
     if len(patients_by_id) < len(patients):
         twice = Counter(p.id for p in patients).most_common(1)[0][0]
         raise DataError(f"Patient {twice} is listed twice; patient ids must be unique.")
-    _check_spelling("patient", [p.id for p in patients], patients)
-    named = [p for p in patients if p.centre is not None and not p.invented]
-    _check_spelling("hospital", [str(p.centre) for p in named], named)
+    places = [str(next(iter(p.files.values()), f"patient {p.id}")) for p in patients]
+    same([p.id for p in patients], "The patients' names", places.__getitem__)
+    named = [n for n, p in enumerate(patients) if p.centre is not None and not p.invented]
+    centres = [str(patients[n].centre) for n in named]
+    same(centres, "The hospitals' names", lambda at: places[named[at]])
     return patients_by_id
-
-
-def _check_spelling(kind: str, names: Sequence[str], patients: Sequence[Patient]) -> None:
-    def place(at: int) -> str:
-        return str(next(iter(patients[at].files.values()), f"patient {patients[at].id}"))
-
-    same(names, f"The {kind}s' names", place)
 
 
 def plan_clients(
@@ -143,10 +138,8 @@ def match_files(
         lacking = [(c, n) for c in every for n in compress(channels, plan.channels) if n in c.lacks]
         if lacking and missing == "error":
             case, name = lacking[0]
-            raise DataError(
-                f"{case.lacks[name]} If {client} has no {name} of some cases, set "
-                "data.reader.missing=zero."
-            )
+            mend = f"If {client} has no {name} of some cases, set data.reader.missing=zero."
+            raise DataError(f"{case.lacks[name]} {mend}")
         present = plan.channels.clone()
         if lacking and of["train"]:
             present &= torch.stack([has_channels(case, channels) for case in of["train"]]).any(0)
@@ -238,10 +231,8 @@ to train; name fewer.
     """
     for name in keep_out:
         if name not in clients:
-            raise ConfigError(
-                f"keep_out names {name!r}, which is no client{did_you_mean(name, clients)}; the "
-                f"clients are {', '.join(clients)}."
-            )
+            what = f"keep_out names {name!r}, which is no client{did_you_mean(name, clients)}"
+            raise ConfigError(f"{what}; the clients are {', '.join(clients)}.")
     if len(set(keep_out)) < len(keep_out):
         raise ConfigError(f"keep_out names a client twice: {', '.join(keep_out)}.")
     if keep_out and len(keep_out) == len(clients):

@@ -93,10 +93,8 @@ evaluate; check what says whose a sample is, or give the clients more patients.
     if not any(parts["test"] for parts in clients.values()):
         several = any(sum(map(len, parts.values())) > 1 for parts in clients.values())
         mend = "set data.test_fraction above 0" if several else "check what says whose a sample is"
-        raise ConfigError(
-            f"No client has a test patient, so there is nothing to evaluate; {mend}, or give the "
-            "clients more patients."
-        )
+        what = "No client has a test patient, so there is nothing to evaluate"
+        raise ConfigError(f"{what}; {mend}, or give the clients more patients.")
     if not any(parts["val"] for parts in clients.values()):
         log.warning("No client has a validation patient: the run keeps the last round.")
 
@@ -127,10 +125,8 @@ def warn_of_clients(found: Sequence[tuple[str, str, str]]) -> None:
     for client, one, many in found:
         alike.setdefault((one, many), []).append(client)
     for (one, many), names in alike.items():
-        if len(names) == 1:
-            log.warning("Client %s %s.", names[0], one)
-        else:
-            log.warning("%d clients %s: %s.", len(names), many, few(names, 8))
+        several = f"{len(names)} clients {many}: {few(names, 8)}."
+        log.warning("%s", several if len(names) > 1 else f"Client {names[0]} {one}.")
 
 
 def check_leakage(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:

@@ -165,9 +165,8 @@ class Store:
             "format": FORMAT,
             "checksum": self.checksum,
         }
-        files.write_json(
-            self.folder / MANIFEST, {**content, "seal": files.digest(content)}, sync=True
-        )
+        content["seal"] = files.digest(content)
+        files.write_json(self.folder / MANIFEST, content, sync=True)
 
     @property
     def num_bytes(self) -> int:
@@ -210,10 +209,8 @@ class Store:
         """Reads everything and checks the checksums."""
         for entry in self.entries:
             if checksum(self.arrays(entry.id)) != entry.checksum:
-                raise DataError(
-                    f"The cache {self.folder} is damaged at {entry.id}; run "
-                    f"{self.recipe.command} again."
-                )
+                what = f"The cache {self.folder} is damaged at {entry.id}"
+                raise DataError(f"{what}; run {self.recipe.command} again.")
 
 
 def shard(index: int, name: str) -> str:
@@ -242,17 +239,13 @@ def find(recipe: Recipe, root: Path) -> Store | None:
     for name, size in store.files.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != size:
-            raise DataError(
-                f"{path} is missing or not of the {size} bytes that were written; run "
-                f"{recipe.command} again."
-            )
+            what = f"{path} is missing or not of the {size} bytes that were written"
+            raise DataError(f"{what}; run {recipe.command} again.")
     for item, entry in zip(recipe.items, store.entries, strict=True):
         if (now := item.sources()) != entry.sources:
             changed = next(n for n, old in zip(now, entry.sources, strict=True) if n != old)
-            raise DataError(
-                f"{changed[0]} of {item.id} has changed since {folder} was made from it; run "
-                f"{recipe.command} again."
-            )
+            what = f"{changed[0]} of {item.id} has changed since {folder} was made from it"
+            raise DataError(f"{what}; run {recipe.command} again.")
     return store
 
 
@@ -286,12 +279,11 @@ def build(recipe: Recipe, root: Path, workers: int | None = None, quiet: bool = 
 def _whole(recipe: Recipe, root: Path) -> Store | None:
     """Returns the finished cache if all its bytes are unchanged."""
     try:
-        store = find(recipe, root)
-        if store is not None:
+        if (store := find(recipe, root)) is not None:
             store.verify()
+        return store
     except DataError:
         return None
-    return store
 
 
 def _make_all(recipe: Recipe, folder: Path, workers: int | None, quiet: bool) -> list[Entry]:

@@ -191,10 +191,8 @@ class Dealt(Partition):
         """
         if self.num_clients < 1 or self.num_clients * max(self.least, 1) > len(patients):
             each = f" of at least {self.least} for each client" if self.least > 1 else ""
-            raise ConfigError(
-                f"partition.num_clients={self.num_clients} does not fit {len(patients)} "
-                f"patients{each}."
-            )
+            what = f"does not fit {len(patients)} patients{each}"
+            raise ConfigError(f"partition.num_clients={self.num_clients} {what}.")
         patients = in_order(patients)
         owner = self.deal(patients, seed)
         rows = {name: np.flatnonzero(owner == n) for n, name in enumerate(self.names())}

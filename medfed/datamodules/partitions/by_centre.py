@@ -38,13 +38,10 @@ class ByCentre(Partition):
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
         """See `Partition.assign`; no random choice is made."""
-        for patient in patients:
-            if patient.centre is None:
-                raise ConfigError(
-                    f"Patient {patient.id} has no centre; name the centres in the data "
-                    "configuration (data.centre or data.reader.hospitals), or use "
-                    "partition=round_robin."
-                )
+        if lost := next((patient for patient in patients if patient.centre is None), None):
+            keys = "data.centre or data.reader.hospitals"
+            mend = f"name the centres in the data configuration ({keys}), or use"
+            raise ConfigError(f"Patient {lost.id} has no centre; {mend} partition=round_robin.")
         known = sorted({str(p.centre) for p in patients})
         names = known if self.centres is None else check_names("centre", self.centres, known)
         assigned: dict[str, list[str]] = {name: [] for name in names}
@@ -100,20 +97,17 @@ class CentreSplit(Partition):
         named = self.parts if isinstance(self.parts, Mapping) else {}
         for name in named:
             if name not in centres:
-                parts = ", ".join(f"{centre}: 1" for centre in centres)
+                parts, hint = ", ".join(f"{c}: 1" for c in centres), did_you_mean(name, centres)
                 raise ConfigError(
-                    f"partition.parts names {name}, which is no centre"
-                    f"{did_you_mean(name, centres)}; the centres are {', '.join(centres)}: set "
-                    f"'partition.parts={{{parts}}}', or partition=auto for a client each."
+                    f"partition.parts names {name}, which is no centre{hint}; the centres are "
+                    f"{', '.join(centres)}: set 'partition.parts={{{parts}}}', or partition=auto."
                 )
         assigned: dict[str, list[str]] = {}
         for centre, ids in centres.items():
             count = self.parts if isinstance(self.parts, int) else named.get(centre, 1)
             if count > len(ids):
-                raise ConfigError(
-                    f"partition.parts: {centre} has {len(ids)} patients, too few for {count} "
-                    "clients."
-                )
+                what = f"{centre} has {len(ids)} patients, too few for {count} clients"
+                raise ConfigError(f"partition.parts: {what}.")
             # A random stream per centre: dividing one centre does not change the others' clients.
             order = numpy_rng(seed, "centre split", centre).permutation(len(ids))
             for n in range(count):

@@ -152,9 +152,8 @@ class SiteGroups(base.Dealt):
         lacks = [check_names("channel", names, channels) if names else () for names in self.lacks]
         for group, names in enumerate(lacks):
             if len(names) == len(channels):
-                raise ConfigError(
-                    f"partition.lacks takes every channel from group {group}; leave it at least 1."
-                )
+                what = f"takes every channel from group {group}; leave it at least 1"
+                raise ConfigError(f"partition.lacks {what}.")
         missing = {client: lacks[group_of(client)] for client in clients}
         return {c: torch.tensor([n not in missing[c] for n in channels]) for c in clients}
 
@@ -174,8 +173,8 @@ class SiteGroups(base.Dealt):
                 "theirs, or 0."
             )
         shifts = {c: self.label_shift * group_of(c) % num_classes for c in clients}
-        classes = range(num_classes)
-        return {c: tuple((k + s) % num_classes for k in classes) for c, s in shifts.items() if s}
+        order = tuple(range(num_classes))
+        return {c: order[shift:] + order[:shift] for c, shift in shifts.items() if shift}
 
 
 @dataclass(frozen=True)

@@ -109,10 +109,8 @@ def _check_shares(shares: Sequence[float]) -> None:
 0.8, 0.4.
     """
     if not all(s >= 0 for s in shares) or not abs(sum(shares) - 1) < 1e-6:
-        raise ConfigError(
-            "Shares must be non-negative and sum to 1; got: "
-            f"{', '.join(f'{s:g}' for s in shares) or 'none'}."
-        )
+        got = ", ".join(f"{s:g}" for s in shares) or "none"
+        raise ConfigError(f"Shares must be non-negative and sum to 1; got: {got}.")
 
 
 @dataclass(frozen=True)
@@ -139,10 +137,8 @@ class LabelImbalance(base.Dealt):
         if self.positive_fractions is not None:
             shares = [float(f) for f in self.positive_fractions]
             if len(shares) != self.num_clients or not all(0 <= f <= 1 for f in shares):
-                raise ConfigError(
-                    f"partition.positive_fractions={shares} must be {self.num_clients} numbers "
-                    "in [0, 1], one per client."
-                )
+                what = f"must be {self.num_clients} numbers in [0, 1], one per client"
+                raise ConfigError(f"partition.positive_fractions={shares} {what}.")
             return shares
         low = 1 / (1 + self.delta)
         half = (self.num_clients + 1) // 2
@@ -174,10 +170,8 @@ class LabelImbalance(base.Dealt):
     ) -> dict[str, base.Shares]:
         """See `Partition.class_shares`; clients are in the order of `assign`."""
         if num_classes != 2:
-            raise ConfigError(
-                f"partition=label_imbalance needs 2 classes, but the data have {num_classes}; use "
-                "partition=dirichlet or another partition."
-            )
+            what = f"needs 2 classes, but the data have {num_classes}"
+            raise ConfigError(f"partition=label_imbalance {what}; use partition=dirichlet.")
         return {c: (1 - f, f) for c, f in zip(clients, self.fractions(), strict=True)}
 
     def _deal_whole(

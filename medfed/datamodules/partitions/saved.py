@@ -75,10 +75,8 @@ class Saved(Partition):
         recorded = self._recorded(clients, "label_order")
         for client, order in recorded.items():
             if sorted(order, key=repr) != sorted(range(num_classes), key=repr):
-                raise DataError(
-                    f"{self.file}: the label_order of client {client} is no order of "
-                    f"{num_classes} classes: {order}."
-                )
+                what = f"the label_order of client {client} is no order of {num_classes} classes"
+                raise DataError(f"{self.file}: {what}: {order}.")
         return {client: tuple(order) for client, order in recorded.items()}
 
     def splits(self, clients: Ids) -> dict[str, dict[Split, list[str]]]:
@@ -112,11 +110,8 @@ def read_partition(path: Path) -> dict[str, Any]:
     try:
         return dict(parse_json(path, _Content))
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read ({error.strerror}); set partition.file to the splits.json of a "
-            "run."
-        ) from error
+        what = f"{path} cannot be read ({error.strerror})"
+        raise DataError(f"{what}; set partition.file to the splits.json of a run.") from error
     except ValueError as error:
-        raise DataError(
-            f"{path} does not list the patients of each client ({error}); take a run's splits.json."
-        ) from error
+        what = f"{path} does not list the patients of each client ({error})"
+        raise DataError(f"{what}; take a run's splits.json.") from error
