@@ -37,48 +37,49 @@ def find_kinds(
     if auto and categorical != "auto":
         where = f"{sheet.path}, data.categorical: "
         declared = check_names("column", categorical, names, where)
-    kept, left_out, categories, coded = [], {}, {}, {}
+    left_out, categories, coded = dict[str, str](), {}, {}
     for name in names:
         if name in declared:
             categories[name] = _named(sheet, name)
-            kept.append(name)
             continue
         texts = sheet.texts(name)
         known = dict.fromkeys(text for text in texts if text is not None)
         if code := code_among(known):
             coded[name] = code
         if not auto:
-            kept.append(name)
             continue
         rows = len(texts) - texts.count(None)
         first = int(texts[:1] == ["1"])
         numbered = texts == [str(n) for n in range(first, first + len(texts))]
         if not given and numbered and len(texts) >= _NUMBERED:
-            left_out[name or "the one without a name"] = "row numbers"
+            left_out[name] = "row numbers"
         elif not given and known and all(map(csv_files.is_date, known)):
             left_out[name] = "dates or times"
         elif name not in coded and (not known or any(map(csv_files.like_a_number, known))):
-            kept.append(name)
+            continue
         elif len(known) > _MOST_FOUND or (len(known) > 2 and 2 * len(known) > rows):
             what = f"{len(known)} different texts in {rows} rows"
             if given:
-                raise DataError(
-                    f"{sheet.path}: column {name} has {what}, which is no feature; leave it "
-                    "out of data.features, or name it in data.categorical."
-                )
+                mend = "leave it out of data.features, or name it in data.categorical"
+                why = f"column {name} has {what}, which is no feature"
+                raise DataError(f"{sheet.path}: {why}; {mend}.")
             left_out[name] = what
         else:
             categories[name] = tuple(sorted(known))
-            kept.append(name)
     if coded:
         _say_codes(sheet, coded, auto)
     if left_out:
-        listed = few([f"{name[:60]} ({why})" for name, why in left_out.items()], 8)
+        left = {name[:60] or "the one without a name": why for name, why in left_out.items()}
+        listed = few([f"{name} ({why})" for name, why in left.items()], 8)
         keys = "data.features, data.categorical or data.ages"
         log.warning("%s: left out %s; set %s to change this.", sheet.path, listed, keys)
+    kept = tuple(name for name in names if name not in left_out)
     _check_features(sheet, kept)
-    _say_alike(sheet, categories)
-    return tuple(kept), categories
+    for name, of in categories.items():
+        for twice in alike(of)[:1]:
+            both = " and ".join(map(repr, twice))
+            log.warning("%s, column %s: %s count as different categories.", sheet.path, name, both)
+    return kept, categories
 
 
 def _say_codes(sheet: Sheet, coded: Mapping[str, str], auto: bool) -> None:
@@ -120,13 +121,6 @@ def _check_features(sheet: Sheet, names: Sequence[str]) -> None:
             f"{sheet.path} has a column without a name, perhaps row numbers; name it in the header "
             "line, or name the others in data.features."
         )
-
-
-def _say_alike(sheet: Sheet, categories: Categories) -> None:
-    for name, texts in categories.items():
-        for twice in alike(texts)[:1]:
-            both = " and ".join(map(repr, twice))
-            log.warning("%s, column %s: %s count as different categories.", sheet.path, name, both)
 
 
 def in_order(text: str) -> tuple[float, str]:
@@ -264,9 +258,8 @@ def read_csv(
     answers = {"data.event": label, "data.time": time} if time else {"data.label": label}
     for key, answer in answers.items():
         if answer.lower() in {f.lower() for f in features or ()}:
-            raise ConfigError(
-                f"data.features names {answer}, which is {key}: the model would see the answer."
-            )
+            what = f"data.features names {answer}, which is {key}"
+            raise ConfigError(f"{what}: the model would see the answer.")
     roles = {**answers, "data.centre": centre, "data.patient": patient, "data.split": split}
 
     def columns(key: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -350,10 +343,8 @@ def _accounts_of(
                 lacking[why] = (count + 1, example)
     path, known = str(sheet.path), len(names) * len(sheet.rows)
     known -= sum(count for count, _ in lacking.values())
-    return (
-        Account(path, "rows", len(sheet.rows), rows),
-        Account(path, f"cells of {len(names)} features", known, lacking),
-    )
+    cells = Account(path, f"cells of {len(names)} features", known, lacking)
+    return Account(path, "rows", len(sheet.rows), rows), cells
 
 
 def counted(path: Path, features: NDArray[np.float64], left: int = 0) -> tuple[Account, Account]:
@@ -440,13 +431,9 @@ def _outcomes(sheet: Sheet, name: str) -> NDArray[np.float64]:
     """One number per row."""
     cells = sheet.known(name, _WITHOUT)
     outcomes = np.array([as_number(text) for text in sheet.with_points(cells)])
-    if not np.isfinite(outcomes).all():
-        worst = int(np.flatnonzero(~np.isfinite(outcomes))[0])
-        raise sheet.bad(
-            worst + 1,
-            f", column {name}: the outcome {cells[worst][:60]!r} is not a number; mend the row or "
-            "set data.outcome=classes.",
-        )
+    if len(odd := np.flatnonzero(~np.isfinite(outcomes))):
+        what = f"the outcome {cells[odd[0]][:60]!r} is not a number; mend the row"
+        raise sheet.bad(odd[0] + 1, f", column {name}: {what} or set data.outcome=classes.")
     return outcomes
 
 
@@ -458,11 +445,9 @@ def _survival(
         positive, negative = [1], [0] if negative is None else negative
     happened, _ = _classes(sheet, event, positive, negative)
     times = _outcomes(sheet, time)
-    if (times < 0).any():
-        first = int(np.flatnonzero(times < 0)[0])
-        raise sheet.bad(
-            first + 1, f", column {time}: the time {times[first]:g} is negative; mend the row."
-        )
+    if len(odd := np.flatnonzero(times < 0)):
+        what = f"the time {times[odd[0]]:g} is negative; mend the row"
+        raise sheet.bad(odd[0] + 1, f", column {time}: {what}.")
     return np.stack([times, happened.astype(float)], axis=1), ("no event", "event")
 
 
@@ -580,8 +565,7 @@ def _ask_label(guess: looks.Guess, sheet: Sheet, label: str, answers: looks.Answ
         text = f"Is {times[0]} the time of {label} or of the last visit, so that survival counts?"
         guess.ask("data.time", text, times[0], (*times, looks.NO))
     if answers.get("data.time"):
-        survival = {"data.outcome": "survival", "data.event": label, "model": "survival"}
-        guess.keys |= survival
+        guess.keys |= {"data.outcome": "survival", "data.event": label, "model": "survival"}
     if answers.get("data.outcome") or answers.get("data.time") or answers.get("data.positive"):
         return
     numbers = map(as_number, sheet.with_points(names))
@@ -651,8 +635,7 @@ def _ask_cells(
         _ask_missing(guess, sorted(lacking), sheet, {*kinds, label or ""})
     if limited:
         question = f"What are limits among numbers, such as {limited[0]}?"
-        choices = ("half", "value", "refuse")
-        guess.ask("data.limits", question, "half", choices)
+        guess.ask("data.limits", question, "half", ("half", "value", "refuse"))
     if others:
         listed = few([f"{name} ({few(sorted(odd), 3)})" for name, odd in others.items()], 12)
         question = f"Numbers and texts are mixed in {listed}. Leave these columns out?"

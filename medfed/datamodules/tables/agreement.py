@@ -175,11 +175,10 @@ def converse(
             break
         exchanged += [(c, "down", len(answers[-1])) for c in clients]
         messages = [step(client, answers[-1]) for client in clients]
-    if any(content is not None for content in messages):
-        odd = clients[next(at for at, content in enumerate(messages) if content is not None)]
-        raise DataError(
-            f"{odd} shares other facts about its data than the others; read all data alike."
-        )
+    for odd, content in zip(clients, messages, strict=True):
+        if content is not None:
+            what = f"{odd} shares other facts about its data than the others"
+            raise DataError(f"{what}; read all data alike.")
     return answers, exchanged
 
 
@@ -205,10 +204,8 @@ def packed(content: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
     except ValueError as error:
-        raise DataError(
-            "The clients' sums of a column are not finite; look for cells that are not "
-            "measurements."
-        ) from error
+        what = "The clients' sums of a column are not finite"
+        raise DataError(f"{what}; look for cells that are not measurements.") from error
 
 
 def unpacked(content: bytes, form: Mapping[str, Any]) -> dict[str, Any]:
@@ -337,12 +334,10 @@ def agree(
     patients: Mapping[str, Index] | None = None,
 ) -> tuple[Agreement, list[Exchanged]]:
     """Runs the agreement of clients in this process, of their (N, F) training rows."""
-    halves = {
-        c: client_side(
-            TrainRows(settings, rows, categories, (outcomes or {}).get(c), (patients or {}).get(c))
-        )
-        for c, rows in train.items()
-    }
+    halves: dict[str, Half] = {}
+    for client, rows in train.items():
+        more = (outcomes or {}).get(client), (patients or {}).get(client)
+        halves[client] = client_side(TrainRows(settings, rows, categories, *more))
     return converse_here(server_side(settings, Claims([*train])), halves)
 
 
@@ -412,26 +407,17 @@ class Levels(Fact):
 
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: names, without those of few patients."""
-        coded = {n: rows.rows[:, self.settings.names.index(n)] for n in rows.categories}
-        return {
-            "categories": {
-                name: [
-                    texts[int(code)]
-                    for code in np.unique(coded[name])
-                    if code >= 0 and rows.patients_in(coded[name] == code) >= CATEGORY
-                ]
-                for name, texts in rows.categories.items()
-            }
-        }
+        named: dict[str, list[str]] = {}
+        for name, texts in rows.categories.items():
+            coded = rows.rows[:, self.settings.names.index(name)]
+            patients = {c: rows.patients_in(coded == c) for c in np.unique(coded) if c >= 0}
+            named[name] = [texts[int(code)] for code, n in patients.items() if n >= CATEGORY]
+        return {"categories": named}
 
     def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
         """See the base class: the sorted union."""
-        return {
-            "categories": {
-                name: sorted({t for one in messages for t in one["categories"][name]}, key=in_order)
-                for name in self.settings.categorical
-            }
-        }
+        of = {n: [m["categories"][n] for m in messages] for n in self.settings.categorical}
+        return {"categories": {n: sorted(set().union(*s), key=in_order) for n, s in of.items()}}
 
 
 class OutcomeScale(Fact):
@@ -445,16 +431,13 @@ class OutcomeScale(Fact):
         """See the base class: mean and deviation of all."""
         sums = np.array([one["outcome"] for one in messages])
         count = claims.counted("outcomes", sums[:, :1].tolist())[:, 0]
-        claims.refuse(
-            _contradict(count, sums[:, 1], sums[:, 2]), "sums of the outcome that no data have"
-        )
+        wrong = _contradict(count, sums[:, 1], sums[:, 2])
+        claims.refuse(wrong, "sums of the outcome that no data have")
         each = np.array([_scale_of([one]) for one in sums.tolist()])
         middle, sd = np.median(each, axis=0)
         if len(each) > 2:  # of two nobody knows which is wrong
-            claims.refuse(
-                np.abs(each - middle).max(axis=1) > _BEYOND * sd,
-                "outcomes far from those of all others",
-            )
+            far = np.abs(each - middle).max(axis=1) > _BEYOND * sd
+            claims.refuse(far, "outcomes far from those of all others")
         return {"outcome": _scale_of(sums.tolist())}
 
 
@@ -509,15 +492,11 @@ class Ends(Fact):
         claims.remark(np.any([*far.values()], axis=0) & most, _BEYOND, self.settings.numeric)
         if self.settings.normalization == "standard":
             return {n: values.tolist() for n, values in middle.items()}
-        picks = {"minimum": (np.min, np.inf), "maximum": (np.max, -np.inf)}
-        return {
-            n: np.where(
-                counts.any(axis=0),
-                pick(np.where(empty | (far[n] & most), none, ends[n]), axis=0),
-                0.0,
-            ).tolist()
-            for n, (pick, none) in picks.items()
-        }
+        answer: dict[str, Any] = {}
+        for n, pick, none in (("minimum", np.min, np.inf), ("maximum", np.max, -np.inf)):
+            end = pick(np.where(empty | (far[n] & most), none, ends[n]), axis=0)
+            answer[n] = np.where(counts.any(axis=0), end, 0.0).tolist()
+        return answer
 
 
 class Kept(Fact):
@@ -568,9 +547,8 @@ class Moments(Fact):
         low, median, high = (np.array(agreed[end]) for end in self.settings.ends)
         reach = np.maximum(high - median, median - low)
         wrong = (count != agreed["counts"]) | _contradict(count, total, squares)
-        wrong |= (np.abs(total) > _beyond(count * reach)) | (
-            np.sqrt(np.maximum(squares, 0)) > _beyond(np.sqrt(count) * reach)
-        )
+        wrong |= np.abs(total) > _beyond(count * reach)
+        wrong |= np.sqrt(np.maximum(squares, 0)) > _beyond(np.sqrt(count) * reach)
         claims.refuse(wrong, "counts or sums of a column that no data have")
         summed = (each.sum(axis=0) for each in (count, total, squares))
         mean, sd = columns.moments(next(summed), median, next(summed), next(summed))
@@ -665,6 +643,5 @@ def _beyond(values: Array) -> Array:
 
 def _contradict(count: Array, total: Array, squares: Array) -> NDArray[np.bool_]:
     """Whether a count, a sum and a sum of squares are of no numbers."""
-    return (squares < 0) | (
-        np.abs(total) > _beyond(np.sqrt(count) * np.sqrt(np.maximum(squares, 0)))
-    )
+    most = np.sqrt(count) * np.sqrt(np.maximum(squares, 0))
+    return (squares < 0) | (np.abs(total) > _beyond(most))

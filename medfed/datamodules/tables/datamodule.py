@@ -22,19 +22,12 @@ from medfed.datamodules.client_data import Batch, ClientData
 from medfed.datamodules.duplicates import Sample, rows_mean_something
 from medfed.datamodules.extending import *
 from medfed.datamodules.plans import ClientPlan
+from medfed.datamodules.readers import table as tables
 from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.base import expanded
 from medfed.datamodules.readers.samples import Index, Samples
 from medfed.datamodules.readers.scikit_learn import EMBEDDED
-from medfed.datamodules.readers.table import (
-    Outcome,
-    Table,
-    Unlabelled,
-    counted,
-    read_csv,
-    recode,
-    with_categories,
-)
+from medfed.datamodules.readers.table import Outcome, Table, Unlabelled
 from medfed.datamodules.tables import agreement, columns
 from medfed.datamodules.tables.columns import Normalization
 from medfed.functional.survival import BINS
@@ -128,22 +121,15 @@ class TabularDataModule(FederatedDataModule):
         super().__post_init__()
         survival = self.outcome == "survival"
         if not survival == (self.time is not None) == (self.event is not None):
-            raise ConfigError(
-                "data.outcome=survival needs data.time=COLUMN and data.event=COLUMN, and other "
-                "outcomes have neither."
-            )
-        if self.cuts is not None and not (
-            survival and self.cuts and all(a < b for a, b in pairwise([0.0, *self.cuts]))
-        ):
-            raise ConfigError(
-                "data.cuts are the ends of intervals of data.outcome=survival; give increasing "
-                "times above 0, or leave it at null."
-            )
+            needs = "data.outcome=survival needs data.time=COLUMN and data.event=COLUMN"
+            raise ConfigError(f"{needs}, and other outcomes have neither.")
+        cuts = [] if self.cuts is None else [0.0, *self.cuts]
+        if cuts and not (survival and cuts[1:] and all(a < b for a, b in pairwise(cuts))):
+            what = "data.cuts are the ends of intervals of data.outcome=survival"
+            raise ConfigError(f"{what}; give increasing times above 0, or leave it at null.")
         if self.outcome == "continuous" and not (self.positive is None and self.negative is None):
-            raise ConfigError(
-                "data.positive and data.negative name classes; leave them out with "
-                "data.outcome=continuous."
-            )
+            what = "data.positive and data.negative name classes"
+            raise ConfigError(f"{what}; leave them out with data.outcome=continuous.")
         alone = {"combat": ("minmax", "exact_minmax", "none"), "pooled": ("none",), "client": ()}
         if self.normalization in alone[self.scaling]:
             raise ConfigError(f"data.scaling={self.scaling} needs data.normalization=standard.")
@@ -166,7 +152,8 @@ class TabularDataModule(FederatedDataModule):
             categorical = "auto" if self.categorical is None else self.categorical
             settings = {name: getattr(self, name) for name in _OF_CSV}
             label = self.event or self.label
-            of = read_csv(path, label, categorical=categorical, classes=self.joined, **settings)
+            more: dict[str, Any] = {"categorical": categorical, "classes": self.joined}
+            of = tables.read_csv(path, label, **more, **settings)
             texts = {*of.categories} - {*(self.categorical or ())}
             if self.joined is not None and texts:
                 what = "holds texts, but numbers at the other hospitals; write numbers"
@@ -177,7 +164,7 @@ class TabularDataModule(FederatedDataModule):
             whole = EMBEDDED[self.embedded]()
         else:
             whole = self.reader(path)  # type: ignore[misc]
-        return with_categories(whole, self.categorical or ())
+        return tables.with_categories(whole, self.categorical or ())
 
     @property
     def plan_names(self) -> tuple[str, ...]:
@@ -201,10 +188,9 @@ class TabularDataModule(FederatedDataModule):
             log.warning("%d columns have no value and become 0, such as %s.", empty.sum(), first)
         self.description = f"Data: {expanded(self.path)}, {count} rows."
         if self.path is None:
-            self.description = (
-                f"Data: scikit-learn's {self.embedded.replace('_', ' ')}, {count} patients (for "
-                "your data: data=csv data.path=/path/to/table.csv data.label=COLUMN)."
-            )
+            yours = "for your data: data=csv data.path=/path/to/table.csv data.label=COLUMN"
+            name = self.embedded.replace("_", " ")
+            self.description = f"Data: scikit-learn's {name}, {count} patients ({yours})."
         self.channel_names = names  # until the clients have agreed
         self.class_names = self.table.classes
         if self.outcome_scale is not None and not self.samples.continuous:
@@ -214,7 +200,7 @@ class TabularDataModule(FederatedDataModule):
     def accounts(self) -> Sequence[Account]:
         """See the base class."""
         path = expanded(self.path)
-        return self.table.accounts or (counted(path, self.table.features) if path else ())
+        return self.table.accounts or (tables.counted(path, self.table.features) if path else ())
 
     def data_remarks(self) -> list[str]:
         """See the base class: columns that are perhaps not features."""
@@ -279,7 +265,7 @@ class TabularDataModule(FederatedDataModule):
         if self.survival:
             self.class_names = tuple(f"{cut:g}" for cut in self.cuts or self.agreement.cuts)
         agreed = self.columns
-        rows = recode(table.features, table.names, table.categories, agreed.categories)
+        rows = tables.recode(table.features, table.names, table.categories, agreed.categories)
         self.channel_names = tuple(name for name, _ in agreed.inputs())
         sources = [table.names.index(column) for _, column in agreed.inputs()]
         clients = {}
@@ -402,10 +388,8 @@ class TabularDataModule(FederatedDataModule):
 
     def _select(self, client: str, plan: ClientPlan) -> dict[Split, Rows]:
         if plan.scanner is not None:
-            raise ConfigError(
-                f"Client {client} has a scanner, but tables have no images; set "
-                "partition.scanners=null."
-            )
+            what = f"Client {client} has a scanner, but tables have no images"
+            raise ConfigError(f"{what}; set partition.scanners=null.")
         seeds = {s: derive_seed(self.seed, client, s) for s in SPLITS}
         return {s: self.samples.select(plan.patients[s], plan.shares, seeds[s]) for s in SPLITS}
 
