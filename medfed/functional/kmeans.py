@@ -97,14 +97,7 @@ def _sums(values: Array) -> Array:
 
 
 def _means(mass: Array, moments: Array, starts: Array, empty: Array | None = None) -> Array:
-    """The means of consecutive intervals, from prefix sums of weights and of weighted values.
-
-    Args:
-        mass: ``(n + 1,)`` sums of the first k weights.
-        moments: ``(n + 1,)`` sums of the first k weighted values.
-        starts: ``(m,)`` begins, in ascending order.
-        empty: ``(m,)`` what stands for the mean of an interval without values.
-    """
+    """The means of consecutive intervals, from prefix sums of weights and of weighted values."""
     ends = np.append(starts, mass.size - 1)
     means = np.zeros(starts.size) if empty is None else empty.copy()
     weights = np.diff(mass[ends])

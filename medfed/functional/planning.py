@@ -317,14 +317,6 @@ def _topology(
 ) -> tuple[tuple[Ints, ...], tuple[Ints, ...], Ints, Ints]:
     """Decides which axes each stage halves.
 
-    Args:
-        spacing: mm by axis.
-        size: Voxels of a patch.
-
-    Returns:
-        Strides and kernel sizes of each stage; the patch, enlarged to what the strides divide; and
-        by what each side can then be divided.
-
     Example:
         >>> strides, kernels, patch, divisor = _topology([4.0, 1.0, 1.0], [7, 15, 16])
         >>> strides, kernels

@@ -184,17 +184,6 @@ class Levels(NamedTuple):
 def _check_levels(x: Tensor, centers: Tensor) -> Levels:
     """Returns the centres of a weight tensor, and what separates them.
 
-    Args:
-        x: The weights.
-        centers: ``(m,)`` centres.
-
-    Returns:
-        Both in the dtype of ``x``.
-
-    Raises:
-        ConfigError: If ``x`` is no float32 or float64 tensor, or the centres are not finite, in
-            ascending order and at least one.
-
     Example:
         >>> _check_levels(torch.zeros(2, dtype=torch.float64), torch.tensor([0.0, 1.0, 3.0])).cuts
         array([0.5, 2. ])

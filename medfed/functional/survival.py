@@ -58,16 +58,6 @@ def _inverse_censoring(time: Floats, event: Floats, horizon: float, weights: Flo
     Source: E. Graf et al., "Assessment and comparison of prognostic classification schemes for
     survival data", Statistics in Medicine 18, 1999.
 
-    Args:
-        time: (N,).
-        event: (N,) 1 or 0.
-        horizon: The time in question.
-        weights: (W, N), from which the distribution of censoring is estimated, too.
-
-    Returns:
-        (W, N): the weights over the probability of not being censored, just before an event until
-        the horizon, or at the horizon; 0 for patients who were censored before.
-
     Example:
         >>> time, event = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 0.0, 1.0, 0.0])
         >>> _inverse_censoring(time, event, 3.0, np.ones((1, 4))).round(3).tolist()
@@ -88,17 +78,6 @@ def _concordant(
     """Compares each patient who had the event with those of the same group who had it later.
 
     A patient censored at the time of an event counts as later. Equal risks count one half.
-
-    Args:
-        time: (N,).
-        event: (N,) 1 or 0.
-        risk: (N,) higher for an earlier event.
-        group: (N,) only patients of one group, such as a hospital, are compared.
-        weights: (W, N).
-
-    Returns:
-        (W, N) twice: the weight of the pairs that the risk puts in the right order, and of all
-        pairs; 0 for censored patients.
     """
     right, pairs = np.zeros((2, *weights.shape))
     events = np.flatnonzero(event == 1)

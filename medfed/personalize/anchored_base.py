@@ -127,11 +127,7 @@ def rows_of(models: Iterable[Tensors]) -> Tensor:
 
 
 def mixtures(models: Sequence[Tensors], weights: Tensor) -> list[Tensors]:
-    """Returns weighted sums of models, all by one product.
-
-    Args:
-        models: N models.
-        weights: ``(n, N)``, one row per mixture.
+    """Returns sums of N models weighted by each row of ``(n, N)`` weights, all by one product.
 
     Example:
         >>> models = [{"w": torch.tensor([0.0, 1.0])}, {"w": torch.tensor([4.0, 1.0])}]

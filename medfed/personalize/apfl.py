@@ -102,13 +102,7 @@ class APFL(OnboardingRules, FedAvg):
 
 
 class Mix:
-    """v, w and alpha of one client while it trains.
-
-    Args:
-        method: eta_alpha.
-        client: v and alpha before, and eta.
-        w: All entries.
-    """
+    """v, w and alpha of one client while it trains."""
 
     def __init__(self, method: APFL, client: Client, w: Mapping[str, Tensor]) -> None:
         self.v, self.alpha = client.state["own"], client.state["alpha"]["alpha"]

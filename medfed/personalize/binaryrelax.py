@@ -78,14 +78,7 @@ class BinaryRelax(QuantizedMethod):
 
 
 class RelaxedStep:
-    """Moves the free copy by the optimizer's step, and the weights between it and Q of it.
-
-    Args:
-        start: The model before the first step.
-        free: y.
-        centers: The centres of Q.
-        share: 1 / (lambda + 1).
-    """
+    """Moves the free copy by the optimizer's step, and the weights between it and Q of it."""
 
     def __init__(
         self, start: Mapping[str, Tensor], free: Tensors, centers: Tensors, share: float
@@ -107,14 +100,7 @@ class RelaxedStep:
 
 
 def projected(y: Tensor, centers: Tensor) -> Tensor:
-    """Returns the centres of Q(y): exact for two of them, else one step of Lloyd's iteration.
-
-    Args:
-        y: A weight tensor.
-        centers: (m,) sorted, those before.
-
-    Returns:
-        (m,) sorted; a centre to which nothing is assigned stays, as near as the order allows.
+    """Returns the centres of Q(y), sorted: exact for two, else by one step of Lloyd's iteration.
 
     Example:
         >>> projected(torch.tensor([-3.0, 1.0]), torch.tensor([0.0, 9.0]))

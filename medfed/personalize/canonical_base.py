@@ -19,9 +19,6 @@ class CanonicalMethod(OnboardingRules, FedAvg):
 
     ``server["membership"]`` holds a row per client, ``server["history"]`` all rows of the start
     and of every round so far.
-
-    Raises:
-        ConfigError: If another part is declared personal.
     """
 
     personal: str | tuple[str, ...] = MEMBERSHIP
@@ -38,11 +35,7 @@ class CanonicalMethod(OnboardingRules, FedAvg):
     def split(
         self, network: nn.Module, task_patterns: Sequence[str], buffers: BufferPolicy
     ) -> ParameterSplit:
-        """The membership vector is personal, all else is shared.
-
-        Raises:
-            ConfigError: If the model has no canonical part.
-        """
+        """The membership vector is personal, all else is shared."""
         if MEMBERSHIP not in dict(network.named_parameters()):
             raise ConfigError(
                 f"algorithm={type(self).__name__.lower()} needs a model with a canonical part, and "
@@ -88,13 +81,7 @@ class CanonicalMethod(OnboardingRules, FedAvg):
         return client.train(start, update="shared", steps=steps, statistics=True)
 
     def fit_membership(self, client: Client, start: Tensors, steps: int) -> Tensor:
-        """Returns the membership (K,) of an onboarded client; the canonical models do not change.
-
-        Args:
-            client: The onboarded client.
-            start: All entries, the membership at 1/K.
-            steps: Gradient steps, for methods that take some.
-        """
+        """Returns the membership (K,) of an onboarded client; the models do not change."""
         return start[MEMBERSHIP]
 
     def onboarding_start(self, client: Client, message: Message) -> Tensors:
@@ -128,10 +115,6 @@ class CanonicalMethod(OnboardingRules, FedAvg):
 
 def one_hot(like: Tensor, position: int) -> Tensor:
     """Returns the membership (K,) that has all its weight on one instance.
-
-    Args:
-        like: (K,) gives length, type and device.
-        position: The instance.
 
     Example:
         >>> one_hot(torch.zeros(3), 1)

@@ -94,16 +94,7 @@ class FedAMP(AnchoredMethod):
 
 
 def attention(rows: Tensor, kind: Kind, own: float, sigma: float | None) -> Tensor:
-    """The weights xi of all models in every client's mixture.
-
-    Args:
-        rows: ``(N, d)``, one model per row.
-        kind: ``distance`` or ``cosine``.
-        own: The weight of a client's model in its mixture; with ``distance`` the minimum.
-        sigma: As in the paper; ``None`` uses the median over all pairs.
-
-    Returns:
-        ``(N, N)`` float64; rows sum to 1.
+    """The weights xi ``(N, N)`` of all models ``(N, d)`` in every client's mixture; rows sum to 1.
 
     Example:
         >>> rows = torch.tensor([[0.0, 1.0], [0.0, 1.1], [3.0, 0.0]])

@@ -58,10 +58,6 @@ class FedLC(OnboardingRules, FedAvg):
     def margins(self, counts: Tensor, absent: float | None = None) -> Tensor:
         """Returns what is added to the logits.
 
-        Args:
-            counts: (K,) samples of each class.
-            absent: How many samples a class counts as that the client lacks; None: none.
-
         Example:
             >>> FedLC().margins(torch.tensor([16, 1, 0])).tolist()
             [-0.5, -1.0, -10000.0]
@@ -101,11 +97,7 @@ class FedLC(OnboardingRules, FedAvg):
         return self.for_own_classes(client, super().onboard(client, message))
 
     def for_own_classes(self, client: Client, model: Tensors) -> Tensors:
-        """Returns a model whose last biases have the margins of the client's classes.
-
-        Raises:
-            ConfigError: If there is no bias per class.
-        """
+        """Returns a model whose last biases have the margins of the client's classes."""
         if self.prior == "even":
             return model
         margins = self.margins(client.data.label_counts, absent=0.5)

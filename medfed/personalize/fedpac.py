@@ -166,13 +166,7 @@ def compared_by(reply: Message) -> Tensors:
 def mixed_head(
     client: str, heads: Mapping[str, Tensors], compared: Mapping[str, Tensors]
 ) -> Tensors:
-    """Returns a client's mixture of the heads of all who sent a class; else its own head.
-
-    Args:
-        client: The client.
-        heads: g_j, by client.
-        compared: h_j, the shares of the classes, and V_j, by client.
-    """
+    """Returns a client's mixture of the heads of all who sent a class; else its own head."""
     known = [c for c in heads if compared[c][SHARES].any()]
     if client not in known:
         return heads[client]
@@ -183,12 +177,7 @@ def mixed_head(
 
 
 def head_weights(sums: Tensor, variances: Tensor, client: int) -> Tensor:
-    """Returns a_i: the weights of all heads in a client's mixture.
-
-    Args:
-        sums: h, ``(N, K, d)``.
-        variances: V, ``(N,)``.
-        client: i.
+    """Returns a_i, the weights of all heads in a client's mixture; sums h are ``(N, K, d)``.
 
     Example:
         >>> sums = torch.tensor([[[0.0]], [[0.0]], [[9.0]]])

@@ -85,10 +85,6 @@ def discrepancy(x: Tensor, y: Tensor) -> Tensor:
     The kernel is a sum of five Gaussians, exp(-d / b) of squared distances d, whose bandwidths b
     are 1/4 to 4 times the mean d of all pairs.
 
-    Args:
-        x: (n, C).
-        y: (m, C).
-
     Example:
         >>> points = torch.tensor([[0.0], [1.0]])
         >>> float(discrepancy(points, points)), bool(discrepancy(points, points + 3) > 1)

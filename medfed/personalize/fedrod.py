@@ -85,10 +85,6 @@ class FedRoD(OnboardingRules, FedAvg):
 def balanced(outputs: Any, counts: Tensor) -> Any:
     """Returns class logits plus log n; other outputs do not change.
 
-    Args:
-        outputs: (B, K) class logits, or any other output of a network.
-        counts: (K,) samples of each class.
-
     Example:
         >>> balanced(torch.zeros(1, 2), torch.tensor([1, 0])).tolist()
         [[0.0, -10000.0]]

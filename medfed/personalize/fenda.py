@@ -42,11 +42,7 @@ class FENDA(FedAvg):
     def split(
         self, network: nn.Module, task_patterns: str | Sequence[str], buffers: BufferPolicy
     ) -> ParameterSplit:
-        """The second network and the first one's head are personal.
-
-        Raises:
-            ConfigError: If there are no two networks.
-        """
+        """The second network and the first one's head are personal."""
         if getattr(network, "mix", None) != "sum":
             raise ConfigError(
                 "algorithm=fenda needs two networks whose outputs are added; leave out canonical, "

@@ -10,11 +10,7 @@ from medfed.personalize.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class GradientMethod(FedAvg):
-    """One model, whose BatchNorm statistics follow the batches of the round's steps.
-
-    Raises:
-        ConfigError: If a part is personal: no client would train it.
-    """
+    """One model, whose BatchNorm statistics follow the batches of the round's steps."""
 
     supports_missing_channels: ClassVar[bool] = False
     parts_sent: ClassVar[tuple[str, ...]] = ("gradient", "difference", "statistics")

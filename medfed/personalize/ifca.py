@@ -101,11 +101,7 @@ class IFCA(CanonicalMethod):
         return self.shared_steps(client, self.onboard(client, message))
 
     def choose(self, client: Client, at: Tensors) -> int:
-        """Returns argmin_k of the training loss with instance k alone, the first of ties.
-
-        Raises:
-            NonFiniteError: If no instance has a finite loss.
-        """
+        """Returns argmin_k of the training loss with instance k alone, the first of ties."""
         count = at[MEMBERSHIP].numel()
         if count == 1:
             return 0
@@ -123,15 +119,6 @@ class IFCA(CanonicalMethod):
 
 def parts_of(names: Sequence[str], count: int, choice: int) -> tuple[list[str], list[str]]:
     """Splits the names of a canonical model into common ones and those of an instance.
-
-    Args:
-        names: Names as :class:`medfed.models.networks.canonical.Canonical` has them.
-        count: K.
-        choice: An instance.
-
-    Returns:
-        The entries that all instances have in common, and those of this instance. Statistics are
-        common if they exist once, because parameters, not outputs, are mixed.
 
     Example:
         >>> names = ["common.w", "canonical.0.v", "canonical.0.mean", "canonical.1.v"]

@@ -69,11 +69,7 @@ class KNNPer(OnboardingRules, FedAvg):
     def split(
         self, network: nn.Module, task_patterns: str | Sequence[str], buffers: BufferPolicy
     ) -> ParameterSplit:
-        """Gives the head a store, which is no entry of the model.
-
-        Raises:
-            ConfigError: If the head is not one module after others.
-        """
+        """Gives the head a store, which is no entry of the model."""
         split = super().split(network, task_patterns, buffers)
         head, *others = modules_of(network, split.head) or [""]
         if not head or any(not name.startswith(f"{head}.") for name in others):
@@ -128,10 +124,6 @@ class KNNPer(OnboardingRules, FedAvg):
 
 def neighbours_of_others(seen: Features, most: int) -> tuple[Tensor, Tensor]:
     """Returns distances and labels of each case's nearest among other patients' cases, ``(n, k)``.
-
-    Args:
-        seen: Features.
-        most: How many; fewer cases are all of them.
 
     Example:
         >>> z, patients = torch.tensor([[0.0], [1.0], [4.0]]), torch.tensor([5, 5, 6])

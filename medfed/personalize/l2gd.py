@@ -99,10 +99,6 @@ class L2GD(MixtureMethod):
 def run_of(chance: float, draw: float) -> int:
     """Returns how often a side falls in a row, at least once.
 
-    Args:
-        chance: The probability of the side, in (0, 1).
-        draw: A uniform random number in [0, 1).
-
     Example:
         >>> [run_of(0.5, draw) for draw in (0.0, 0.49, 0.51, 0.76)]
         [1, 1, 2, 3]

@@ -96,14 +96,7 @@ class MOCHA(AnchoredMethod):
 
 
 def relation(rows: Tensor, smoothing: float) -> Tensor:
-    """The covariance of tasks: (R R^T + e^2 I)^(1/2), divided by its trace.
-
-    Args:
-        rows: ``(N, d)``, one model per row.
-        smoothing: e, relative to the root of the mean square norm of the rows.
-
-    Returns:
-        ``(N, N)`` float64, positive definite, of trace 1.
+    """The covariance of tasks R ``(N, d)``: (R R^T + e^2 I)^(1/2), divided by its trace.
 
     Example:
         >>> relation(torch.eye(2), 0.1)

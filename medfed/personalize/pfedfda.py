@@ -88,11 +88,7 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
         return [*super().summaries(data), scatter]
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """Checks the head.
-
-        Raises:
-            ConfigError: If the model has no body, or its head is not one linear layer.
-        """
+        """Checks the head."""
         if [weights[n].ndim for n in split.head] != [2, 1]:
             raise ConfigError(
                 "pFedFDA computes the model's head, which must be one linear layer with a bias, "
@@ -172,12 +168,6 @@ def prior(data: ClientData) -> Tensor:
 def gaussians(z: Tensor, labels: Tensor, means: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     """Returns the means of the classes ``(K, d)`` and the covariance within them ``(d, d)``.
 
-    Args:
-        z: Features, ``(n, d)``.
-        labels: Classes, ``(n,)``.
-        means: Of classes without a sample, ``(K, d)``.
-        floor: What is added to the diagonal.
-
     Example:
         >>> z, labels = torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1])
         >>> m, scatter = gaussians(z, labels, torch.zeros(3, 1), floor=0.5)
@@ -207,14 +197,7 @@ def discriminant(means: Tensor, scatter: Tensor, prior: Tensor) -> tuple[Tensor,
 
 
 def best_share(seen: Features, common: tuple[Tensor, Tensor], prior: Tensor, floor: float) -> float:
-    """Returns the beta of the least log loss by cross-validation on two halves of the patients.
-
-    Args:
-        seen: Features, in double precision.
-        common: m_g and S_g.
-        prior: Logarithms of the client's shares of the classes.
-        floor: See :func:`gaussians`.
-    """
+    """Returns the beta of the least log loss by cross-validation on two halves of the patients."""
     from scipy.optimize import minimize_scalar  # slow to import
 
     half = halves(seen)

@@ -87,13 +87,7 @@ class PFedMe(KeepsModel, OnboardingRules, FedAvg):
 
 
 class Anchor:
-    """w_i of one client while its theta trains.
-
-    Args:
-        method: The penalty, K and eta lambda.
-        client: Which parameters are tied, and the round's budget.
-        w: All entries, or the shared ones.
-    """
+    """w_i of one client while its theta trains."""
 
     def __init__(self, method: PFedMe, client: Client, w: Mapping[str, Tensor]) -> None:
         shared = client.split.parameters("shared")

@@ -100,11 +100,7 @@ class PFedNet(OnboardingRules, Algorithm):
         return ("sketch",) if self.graph.needs_sketches else ()
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> PFedNet:
-        """Drops the phases of a part that the model lacks, such as x in logistic regression.
-
-        Raises:
-            ConfigError: If no phase is left.
-        """
+        """Drops the phases of a part that the model lacks, such as x in logistic regression."""
         return replace(
             self,
             shared_rounds=self.shared_rounds if split.parameters("shared") else 0,

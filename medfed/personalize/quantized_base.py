@@ -61,15 +61,7 @@ def _layers(network: nn.Module) -> list[tuple[str, ...]]:
 
 
 def quantized_names(network: nn.Module, full_precision: Sequence[str] | None) -> tuple[str, ...]:
-    """Names the parameters that are quantised.
-
-    Args:
-        network: Any module.
-        full_precision: Patterns of weights that are not quantised; ``None``: those of the first and
-            the last layer. Biases and normalisation are never quantised.
-
-    Raises:
-        ConfigError: If a pattern matches no parameter.
+    """Names the quantised parameters: all weights but those of the patterns, or of both end layers.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 1))
@@ -90,14 +82,6 @@ def quantized_names(network: nn.Module, full_precision: Sequence[str] | None) ->
 def matching(patterns: Mapping[str, _V], names: Iterable[str], key: str) -> dict[str, _V]:
     """Gives every matched name the value of the first pattern that matches it.
 
-    Args:
-        patterns: Globs such as ``features.*`` and their values.
-        names: Names of parameters.
-        key: The key that holds the patterns, for the error.
-
-    Raises:
-        ConfigError: If a pattern matches nothing.
-
     Example:
         >>> matching({"a.*": 2, "*": 3}, ["a.weight", "b.weight"], "layer_bits")
         {'a.weight': 2, 'b.weight': 3}
@@ -109,14 +93,6 @@ def matching(patterns: Mapping[str, _V], names: Iterable[str], key: str) -> dict
 
 def check_bits(value: object, key: str, fractional: bool = False) -> None:
     """Checks a number of bits: 1 to 8, or 32 for full precision.
-
-    Args:
-        value: The configured value.
-        key: Its key, for the error.
-        fractional: Whether a mean such as 2.75 is allowed.
-
-    Raises:
-        ConfigError: If it is another value.
 
     Example:
         >>> check_bits(9, "bits")
@@ -142,14 +118,6 @@ def assign_bits(
 
     Clients get the whole number below or above, spread evenly over their order, so that neighbours
     in the order, which may be similar, get both.
-
-    Args:
-        bits: The mean over the clients that get assigned bits.
-        clients: Their ids, in order.
-        given: Bits of named clients, which get no other bits.
-
-    Raises:
-        ConfigError: If a named client is unknown.
 
     Example:
         >>> assign_bits(2.75, ["a", "b", "c", "d"])
@@ -185,16 +153,7 @@ def finite(weights: Mapping[str, Tensor], centers: Mapping[str, Tensor]) -> Iter
 
 
 class ProximalStep:
-    """x <- prox_x(x), c <- prox_c(c - eta_2 h), h at the quantised new x on the same batch.
-
-    Args:
-        start: The model before the first step.
-        centers: The centres of each quantised parameter; replaced by step after step.
-        strength: lambda.
-        lr: eta_1, the optimizer's step size.
-        center_lr: eta_2.
-        sharpness: P of the soft quantiser; ``None``: hard.
-    """
+    """x <- prox_x(x), c <- prox_c(c - eta_2 h), h at the quantised new x on the same batch."""
 
     def __init__(
         self,
@@ -270,13 +229,7 @@ class ProximalStep:
 
 
 class FixedAssignment:
-    """Fine-tuning: centres follow the gradients of their weights, whose assignment is fixed.
-
-    Args:
-        centers: The centres of each quantised parameter; they need not stay in order.
-        codes: The index of each weight's centre.
-        lr: Step size of the centres.
-    """
+    """Fine-tuning: centres follow the gradients of their weights, whose assignment is fixed."""
 
     def __init__(self, centers: Tensors, codes: Tensors, lr: float) -> None:
         self.centers = dict(centers)
@@ -348,11 +301,7 @@ class QuantizedMethod(OnboardingRules, Algorithm):
                 check_bits(bits, f"{key}.{name}")
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> Self:
-        """Finds the parameters to quantise; warns if there is none.
-
-        Raises:
-            ConfigError: If a pattern matches nothing.
-        """
+        """Finds the parameters to quantise; warns if there is none."""
         names = quantized_names(network, self.full_precision)
         matching(self.layer_bits or {}, names, "layer_bits")
         if not names:
@@ -475,10 +424,6 @@ def scaled_centers(x: Tensor, bits: int) -> Tensor:
     """Returns centres for a weight tensor: the scaled signs for one bit, else its k-means.
 
     The scaled signs nearest to x in the Euclidean norm are plus and minus mean |x|.
-
-    Args:
-        x: Tensor of any shape.
-        bits: 1 to 8.
 
     Example:
         >>> scaled_centers(torch.tensor([-3.0, 1.0]), bits=1)

@@ -52,9 +52,6 @@ class QuPeD(QuPeL):
         widths: Shares of the channels of the clients' networks, in their order, again from the
             first after the last.
         shapes: The shapes of a client's entries for each of ``widths``, found in the network.
-
-    Raises:
-        ConfigError: If a value is out of range, or narrow networks would be quantised.
     """
 
     proximity: Annotated[float, within("[0, 1]")] = 0.5
@@ -120,15 +117,7 @@ class QuPeD(QuPeL):
 
 
 class Distillation(Tie):
-    """The client's copy of w; it and the client's model learn from each other's outputs.
-
-    Args:
-        w: The shared parameters.
-        strength: lambda_p.
-        rate: eta_3.
-        temperature: T.
-        restore: Called after each step of x.
-    """
+    """The client's copy of w; it and the client's model learn from each other's outputs."""
 
     def __init__(
         self,
@@ -174,15 +163,6 @@ class Distillation(Tie):
 
 def divergence(batch: Batch, student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Returns the mean KL divergence of a student's outputs from a softened teacher's.
-
-    Args:
-        batch: With ``label``, which says what the outputs are.
-        student: (B, K, ...) outputs.
-        teacher: Outputs of the same shape.
-        temperature: T.
-
-    Raises:
-        ConfigError: If outputs of such a task are no probabilities.
 
     Example:
         >>> batch, even = {"label": torch.tensor([0])}, torch.zeros(1, 2)

@@ -110,13 +110,7 @@ class QuPeL(Quantized):
 class Tie:
     """The client's copy of w; it and the client's model pull each other.
 
-    Args:
-        w: The shared parameters.
-        strength: lambda_p.
-        rate: The share of the way to x that w goes in a step.
-
-    Attributes:
-        how: What steps of x need of ``client.train``.
+    ``how`` is what steps of x need of ``client.train``.
     """
 
     def __init__(self, w: Tensors, strength: float, rate: float) -> None:

@@ -31,9 +31,6 @@ class Recalibrated(FedAvg):
 
     Attributes:
         variance: Of the scale around 1 and of intercepts around 0: how much few cases may change.
-
-    Raises:
-        ConfigError: If a value is out of range, or the last layer has no bias.
     """
 
     variance: Annotated[float, check_positive] = 1.0
@@ -72,12 +69,7 @@ class Recalibrated(FedAvg):
 
 
 def best_scale(outputs: Tensor, label: Tensor, variance: float) -> tuple[float, Tensor]:
-    """Returns the scale of logits and the intercepts that suit the labels best.
-
-    Args:
-        outputs: (n, K) logits.
-        label: (n,) classes.
-        variance: Of the scale around 1 and of intercepts around 0.
+    """Returns the scale of logits ``(n, K)`` and the intercepts that suit the labels best.
 
     Example:
         >>> scale, shift = best_scale(torch.zeros(4, 2), torch.tensor([0, 1, 1, 1]), 1e9)

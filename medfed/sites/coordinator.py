@@ -56,17 +56,11 @@ class Lost(Exception):  # noqa: N818 - it leads to another attempt
 
 
 class Masks(NamedTuple):
-    """What the coordinator knows of the masks of one phase: nothing that unmasks a site.
+    """What the coordinator knows of the masks of one phase: nothing that unmasks a site."""
 
-    Attributes:
-        context: See :func:`medfed.sites.masks.context_of`.
-        keys: What each site has announced.
-        boxes: Of each site the shares for each other, encrypted.
-    """
-
-    context: str
-    keys: dict[str, wire.PublicKeys]
-    boxes: dict[str, dict[str, str]]
+    context: str  # see :func:`medfed.sites.masks.context_of`
+    keys: dict[str, wire.PublicKeys]  # what each site has announced
+    boxes: dict[str, dict[str, str]]  # of each site the shares for each other, encrypted
 
     @classmethod
     def of(
@@ -75,9 +69,6 @@ class Masks(NamedTuple):
         """Lets all sites that have announced keys divide their secrets among them.
 
         `ask`: sends a kind of request with its content to all sites, of which each must answer.
-
-        Raises:
-            Lost: If a site leaves another one out.
         """
         keys = {c: reply.keys for c, reply in announced.items()}
         boxes = {c: reply.boxes for c, reply in ask(wire.Shares, keys=keys).items()}
@@ -93,11 +84,7 @@ class Masks(NamedTuple):
     def rest(
         self, sent: Sequence[str], replies: Mapping[str, wire.Unmasked], length: int, **kind: Any
     ) -> Any:
-        """What to add to the sum of what some sites have sent, so that no mask is left in it.
-
-        Raises:
-            SiteError: If the shares do not fit together.
-        """
+        """What to add to the sum of what some sites have sent, so that no mask is left in it."""
         shares = {c: reply.shares for c, reply in replies.items()}
         try:
             return unmasked(self.context, self.keys, sent, shares, length, **kind)
@@ -110,22 +97,15 @@ class Masks(NamedTuple):
 
 @dataclass(eq=False)
 class Requests:
-    """Sends the requests of a round to sites, and refuses replies that no site can have.
-
-    Args:
-        attendance: Who takes part.
-
-    Attributes:
-        diverged: Sites at which the last evaluation says so.
-        points: Of tested sites, with the digits that leave them.
-        small: Whether tested sites have too few test patients for a verdict.
-        usual: The names of the metrics of most sites, by split.
-    """
+    """Sends the requests of a round to sites, and refuses replies that no site can have."""
 
     attendance: Attendance
-    diverged: list[str] = field(default_factory=list)
+    diverged: list[str] = field(default_factory=list)  # sites at which the last evaluation says so
+    # Of tested sites, with the digits that leave them.
     points: dict[str, Point] = field(default_factory=dict)
+    # Whether tested sites have too few test patients for a verdict.
     small: dict[str, bool] = field(default_factory=dict)
+    # The names of the metrics of most sites, by split.
     usual: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -140,12 +120,7 @@ class Requests:
         return {c: self.caller.request(kind, c, at=at[c], **place) for c in current.recipients}
 
     def keys(self, current: Round, where: Mapping[str, int]) -> Masks:
-        """Lets the sites of a phase make keys for masks, and share their secrets.
-
-        Raises:
-            Lost: If a site does not; also where the sites have given their shares to a sum of
-                others of this round, before the coordinator was restarted.
-        """
+        """Lets the sites of a phase make keys for masks, and share their secrets."""
         sites = current.recipients
         if self.federation.channel.sums is None or len(sites) < FEWEST:
             return Masks("", {}, {})
@@ -164,12 +139,7 @@ class Requests:
     def unmasked(
         self, current: Round, where: Mapping[str, int], masks: Masks, packets: dict[str, Packet]
     ) -> dict[str, Packet]:
-        """Returns packets whose sum has no mask; each of them still has.
-
-        Raises:
-            Lost: If too few sites give their shares.
-            SiteError: If the shares do not fit together.
-        """
+        """Returns packets whose sum has no mask; each of them still has."""
         sums, sites = self.federation.channel.sums, current.recipients
         if sums is None or not sites or not (length := len(sums.read(packets[sites[0]]))):
             return packets
@@ -203,11 +173,7 @@ class Requests:
                 raise CodecError("Its summed parts are not those of the other sites.")
 
     def check_sizes(self, replies: Mapping[str, Message]) -> None:
-        """Leaves out sites whose numbers are so large that sums of all would overflow.
-
-        Raises:
-            Lost: If there are any.
-        """
+        """Leaves out sites whose numbers are so large that sums of all would overflow."""
         if not (sizes := {site: _largest(reply) for site, reply in replies.items()}):
             return
         usual = sorted(sizes.values())[(len(sizes) - 1) // 2]
