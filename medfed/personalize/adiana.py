@@ -60,14 +60,10 @@ class ADIANA(GradientMethod):
     server_zeros: ClassVar[tuple[str, ...]] = ("shift",)
     client_zeros: ClassVar[tuple[str, ...]] = ("shift",)
     card: ClassVar[Card] = replace(
-        GradientMethod.card,
-        paper="Li et al. 2020",
-        down={"shared": 1, "weights": 1},
-        up={"kept": 2, "statistics": 1},
-        server={"shared": 1, "weights": 3},
-        client={"personal": 1, "weights": 1},
-        tune={"convexity": Range(0.001, 0.1)},
-    )
+        GradientMethod.card, paper="Li et al. 2020", down={"shared": 1, "weights": 1},
+        up={"kept": 2, "statistics": 1}, server={"shared": 1, "weights": 3},
+        client={"personal": 1, "weights": 1}, tune={"convexity": Range(0.001, 0.1)},
+    )  # fmt: skip
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
         """Adds ``kept``, the entries that are sent."""

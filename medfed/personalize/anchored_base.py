@@ -30,12 +30,9 @@ class KnownModels(OnboardingRules, Algorithm):
     parts_sent: ClassVar[tuple[str, ...]] = ("model",)
     supports_missing_channels: ClassVar[bool] = False
     card: ClassVar[Card] = gradients_only(
-        family="similar clients",
-        down={"weights": 1},
-        up={"weights": 1},
-        server={"weights": "N + 1"},
-        client={"model": 1},
-    )
+        family="similar clients", down={"weights": 1}, up={"weights": 1},
+        server={"weights": "N + 1"}, client={"model": 1},
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All models start equal; the server stores a model when its client first takes part."""

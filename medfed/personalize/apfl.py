@@ -44,13 +44,9 @@ class APFL(OnboardingRules, FedAvg):
     alpha: Annotated[float, within("[0, 1]")] = 0.5
     alpha_lr: Annotated[float | None, check_not_negative] = None
     card: ClassVar[Card] = gradients_only(
-        "Deng et al. 2020",
-        "second model",
-        "a model, mixed in",
-        passes=2,
-        client={"personal": 1, "parameters": 1},
-        tune={"alpha": Range(0.1, 0.9, log=False)},
-    )
+        "Deng et al. 2020", "second model", "a model, mixed in", passes=2,
+        client={"personal": 1, "parameters": 1}, tune={"alpha": Range(0.1, 0.9, log=False)},
+    )  # fmt: skip
 
     @property
     def gradients_per_batch(self) -> int:

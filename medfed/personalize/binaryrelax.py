@@ -37,11 +37,9 @@ class BinaryRelax(QuantizedMethod):
     strength: Annotated[float, check_positive] = 1.0
     growth: Annotated[float, within("[1, inf)")] = 1.1
     card: ClassVar[Card] = replace(
-        QuantizedMethod.card,
-        paper="Yin et al. 2018",
-        client={"model": 1, "quantised": 1},
+        QuantizedMethod.card, paper="Yin et al. 2018", client={"model": 1, "quantised": 1},
         tune={"strength": Range(0.1, 10.0)},
-    )
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """The free copy starts from the same weights."""

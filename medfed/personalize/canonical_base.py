@@ -99,9 +99,8 @@ class CanonicalMethod(OnboardingRules, FedAvg):
         """Half of the steps fit the membership as in :meth:`onboard`, half train the rest."""
         start = self.onboarding_start(client, message)
         membership = self.fit_membership(client, start, share_of(client.steps, 0, 2))
-        return self.shared_steps(
-            client, {**start, MEMBERSHIP: membership}, share_of(client.steps, 1, 2)
-        )
+        rest = share_of(client.steps, 1, 2)
+        return self.shared_steps(client, {**start, MEMBERSHIP: membership}, rest)
 
     def alone(self, client: Client) -> Tensors:
         """Selects instance 0: the network that a method without canonical parts starts from."""

@@ -36,11 +36,9 @@ class FedAlt(FedAvg):
     personal_rate: Annotated[float, check_not_negative] = 1.0
     trains_shared: ClassVar[bool] = True
     card: ClassVar[Card] = gradients_only(
-        "Pillutla et al. 2022",
-        "personal part",
-        "any part",
+        "Pillutla et al. 2022", "personal part", "any part",
         tune={"personal_rate": Range(0.1, 10.0)},
-    )
+    )  # fmt: skip
 
     def least_steps(self, steps: int) -> int:
         """Those of the shared part."""

@@ -59,11 +59,9 @@ class FedAMP(AnchoredMethod):
     own: Annotated[float, within("[0, 1]")] = 0.5
     sigma: Annotated[float | None, check_positive] = None
     card: ClassVar[Card] = replace(
-        AnchoredMethod.card,
-        paper="Huang et al. 2021",
-        keeps="a model, pulled to similar ones",
+        AnchoredMethod.card, paper="Huang et al. 2021", keeps="a model, pulled to similar ones",
         tune={"strength": Range(0.01, 10.0), "own": Range(0.2, 0.9, log=False)},
-    )
+    )  # fmt: skip
 
     @property
     def tie(self) -> float:

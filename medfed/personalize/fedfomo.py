@@ -48,16 +48,11 @@ class FedFomo(TrainsOn, Local):
     parts_sent: ClassVar[tuple[str, ...]] = ("model",)
     supports_missing_channels: ClassVar[bool] = False
     card: ClassVar[Card] = Card(
-        "Zhang et al. 2021",
-        "similar clients",
-        "a model, mixed with those that help",
-        down={"shared": "M"},
-        extra_passes="M + 2 losses on validation",
-        server={"shared": "N"},
-        client={"model": 2},
-        tune={"explore": Range(0.1, 0.9, log=False)},
+        "Zhang et al. 2021", "similar clients", "a model, mixed with those that help",
+        down={"shared": "M"}, extra_passes="M + 2 losses on validation", server={"shared": "N"},
+        client={"model": 2}, tune={"explore": Range(0.1, 0.9, log=False)},
         privacy_exposure="losses",
-    )
+    )  # fmt: skip
 
     def counts(self, clients: int) -> dict[str, float]:
         """Adds M, at most the number of other clients."""

@@ -47,13 +47,9 @@ class FedLC(OnboardingRules, FedAvg):
     margin: Literal["power", "prior"] = "power"
     prior: Literal["even", "own"] = "even"
     card: ClassVar[Card] = Card(
-        "Zhang et al. 2022",
-        "one model",
-        "nothing; with prior=own its shares of classes",
-        tasks="classification",
-        privacy_exposure="outputs",
-        tune={"strength": Range(0.1, 3.0)},
-    )
+        "Zhang et al. 2022", "one model", "nothing; with prior=own its shares of classes",
+        tasks="classification", privacy_exposure="outputs", tune={"strength": Range(0.1, 3.0)},
+    )  # fmt: skip
 
     def margins(self, counts: Tensor, absent: float | None = None) -> Tensor:
         """Returns what is added to the logits.

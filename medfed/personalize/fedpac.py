@@ -55,18 +55,14 @@ class FedPAC(OnboardingRules, SendsFeatures, FedRep):
     parts_sent: ClassVar[tuple[str, ...]] = ("shared", "personal", "features", "compared")
     parts_averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = Card(
-        "Xu et al. 2023",
-        "similar clients",
-        "the head, mixed with those of similar clients",
-        {"shared": 1, "personal": 1, "features": 1},
-        {"shared": 1, "personal": 1, "features": 2},
+        "Xu et al. 2023", "similar clients", "the head, mixed with those of similar clients",
+        {"shared": 1, "personal": 1, "features": 1}, {"shared": 1, "personal": 1, "features": 2},
         extra_passes="two passes of the training samples a round",
-        server={"shared": 1, "personal": "2 N + 1", "features": "N + 1"},
-        tasks="classification",
+        server={"shared": 1, "personal": "2 N + 1", "features": "N + 1"}, tasks="classification",
         note="the server sees each hospital's head and mean features, which masks cannot hide",
         tune={"strength": Range(0.01, 10.0), "head_share": Range(0.1, 0.9, log=False)},
         privacy_exposure="outputs",
-    )
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All heads start equal."""
@@ -107,12 +103,9 @@ class FedPAC(OnboardingRules, SendsFeatures, FedRep):
             reply = self.with_features(reply, self.sums_of(client, client.features(end)))
         sums = self.sums_of(client, seen)
         moved = {"personal": subtract(select(end, received), received), "compared": sums}
-        return replace(
-            reply,
-            parts={**reply.parts, **moved},
-            scalars={VARIANCE: variance_of(seen, sums)},
-            kinds={**reply.kinds, **dict.fromkeys(moved, "update")},
-        )
+        kinds = {**reply.kinds, "personal": "update", "compared": "update"}
+        scalars = {VARIANCE: variance_of(seen, sums)}
+        return replace(reply, parts={**reply.parts, **moved}, scalars=scalars, kinds=kinds)
 
     def broadcast(self, server: State, client: str) -> Message:
         """The body and the client's mixture."""

@@ -48,14 +48,10 @@ class FedPHP(TrainsOn, LearnsBeside):
     beside: ClassVar[str] = "inherited"
     needs: ClassVar[Needs | None] = "features"
     card: ClassVar[Card] = Card(
-        "Li et al. 2021",
-        "second model",
-        "a running mean of its models",
-        extra_passes="a forward pass a step",
-        client={"personal": 1, "model": 1},
-        tune={"strength": Range(0.01, 0.9)},
-        privacy_exposure="outputs",
-    )
+        "Li et al. 2021", "second model", "a running mean of its models",
+        extra_passes="a forward pass a step", client={"personal": 1, "model": 1},
+        tune={"strength": Range(0.01, 0.9)}, privacy_exposure="outputs",
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """No client has inherited anything."""

@@ -40,14 +40,10 @@ class FedRoD(OnboardingRules, FedAvg):
 
     needs: ClassVar[Needs | None] = "head"
     card: ClassVar[Card] = Card(
-        "Chen, Chao 2022",
-        "personal part",
-        "a head on top of the common one",
-        passes=2,
-        client={"personal": 1, "head": 1},
-        tasks="all; balanced in classification",
+        "Chen, Chao 2022", "personal part", "a head on top of the common one", passes=2,
+        client={"personal": 1, "head": 1}, tasks="all; balanced in classification",
         privacy_exposure="outputs",
-    )
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All personal heads start at 0."""

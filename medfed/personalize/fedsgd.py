@@ -27,11 +27,9 @@ class FedSGD(FedAvg):
     """FedAvg whose clients take one gradient-descent step."""
 
     card: ClassVar[Card] = gradients_only(
-        "McMahan et al. 2017",
-        passes=0,
-        extra_passes="an epoch's gradient, BatchNorm's batches",
+        "McMahan et al. 2017", passes=0, extra_passes="an epoch's gradient, BatchNorm's batches",
         note="one gradient a round: needs many rounds",
-    )
+    )  # fmt: skip
 
     def max_batches_drawn(self, steps: int, epoch: int) -> int:
         """Those of an epoch."""

@@ -42,12 +42,9 @@ class FedSplit(FedAvg):
     step: Annotated[float, check_positive] = 10.0
     supports_missing_channels: ClassVar[bool] = False
     card: ClassVar[Card] = gradients_only(
-        "Pathak, Wainwright 2020",
-        client={"personal": 1, "weights": 1},
-        note="for convex losses only",
-        full_cohort=True,
-        tune={"step": Range(1.0, 100.0)},
-    )
+        "Pathak, Wainwright 2020", client={"personal": 1, "weights": 1},
+        note="for convex losses only", full_cohort=True, tune={"step": Range(1.0, 100.0)},
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All z_i start at w."""

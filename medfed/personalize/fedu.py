@@ -50,11 +50,9 @@ class FedU(KnownModels):
     graph: SimilarityGraph = field(default_factory=SimilarityGraph)
     parts_sent: ClassVar[tuple[str, ...]] = ("sketch", "model")
     card: ClassVar[Card] = replace(
-        KnownModels.card,
-        paper="T. Dinh et al. 2021",
-        keeps="a model, pulled to neighbours",
+        KnownModels.card, paper="T. Dinh et al. 2021", keeps="a model, pulled to neighbours",
         tune={"strength": Range(0.001, 1.0)},
-    )
+    )  # fmt: skip
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
         """The sketch that clients send before the first round."""

@@ -33,11 +33,9 @@ class FENDA(FedAvg):
     sums: ClassVar[bool] = True
     trains_shared: ClassVar[bool] = True
     card: ClassVar[Card] = gradients_only(
-        "Tavakoli et al. 2023",
-        "personal part",
-        "the head and a second body",
+        "Tavakoli et al. 2023", "personal part", "the head and a second body",
         note="a pass goes through two networks",
-    )
+    )  # fmt: skip
 
     def split(
         self, network: nn.Module, task_patterns: str | Sequence[str], buffers: BufferPolicy

@@ -59,12 +59,9 @@ class FPFC(AnchoredMethod):
     a: float = 3.7
     smoothing: float = 1e-4
     card: ClassVar[Card] = replace(
-        AnchoredMethod.card,
-        paper="Yu et al. 2024",
-        keeps="a model, fused within clusters",
-        server={"weights": "N N + 1"},
-        tune={"strength": Range(0.01, 10.0)},
-    )
+        AnchoredMethod.card, paper="Yu et al. 2024", keeps="a model, fused within clusters",
+        server={"weights": "N N + 1"}, tune={"strength": Range(0.01, 10.0)},
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

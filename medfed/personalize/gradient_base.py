@@ -16,12 +16,10 @@ class GradientMethod(FedAvg):
     parts_sent: ClassVar[tuple[str, ...]] = ("gradient", "difference", "statistics")
     parts_averaged: ClassVar[tuple[str, ...]] = parts_sent
     card: ClassVar[Card] = Card(
-        passes=0,
-        extra_passes="an epoch's gradient at two points, BatchNorm's batches",
-        note="one gradient a round: needs many rounds",
-        full_cohort=True,
+        passes=0, extra_passes="an epoch's gradient at two points, BatchNorm's batches",
+        note="one gradient a round: needs many rounds", full_cohort=True,
         privacy_exposure="several",
-    )
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -51,10 +51,9 @@ class HeteroFL(FedAvg):
     supports_missing_channels: ClassVar[bool] = False
     parts_averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = gradients_only(
-        "Diao et al. 2021",
-        at_most=True,
+        "Diao et al. 2021", at_most=True,
         note="hospitals of little computing power train a narrower network",
-    )
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -53,13 +53,11 @@ class KNNPer(OnboardingRules, FedAvg):
     by_class: ClassVar[bool] = True
     needs: ClassVar[Needs | None] = "features"
     card: ClassVar[Card] = Card(
-        "Marfoq et al. 2022",
-        "personal part",
-        "features of its training cases, which vote",
+        "Marfoq et al. 2022", "personal part", "features of its training cases, which vote",
         tasks="classification",
         note="the model of each client holds features of its training patients: keep it there",
         privacy_exposure="outputs",
-    )
+    )  # fmt: skip
 
     @property
     def title(self) -> str:

@@ -54,14 +54,9 @@ class L2GD(MixtureMethod):
     seed: int = 0
     fresh_optimizer: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
-        "Hanzely, Richtárik 2020",
-        "second model",
-        "all, pulled to the mean",
-        client={"model": 1},
-        full_cohort=True,
-        tune={"strength": Range(0.01, 10.0)},
-        privacy_exposure="several",
-    )
+        "Hanzely, Richtárik 2020", "second model", "all, pulled to the mean", client={"model": 1},
+        full_cohort=True, tune={"strength": Range(0.01, 10.0)}, privacy_exposure="several",
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """At the start there were no heads."""

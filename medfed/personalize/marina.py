@@ -48,11 +48,9 @@ class MARINA(GradientMethod):
     parts_compressible: ClassVar[tuple[str, ...]] = ("difference",)
     server_zeros: ClassVar[tuple[str, ...]] = ("gradient",)
     card: ClassVar[Card] = replace(
-        GradientMethod.card,
-        paper="Gorbunov et al. 2021",
-        server={"shared": 1, "weights": 1},
+        GradientMethod.card, paper="Gorbunov et al. 2021", server={"shared": 1, "weights": 1},
         tune={"full": Range(0.05, 0.5)},
-    )
+    )  # fmt: skip
 
     def phases(self, round: int) -> tuple[str, ...]:
         """``full`` or ``difference``, as the coin says."""

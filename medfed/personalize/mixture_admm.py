@@ -50,15 +50,10 @@ class MixtureADMM(KeepsModel, MixtureMethod):
     rho: float | None = None
     server_zeros: ClassVar[tuple[str, ...]] = ("residual",)
     card: ClassVar[Card] = gradients_only(
-        "survey; Hanzely, Richtárik 2020",
-        "second model",
-        "all, pulled to the mean",
-        down={"weights": 1},
-        server={"shared": 1, "weights": 1},
-        client={"model": 1},
-        full_cohort=True,
-        tune={"strength": Range(0.01, 10.0)},
-    )
+        "survey; Hanzely, Richtárik 2020", "second model", "all, pulled to the mean",
+        down={"weights": 1}, server={"shared": 1, "weights": 1}, client={"model": 1},
+        full_cohort=True, tune={"strength": Range(0.01, 10.0)},
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

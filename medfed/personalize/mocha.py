@@ -50,11 +50,9 @@ class MOCHA(AnchoredMethod):
     ridge: Annotated[float, check_not_negative] = 0.0
     smoothing: Annotated[float, check_positive] = 0.1
     card: ClassVar[Card] = replace(
-        AnchoredMethod.card,
-        paper="Smith et al. 2017",
-        keeps="a model, pulled to those that it resembles",
-        tune={"strength": Range(1e-5, 0.1)},
-    )
+        AnchoredMethod.card, paper="Smith et al. 2017",
+        keeps="a model, pulled to those that it resembles", tune={"strength": Range(1e-5, 0.1)},
+    )  # fmt: skip
 
     @property
     def tie(self) -> float:

@@ -61,18 +61,13 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
     parts_averaged: ClassVar[tuple[str, ...]] = ("shared", "features")
     exact: ClassVar[tuple[str, ...]] = (*SendsFeatures.exact, "means", SCATTER)
     card: ClassVar[Card] = Card(
-        "McLaughlin, Su 2024",
-        "personal part",
-        "the head, computed from features",
-        {"shared": 1, "means": 1, SCATTER: 1},
-        {"shared": 1, "features": 1, SCATTER: 1},
+        "McLaughlin, Su 2024", "personal part", "the head, computed from features",
+        {"shared": 1, "means": 1, SCATTER: 1}, {"shared": 1, "features": 1, SCATTER: 1},
         extra_passes="a pass of the training samples a round",
-        server={"shared": 1, "means": 1, SCATTER: 1},
-        tasks="classification",
+        server={"shared": 1, "means": 1, SCATTER: 1}, tasks="classification",
         note="means and covariances of features travel; channel.secure=masks hides each hospital's",
-        tune={"floor": Range(0.001, 1.0)},
-        privacy_exposure="outputs",
-    )
+        tune={"floor": Range(0.001, 1.0)}, privacy_exposure="outputs",
+    )  # fmt: skip
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
         """Also the means of the classes, and the covariance."""

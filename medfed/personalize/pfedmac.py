@@ -41,10 +41,9 @@ class PFedMac(PFedMe):
     sparsity: Annotated[float, check_not_negative] = 1e-4
     width: Annotated[float, check_positive] = 0.01
     card: ClassVar[Card] = replace(
-        PFedMe.card,
-        paper="Liu et al. 2023",
+        PFedMe.card, paper="Liu et al. 2023",
         tune={"strength": Range(0.001, 0.1), "sparsity": Range(1e-5, 1e-3)},
-    )
+    )  # fmt: skip
 
     def tie(self, w: Tensors) -> Penalty:
         """-lambda <theta, w> + gamma phi(theta)."""

@@ -72,14 +72,10 @@ class PFedNet(OnboardingRules, Algorithm):
     parts_sent: ClassVar[tuple[str, ...]] = ("sketch", "shared", "personal")
     parts_averaged: ClassVar[tuple[str, ...]] = ("shared",)
     card: ClassVar[Card] = gradients_only(
-        "pFedNet",
-        "similar clients",
-        "the head, pulled to neighbours",
-        down={"shared": 1, "personal": 1},
-        up={"shared": 1, "personal": 1},
-        server={"shared": 1, "personal": "N + M"},
-        tune={"strength": Range(1e-4, 1.0)},
-    )
+        "pFedNet", "similar clients", "the head, pulled to neighbours",
+        down={"shared": 1, "personal": 1}, up={"shared": 1, "personal": 1},
+        server={"shared": 1, "personal": "N + M"}, tune={"strength": Range(1e-4, 1.0)},
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -172,11 +168,9 @@ class PFedNet(OnboardingRules, Algorithm):
 
     def _z_step(self, server: State, replies: Replies) -> None:
         """The proximal step of the module's docstring; an absent client has V_i = z_i, T_i = T."""
-        order, before = _places(server), server["personal"]
+        order, before, count = _places(server), server["personal"], len(server["num_samples"])
         mean = sum(m.scalars["reach"] for m in replies.values()) / len(replies)
-        move, scale = (
-            (len(order) * mean, 1.0) if self.z_step == "scaled" else (mean, 1 / len(order))
-        )
+        move, scale = (count * mean, 1.0) if self.z_step == "scaled" else (mean, 1 / count)
         # A copy, as it changes in place below. Rows are in the order of all clients, like edges.
         v = torch.cat([t.reshape(len(order), -1) for t in before.values()], dim=1)
         mass = torch.ones(len(order), dtype=torch.float64)
@@ -188,9 +182,8 @@ class PFedNet(OnboardingRules, Algorithm):
             mass[row] = mean / reply.scalars["reach"] if mean else 1.0  # a schedule may end at 0
         z = self._solve(v, mass, server, move)
         columns = z.split([t[0].numel() for t in before.values()], dim=1)
-        server["personal"] = {
-            n: c.reshape(t.shape) for (n, t), c in zip(before.items(), columns, strict=True)
-        }
+        pairs = zip(before.items(), columns, strict=True)
+        server["personal"] = {n: column.reshape(t.shape) for (n, t), column in pairs}
 
     def _solve(self, v: Tensor, mass: Tensor, server: State, move: float) -> Tensor:
         """Returns Z; keeps the ADMM's state for a warm start and its convergence record."""
@@ -211,15 +204,10 @@ class PFedNet(OnboardingRules, Algorithm):
             max_iter=self.max_iter,
         )
         server["admm"] = done.state._asdict()
-        report = {
-            "iterations": done.iterations,
-            "primal_residual": done.primal,
-            "dual_residual": done.dual,
-            "converged": done.converged,
-        }
-        server["diagnostics"] = {
-            k: torch.tensor(float(x), dtype=torch.float64) for k, x in report.items()
-        }
+        names = "iterations", "primal_residual", "dual_residual", "converged"
+        values = done.iterations, done.primal, done.dual, done.converged
+        report = zip(names, map(float, values), strict=True)
+        server["diagnostics"] = {n: torch.tensor(x, dtype=torch.float64) for n, x in report}
         return done.z
 
     def _lacking(self, server: State, index: int) -> dict[str, Tensors]:

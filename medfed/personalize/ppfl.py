@@ -80,14 +80,10 @@ class PPFL(CanonicalMethod):
     seed: int = 0
     parts_sent: ClassVar[tuple[str, ...]] = ("sketch", "shared", "membership")
     card: ClassVar[Card] = gradients_only(
-        "PPFL",
-        "several models",
-        "K membership numbers",
-        down={"shared": 1, "personal": 1},
-        up={"shared": 1, "personal": 1},
-        extra_passes="a batch, for the memberships",
+        "PPFL", "several models", "K membership numbers", down={"shared": 1, "personal": 1},
+        up={"shared": 1, "personal": 1}, extra_passes="a batch, for the memberships",
         tune={"membership_lr": Range(0.05, 5.0)},
-    )
+    )  # fmt: skip
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
         """The sketch that clients send before the first round, if memberships are coupled."""

@@ -73,9 +73,8 @@ def quantized_names(network: nn.Module, full_precision: Sequence[str] | None) ->
     weights = layer_weights(network)
     trained = {n for n, _ in network.named_parameters()}
     known = {n: entry for n, entry in aliases(network).items() if entry in trained}
-    kept = {
-        known[n] for n in matching(dict.fromkeys(full_precision, True), known, "full_precision")
-    }
+    patterns = dict.fromkeys(full_precision, True)
+    kept = {known[n] for n in matching(patterns, known, "full_precision")}
     return tuple(n for n in weights if n not in kept)
 
 
@@ -278,13 +277,9 @@ class QuantizedMethod(OnboardingRules, Algorithm):
 
     parts_sent: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = gradients_only(
-        family="quantised model",
-        keeps="everything, quantised",
-        down={},
-        up={},
-        server={},
+        family="quantised model", keeps="everything, quantised", down={}, up={}, server={},
         client={"model": 1},
-    )
+    )  # fmt: skip
     bits: float = 3
     client_bits: Mapping[str, int] | None = None
     layer_bits: Mapping[str, int] | None = None
@@ -319,10 +314,8 @@ class QuantizedMethod(OnboardingRules, Algorithm):
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
         """Adds ``quantised``: the weights that have centres."""
-        return {
-            **super().vectors(split, weights),
-            "quantised": sum(weights[n].numel() for n in self.names),
-        }
+        quantised = sum(weights[n].numel() for n in self.names)
+        return {**super().vectors(split, weights), "quantised": quantised}
 
     def phases(self, round: int) -> tuple[str, ...]:
         """``fit``, and ``tune`` in the last share of the rounds."""

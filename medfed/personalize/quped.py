@@ -97,7 +97,7 @@ class QuPeD(QuPeL):
         rate = self.global_lr if message.phase == FIT else 0.0  # a newcomer learns from w alone
         width = message.scalars.get("width")
         restore = None if width is None else narrow(self.shapes[int(width)])
-        return Distillation(w, self.proximity, rate, self.temperature, restore)
+        return Distillation(w, self, rate, restore)
 
     def train_tied(self, client: Client, message: Message, tie: Tie) -> None:
         """Takes the local steps, from entries that the client's network has."""
@@ -119,17 +119,10 @@ class QuPeD(QuPeL):
 class Distillation(Tie):
     """The client's copy of w; it and the client's model learn from each other's outputs."""
 
-    def __init__(
-        self,
-        w: Tensors,
-        strength: float,
-        rate: float,
-        temperature: float,
-        restore: AfterStep | None = None,
-    ) -> None:
-        super().__init__(w, strength, rate)
-        self.temperature, self.restore = temperature, restore
-        self.how = {"batch_penalty": self._learn} if strength else {}
+    def __init__(self, w: Tensors, of: QuPeD, rate: float, restore: AfterStep | None) -> None:
+        super().__init__(w, of.proximity, rate)
+        self.temperature, self.restore = of.temperature, restore
+        self.how = {"batch_penalty": self._learn} if of.proximity else {}
 
     def gradients(self, grad_at: GradientAt) -> GradientAt:
         """Returns what gives the gradients of (1 - a) f + a KD at a quantised model."""

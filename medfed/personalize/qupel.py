@@ -51,13 +51,9 @@ class QuPeL(Quantized):
     parts_sent: ClassVar[tuple[str, ...]] = ("shared",)
     parts_averaged: ClassVar[tuple[str, ...]] = parts_sent
     card: ClassVar[Card] = gradients_only(
-        "Ozkara et al. 2021",
-        "quantised model",
-        "a quantised model",
-        passes=2,
-        client={"model": 1},
+        "Ozkara et al. 2021", "quantised model", "a quantised model", passes=2, client={"model": 1},
         tune={"proximity": Range(0.5, 10.0)},
-    )
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """The server holds w, each client x_i; both start from the same weights."""

@@ -36,13 +36,11 @@ class Recalibrated(FedAvg):
     variance: Annotated[float, check_positive] = 1.0
     by_class: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
-        "Platt 1999; Guo et al. 2017",
-        "personal part",
-        "scale and intercepts of the outputs",
+        "Platt 1999; Guo et al. 2017", "personal part", "scale and intercepts of the outputs",
         tasks="classification",
         note="fitted on validation cases, which themselves measure FedAvg's model",
         privacy_exposure="losses",
-    )
+    )  # fmt: skip
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> Algorithm:
         """Checks that the last layer has a bias."""

@@ -21,12 +21,9 @@ class SiloBN(FedAvg):
     needs: ClassVar[Needs | None] = "statistics"
     normalization: ClassVar[Normalization | None] = "kept"
     card: ClassVar[Card] = Card(
-        "Andreux et al. 2020",
-        "personal part",
-        "statistics of BatchNorm",
-        tasks="all, with BatchNorm",
-        privacy_exposure="statistics",
-    )
+        "Andreux et al. 2020", "personal part", "statistics of BatchNorm",
+        tasks="all, with BatchNorm", privacy_exposure="statistics",
+    )  # fmt: skip
 
     def split(
         self, network: nn.Module, task_patterns: str | Sequence[str], buffers: BufferPolicy

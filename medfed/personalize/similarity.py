@@ -96,12 +96,7 @@ class SimilarityGraph:
         if self.kind == "edges":
             edges = graph.edges_from_names([tuple(e) for e in self.edges or ()], clients)
         else:
-            make = {
-                "complete": graph.complete_edges,
-                "star": graph.star_edges,
-                "ring": graph.ring_edges,
-            }
-            edges = make[self.kind](len(clients))
+            edges = getattr(graph, f"{self.kind}_edges")(len(clients))
         return {"edges": edges, "distance": torch.zeros(len(edges), dtype=torch.float64)}
 
     def _nearest(self, clients: Sequence[str], sketches: Mapping[str, Tensor]) -> Tensors:

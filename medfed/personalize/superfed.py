@@ -53,14 +53,11 @@ class SuPerFed(OnboardingRules, FedAvg):
     rounds: Annotated[int, check_count] = 10
     seed: int = 0
     card: ClassVar[Card] = Card(
-        "Hahn et al. 2022",
-        "second model",
-        "a model, mixed in",
+        "Hahn et al. 2022", "second model", "a model, mixed in",
         extra_passes="losses of the mixtures on validation",
-        client={"personal": 1, "parameters": 1},
-        tune={"proximity": Range(0.001, 0.1)},
+        client={"personal": 1, "parameters": 1}, tune={"proximity": Range(0.001, 0.1)},
         privacy_exposure="losses",
-    )
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """Clients create their local models when they need them."""
@@ -94,9 +91,9 @@ class SuPerFed(OnboardingRules, FedAvg):
 
         end = client.train(start, direction=direction)
         shares = [k / (self.grid - 1) for k in range(self.grid)]
-        best = min(
-            shares, key=lambda s: client.loss_at({**end, **mixed(end, local, s)}, split="val")
-        )
+        models = ({**end, **mixed(end, local, s)} for s in shares)
+        losses = [client.loss_at(model, split="val") for model in models]
+        best = shares[losses.index(min(losses))]
         client.state |= {"own": local, "share": {"share": torch.tensor(best)}}
         return end
 
