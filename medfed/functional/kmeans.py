@@ -36,9 +36,6 @@ def initial_centers(x: Tensor, bits: int) -> Tensor:
         ``(2**bits,)`` tensor in the dtype and on the device of ``x``. Where ``x`` has fewer
         distinct values, the largest of them is repeated.
 
-    Raises:
-        ValueError: If ``x`` holds NaN or infinity.
-
     Example:
         >>> initial_centers(torch.tensor([0.0, 1.0, 9.0, 10.0]), bits=1).tolist()
         [0.5, 9.5]

@@ -36,12 +36,6 @@ def kaplan_meier(
 
     Returns:
         The U distinct times; (W, U) weights at risk just before them, and the curves after them.
-
-    Example:
-        >>> time, event = np.array([1.0, 2.0, 2.0, 3.0]), np.array([1.0, 1.0, 0.0, 0.0])
-        >>> times, at_risk, curve = kaplan_meier(time, event, np.ones((1, 4)))
-        >>> times.tolist(), at_risk.tolist(), curve.tolist()
-        ([1.0, 2.0, 3.0], [[4.0, 3.0, 1.0]], [[0.75, 0.5, 0.5]])
     """
     times, place = np.unique(time, return_inverse=True)
     died = sums(weights * event, place, len(times))
@@ -121,13 +115,6 @@ def survival_scores(
 
     Returns:
         (W,) per name; ``pairs`` is the number of comparable pairs.
-
-    Example:
-        >>> cases = {"time": np.array([1.0, 2.0, 3.0]), "event": np.array([1, 1, 0]),
-        ...          "risk": np.array([0.2, 0.9, 0.1])}
-        >>> scores = survival_scores(cases, np.ones((1, 3)), [2.0], least=1)
-        >>> {name: round(float(value[0]), 3) for name, value in scores.items()}
-        {'cindex': 0.667, 'pairs': 3.0, 'cindex/uno': 0.667, 'auroc/2': 1.0}
     """
     horizon = middle(cuts) if horizon is None else horizon
     time, event, risk = (cases[n].astype(float) for n in ("time", "event", "risk"))

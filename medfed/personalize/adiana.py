@@ -66,12 +66,10 @@ class ADIANA(GradientMethod):
     )  # fmt: skip
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
-        """Adds ``kept``, the entries that are sent."""
         lengths = super().vectors(split, weights)
         return {**lengths, "kept": number_kept(lengths["weights"], self.keep)}
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All points start equal, all shifts at 0."""
         server, client = super().init(weights, split, clients)
         start = select(weights, split.parameters("shared"))
         return {**server, "momentum": start, "anchor": start}, client

@@ -45,7 +45,6 @@ class KnownModels(OnboardingRules, Algorithm):
         return {**server, **dict.fromkeys(new, server["start"])}
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The server's last w_i."""
         return {**client.state["model"], **message.parts.get("model", {})}
 
     def onboarding_start(self, client: Client, message: Message) -> Tensors:
@@ -99,7 +98,6 @@ class AnchoredMethod(KnownModels):
         return client.train(client.state["model"], steps=steps, penalty=tie)
 
     def broadcast(self, server: State, client: str) -> Message:
-        """Returns nothing: the client already has its personal model."""
         return Message("deliver")
 
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:

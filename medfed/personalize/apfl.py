@@ -50,11 +50,9 @@ class APFL(OnboardingRules, FedAvg):
 
     @property
     def gradients_per_batch(self) -> int:
-        """Each batch moves both models."""
         return 2
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All v_i start as w."""
         server, client = super().init(weights, split, clients)
         model = select(weights, split.parameters("all"))
         alpha = torch.tensor(self.alpha, dtype=torch.float64)
@@ -67,7 +65,6 @@ class APFL(OnboardingRules, FedAvg):
         return {**super().closed(server, replies), "alphas": {**server["alphas"], **new}}
 
     def fit(self, client: Client, message: Message) -> Message:
-        """As in FedAvg, with the share."""
         reply = super().fit(client, message)
         return replace(reply, scalars={"alpha": float(client.state["alpha"]["alpha"])})
 
@@ -79,7 +76,6 @@ class APFL(OnboardingRules, FedAvg):
         return end
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The mix with the newest w."""
         w = super().personal_model(client, message)
         return {**w, **Mix(self, client, w).model()}
 

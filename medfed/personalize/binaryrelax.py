@@ -42,7 +42,6 @@ class BinaryRelax(QuantizedMethod):
     )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """The free copy starts from the same weights."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "free": select(weights, self.names)}
 
@@ -59,11 +58,9 @@ class BinaryRelax(QuantizedMethod):
         return {"free": 1 / (1 + self.strength * self.growth**round)}
 
     def first_centers(self, x: Tensor, bits: int) -> Tensor:
-        """The projection's centres at the initial weights."""
         return scaled_centers(x, bits)
 
     def advance(self, client: Client, message: Message, centers: Tensors) -> None:
-        """Algorithm 1 on the client's own model."""
         state = client.state
         free = select(state["free"], centers)
         step = RelaxedStep(state["model"], free, centers, message.scalars["free"])

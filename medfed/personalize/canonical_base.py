@@ -52,7 +52,6 @@ class CanonicalMethod(OnboardingRules, FedAvg):
         return {**lengths, "common": common, "instance": instance}
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All memberships start at 1/K."""
         start = torch.full_like(weights[MEMBERSHIP], 1 / weights[MEMBERSHIP].numel())
         server, client = super().init({**weights, MEMBERSHIP: start}, split, clients)
         if start.numel() > len(clients):
@@ -85,7 +84,6 @@ class CanonicalMethod(OnboardingRules, FedAvg):
         return start[MEMBERSHIP]
 
     def onboarding_start(self, client: Client, message: Message) -> Tensors:
-        """Weights all canonical models equally."""
         start = super().onboarding_start(client, message)
         return {**start, MEMBERSHIP: torch.full_like(start[MEMBERSHIP], 1 / len(start[MEMBERSHIP]))}
 

@@ -59,7 +59,6 @@ class DIANA(GradientMethod):
     )  # fmt: skip
 
     def max_batches_drawn(self, steps: int, epoch: int) -> int:
-        """Those of an epoch."""
         return epoch
 
     def closed(self, server: State, replies: Replies) -> State:
@@ -74,6 +73,5 @@ class DIANA(GradientMethod):
         return {**server, "shared": shared, "momentum": v}
 
     def fit(self, client: Client, message: Message) -> Message:
-        """Returns the gradient at w."""
         w = {**message.parts["shared"], **client.state["personal"]}
         return self.reply(client, message, w, {"gradient": client.gradient(w)})

@@ -52,7 +52,6 @@ class EASGD(OnboardingRules, FedAvg):
     )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All models and the centre start equal."""
         server, client = super().init(weights, split, clients)
         return server, {"model": weights, "gap": client["gap"]}
 
@@ -90,7 +89,6 @@ class EASGD(OnboardingRules, FedAvg):
         return {**message.parts["shared"], **client.split.split(client.state["model"])[1]}
 
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
-        """The centre and alpha."""
         yield from ()
         return Message("deliver", {"shared": server["shared"]}, self.pull(server))
 

@@ -28,7 +28,6 @@ class SendsFeatures(Algorithm):
     needs: ClassVar[Needs | None] = "features"
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No features are known."""
         server, client = super().init(weights, split, clients)  # type: ignore[safe-super]
         return {**server, "num_samples": client_sizes(clients), "features": {}}, client
 
@@ -37,7 +36,6 @@ class SendsFeatures(Algorithm):
         return {name: server[name] for name in ("shared", "features") if server.get(name)}
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
-        """Also those sums and shares."""
         rows, width = head_shape(split, weights)
         rows = rows if self.by_class else 1
         return {**super().vectors(split, weights), "features": rows * (width + 1)}

@@ -56,12 +56,10 @@ class FedALA(TrainsOn, LearnsBeside):
     )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No client has a local model yet."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "weights": {}}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Trains from the mixture."""
         if client.state["local"]:
             start = {**start, **self.aggregate(client, start)}
         client.state["local"] = client.train(start)

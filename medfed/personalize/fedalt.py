@@ -41,11 +41,9 @@ class FedAlt(FedAvg):
     )  # fmt: skip
 
     def least_steps(self, steps: int) -> int:
-        """Those of the shared part."""
         return max(1, steps - round(self.personal_share * steps))
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """The personal part first."""
         first, rest = client.shares(self.personal_share)
         rate = self.personal_rate * client.learning_rate
         adapted = client.train(start, update="personal", steps=first, rates={"personal": rate})

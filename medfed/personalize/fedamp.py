@@ -65,11 +65,9 @@ class FedAMP(AnchoredMethod):
 
     @property
     def tie(self) -> float:
-        """Lambda / alpha."""
         return self.strength
 
     def anchors(self, server: State, cohort: Sequence[str]) -> dict[str, Tensors]:
-        """u_i."""
         models = models_of(server)
         places = {c: row for row, c in enumerate(models)}
         weights = self._weights(models.values())[[places[c] for c in cohort]]
@@ -84,7 +82,6 @@ class FedAMP(AnchoredMethod):
         return attention(rows_of(models), self.attention, self.own, self.sigma)
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Any]:
-        """Draws the weights in each client's mixture."""
         models = models_of(server)
         weights = self._weights(models.values()).fill_diagonal_(torch.nan)
         title = "Weights of the other clients' models that each client (row) is tied to"

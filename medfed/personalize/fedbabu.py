@@ -36,5 +36,4 @@ class FedBABU(FineTune):
     )  # fmt: skip
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Trains the body only."""
         return client.train(start, update="shared", statistics=True)

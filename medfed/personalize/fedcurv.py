@@ -51,7 +51,6 @@ class FedCurv(FedAvg):
     )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No client is certain of anything."""
         server, client = super().init(weights, split, clients)
         return {**server, "last": {}}, client
 
@@ -110,7 +109,6 @@ class Curvature:
     pull: Mapping[str, Tensor]
 
     def __call__(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Returns the penalty, a scalar."""
         terms = [
             (t * parameters[n].square() - 2 * self.pull[n] * parameters[n]).sum()
             for n, t in self.fisher.items()

@@ -59,13 +59,11 @@ class FedDBE(SendsFeatures, FedAvg):
     def split(
         self, network: nn.Module, task_patterns: str | Sequence[str], buffers: BufferPolicy
     ) -> ParameterSplit:
-        """The personal part is the shift."""
         shift = shift_inputs(network, task_patterns, "FedDBE")
         named = replace(self, personal=(shift,))
         return super(FedDBE, named).split(network, task_patterns, buffers)
 
     def scalars(self, round: int) -> dict[str, float]:
-        """The first round asks for the features."""
         return {} if round else {"first": 1.0}
 
     def closed(self, server: State, replies: Replies) -> State:

@@ -62,7 +62,6 @@ class FedDyn(FedAvg):
         return {**server, "shared": {**shared, **corrected}, "drift": drift}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Takes steps towards theta_i, then updates gamma_i."""
         dual = client.state["dual"]
         w = select(start, dual)
         # (alpha/2) |x - w|^2 - <gamma, x> is a square around w + gamma / alpha plus a constant.

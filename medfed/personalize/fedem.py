@@ -58,7 +58,6 @@ class FedEM(CanonicalMethod):
     def split(
         self, network: nn.Module, task_patterns: Sequence[str], buffers: BufferPolicy
     ) -> ParameterSplit:
-        """As for all methods over canonical models."""
         if getattr(network, "mix", "outputs") != "outputs":
             raise ConfigError(
                 "algorithm=fedem mixes the outputs of several models, not their parameters; choose "

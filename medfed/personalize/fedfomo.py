@@ -59,7 +59,6 @@ class FedFomo(TrainsOn, Local):
         return {**super().counts(clients), "M": min(self.models, clients - 1)}
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All models start equal; no client prefers any."""
         models = {f"model/{c.id}": select(weights, split.shared) for c in clients}
         affinity = {c.id: torch.zeros(len(clients), dtype=torch.float64) for c in clients}
         return {**models, "affinity": affinity}, {"model": weights, "before": weights}
@@ -96,14 +95,12 @@ class FedFomo(TrainsOn, Local):
         return {**theta, **helpful_mean(v, sent, gains)}, gains
 
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
-        """Sends M models, chosen at random."""
         yield from ()
         order = numpy_rng(self.seed, client.id, "models").permutation(list(server["affinity"]))
         parts = {f"model_{n}": server[f"model/{n}"] for n in order[: self.models]}
         return Message("deliver", parts)
 
     def onboarding_start(self, client: Client, message: Message) -> Tensors:
-        """Mixes in those of them that help."""
         return self.mix(client, message)[0]
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Any]:

@@ -85,7 +85,6 @@ class FedLC(OnboardingRules, FedAvg):
         return client.train(start, outputs=calibrated)
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """FedAvg's model, for the client's shares of classes if ``prior=own``."""
         return self.for_own_classes(client, super().personal_model(client, message))
 
     def onboard(self, client: Client, message: Message) -> Tensors:

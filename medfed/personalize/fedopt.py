@@ -104,7 +104,6 @@ class AdaptiveServer(ServerOptimizer):
     )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """V starts at tau^2."""
         server, client = super().init(weights, split, clients)
         start = {n: torch.full_like(t, self.tau**2) for n, t in server["momentum"].items()}
         return {**server, "square": start}, client

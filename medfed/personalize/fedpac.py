@@ -65,7 +65,6 @@ class FedPAC(OnboardingRules, SendsFeatures, FedRep):
     )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All heads start equal."""
         server, client = super().init(weights, split, clients)
         head = select(weights, split.parameters("personal"))
         return {**server, "start": head, **{f"head/{c.id}": head for c in clients}}, client
@@ -108,7 +107,6 @@ class FedPAC(OnboardingRules, SendsFeatures, FedRep):
         return replace(reply, parts={**reply.parts, **moved}, scalars=scalars, kinds=kinds)
 
     def broadcast(self, server: State, client: str) -> Message:
-        """The body and the client's mixture."""
         message = self.sent_to(client, server, "deliver")
         return replace(message, parts={n: message.parts[n] for n in ("shared", "personal")})
 
@@ -128,11 +126,9 @@ class FedPAC(OnboardingRules, SendsFeatures, FedRep):
         return Message("deliver", {"personal": mixed_head(client.id, heads, compared)})
 
     def onboarding_start(self, client: Client, message: Message) -> Tensors:
-        """The body and its mixture."""
         return {**client.weights, **client.state["shared"], **message.parts["personal"]}
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """It needs no further step."""
         return with_statistics(client, self.onboarding_start(client, message))
 
 

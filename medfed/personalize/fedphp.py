@@ -54,13 +54,11 @@ class FedPHP(TrainsOn, LearnsBeside):
     )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No client has inherited anything."""
         server, client = super().init(weights, split, clients)
         count = {"count": torch.zeros((), dtype=torch.float64)}
         return server, {**client, "count": count}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Learns from h_i, then updates h_i."""
         before = client.state["inherited"]
 
         def transfer(batch: Batch, live: Mapping[str, Tensor], forward: Forward) -> Tensor:

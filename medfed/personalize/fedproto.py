@@ -65,5 +65,4 @@ class FedProto(OnboardingRules, SendsFeatures, Local):
         return client.train(start, batch_penalty=alignment(self.strength, aims))
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """It trains its model towards them."""
         return self.drawn(client, client.weights, message)

@@ -29,7 +29,6 @@ class FedRep(FedAvg):
     )  # fmt: skip
 
     def least_steps(self, steps: int) -> int:
-        """Those of the body."""
         return max(1, steps - round(self.head_share * steps))
 
     def local_steps(

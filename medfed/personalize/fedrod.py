@@ -46,7 +46,6 @@ class FedRoD(OnboardingRules, FedAvg):
     )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All personal heads start at 0."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "head": {n: torch.zeros_like(weights[n]) for n in split.head}}
 
@@ -67,7 +66,6 @@ class FedRoD(OnboardingRules, FedAvg):
         return end
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The body under the sum of both heads."""
         model, head = super().personal_model(client, message), client.state["head"]
         return {**model, **add(select(model, head), head)}
 

@@ -32,11 +32,9 @@ class FedSGD(FedAvg):
     )  # fmt: skip
 
     def max_batches_drawn(self, steps: int, epoch: int) -> int:
-        """Those of an epoch."""
         return epoch
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """W - eta grad f(w)."""
         gradient = client.gradient(start)
         moved = add(select(start, gradient), gradient, -client.learning_rate)
         return {**start, **statistics_at(client, start), **moved}

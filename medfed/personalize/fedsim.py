@@ -35,6 +35,5 @@ class FedSim(FedAvg):
     )  # fmt: skip
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Trains both parts."""
         rate = client.learning_rate
         return client.train(start, rates={"shared": rate, "personal": self.personal_rate * rate})

@@ -47,12 +47,10 @@ class FedSplit(FedAvg):
     )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All z_i start at w."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "copy": select(weights, split.parameters("shared"))}
 
     def fit(self, client: Client, message: Message) -> Message:
-        """y_i and z_i."""
         received, z = message.parts["shared"], client.state["copy"]
         w = select(received, z)
         # The proximal map is around the reflection 2w - z.

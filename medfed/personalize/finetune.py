@@ -72,13 +72,11 @@ class FineTune(TrainsOn, FedAvg):
         return Message("fit")
 
     def broadcast(self, server: State, client: str) -> Message:
-        """The shared part, unless the client has its copy."""
         if client in server["copied"]:
             return Message("deliver")
         return super().broadcast(server, client)
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The client's copy once it has one, else FedAvg's model."""
         if message.parts:
             return super().personal_model(client, message)
         return client.state["model"]

@@ -69,7 +69,6 @@ class FPFC(AnchoredMethod):
 
     @property
     def tie(self) -> float:
-        """Rho."""
         return self.rho
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
@@ -124,7 +123,6 @@ class FPFC(AnchoredMethod):
         return min(means, key=lambda mean: float((flatten(mean) - flatten(model)).norm()))
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Any]:
-        """Draws the distances between clients, by cluster."""
         title = "Distances between the clients' models"
         rows = rows_of(models_of(server).values()).cpu()
         return {"clusters": draw_clusters(self.clusters(server), torch.cdist(rows, rows), title)}

@@ -28,7 +28,6 @@ class GradientMethod(FedAvg):
             raise ConfigError(f"{name} has one model for all; leave algorithm.personal=none.")
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
-        """Adds ``statistics``, those that are averaged."""
         lengths = super().vectors(split, weights)
         return {**lengths, "statistics": lengths["shared"] - lengths["weights"]}
 

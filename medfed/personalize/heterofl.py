@@ -60,7 +60,6 @@ class HeteroFL(FedAvg):
         object.__setattr__(self, "widths", checked_widths(self.widths))
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> HeteroFL:
-        """Finds the shapes of each width."""
         return replace(self, shapes=tuple(leading(network, r) for r in self.widths))
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
@@ -98,7 +97,6 @@ class HeteroFL(FedAvg):
         return Message("fit", {"shared": update}, kinds={"shared": "update"})
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The client's entries, completed by zeros."""
         shapes = self.shapes[int(message.scalars["width"])]
         model = dict(client.state["personal"])
         for name, tensor in message.parts["shared"].items():

@@ -61,7 +61,6 @@ class KNNPer(OnboardingRules, FedAvg):
 
     @property
     def title(self) -> str:
-        """As the paper writes it."""
         return "kNN-Per"
 
     def split(
@@ -80,11 +79,9 @@ class KNNPer(OnboardingRules, FedAvg):
         return replace(split, base=split.base | {f"{head}.{FEATURES}", f"{head}.{VOTE}"})
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """FedAvg's model, and the client's store."""
         return self.with_store(client, super().personal_model(client, message))
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """It needs no step."""
         return self.with_store(client, super().onboard(client, message))
 
     def with_store(self, client: Client, model: Tensors) -> Tensors:

@@ -59,17 +59,14 @@ class L2GD(MixtureMethod):
     )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """At the start there were no heads."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "pull": {"left": torch.ones((), dtype=torch.float64)}}
 
     def scalars(self, round: int) -> dict[str, float]:
-        """Two random numbers."""
         tails, heads = numpy_rng(self.seed, round, "coins").random(2)
         return {"tails": tails, "heads": heads} if self.coins == "random" else {}
 
     def least_steps(self, steps: int) -> int:
-        """By coins there may be one."""
         return 1 if self.coins == "random" else steps
 
     def fit(self, client: Client, message: Message) -> Message:

@@ -53,11 +53,9 @@ class LAG(GradientMethod):
     )  # fmt: skip
 
     def max_batches_drawn(self, steps: int, epoch: int) -> int:
-        """Those of an epoch."""
         return epoch
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """Nothing was sent, and nothing has moved."""
         server, client = super().init(weights, split, clients)
         moves = {"squares": torch.zeros(self.memory, dtype=torch.float64)}
         start = select(weights, split.parameters("shared"))

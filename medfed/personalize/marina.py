@@ -53,13 +53,11 @@ class MARINA(GradientMethod):
     )  # fmt: skip
 
     def phases(self, round: int) -> tuple[str, ...]:
-        """``full`` or ``difference``, as the coin says."""
         # In the first round there is no g to add a difference to.
         heads = round == 0 or coin(self.full, self.seed, round, "full")
         return ("full",) if heads else ("difference",)
 
     def closed(self, server: State, replies: Replies) -> State:
-        """Updates g, then w."""
         if all(reply.phase == "full" for reply in replies.values()):
             g = self.mean(server, replies, "gradient")
         else:

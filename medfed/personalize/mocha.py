@@ -60,11 +60,9 @@ class MOCHA(AnchoredMethod):
         return 0.0
 
     def scalars(self, server: State) -> dict[str, float]:
-        """2 (lambda1 L + lambda2)."""
         return {"tie": 2 * self._bound(self._precision(server))}
 
     def anchors(self, server: State, cohort: Sequence[str]) -> dict[str, Tensors]:
-        """a_i."""
         models, precision = models_of(server), self._precision(server)
         eye = torch.eye(len(models), dtype=torch.float64)
         if bound := self._bound(precision):
@@ -84,7 +82,6 @@ class MOCHA(AnchoredMethod):
         return relation(rows_of(models_of(server).values()), self.smoothing).inverse()
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Any]:
-        """Draws the correlation of the models in the learned relation."""
         models = models_of(server)
         found = relation(rows_of(models.values()), self.smoothing)
         scale = found.diagonal().rsqrt()

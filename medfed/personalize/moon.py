@@ -44,7 +44,6 @@ class MOON(FedAvg):
     )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No client has a previous model."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "previous": {}}
 

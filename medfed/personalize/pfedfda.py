@@ -70,20 +70,17 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
     )  # fmt: skip
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
-        """Also the means of the classes, and the covariance."""
         classes, width = head_shape(split, weights)
         more = {"means": classes * width, SCATTER: width**2}
         return {**super().vectors(split, weights), **more}
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
-        """Also the covariance."""
         classes, key = len(data.label_counts), "algorithm.least_patients"
         least = max(self.least_patients, TIMES * classes)
         scatter = Statistic(data.id, "the covariance of features", key, classes, least)
         return [*super().summaries(data), scatter]
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """Checks the head."""
         if [weights[n].ndim for n in split.head] != [2, 1]:
             raise ConfigError(
                 "pFedFDA computes the model's head, which must be one linear layer with a bias, "
@@ -139,18 +136,15 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
         return {n: t.to(client.weights[n]) for n, t in zip(names, made, strict=True)}
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The body, under the head of the client's interpolated Gaussians."""
         model, common = super().personal_model(client, message), self.common(client, message)
         share, *own = self.fitted(client, client.features(model), *common)
         mixed = [torch.lerp(a, b, share) for a, b in zip(common, own, strict=True)]
         return {**model, **self.head(client, *mixed)}
 
     def onboarding_start(self, client: Client, message: Message) -> Tensors:
-        """Its head follows from its features."""
         return self.personal_model(client, message)
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """It needs no step."""
         return self.onboarding_start(client, message)
 
 

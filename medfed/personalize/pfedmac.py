@@ -46,7 +46,6 @@ class PFedMac(PFedMe):
     )  # fmt: skip
 
     def tie(self, w: Tensors) -> Penalty:
-        """-lambda <theta, w> + gamma phi(theta)."""
         return Correlation(w, self.strength, self.sparsity, self.width)
 
 
@@ -67,7 +66,6 @@ class Correlation:
     width: float
 
     def __call__(self, theta: Mapping[str, Tensor]) -> Tensor:
-        """Returns the penalty at theta."""
         terms = [torch.zeros(())]
         for name, tensor in self.w.items():
             terms.append(self.sparsity * smooth_l1(theta[name], self.width))

@@ -104,11 +104,9 @@ class PFedNet(OnboardingRules, Algorithm):
         )
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
-        """The sketch that clients send before the first round."""
         return self.graph.summaries(data)
 
     def least_steps(self, steps: int) -> int:
-        """Those of a phase."""
         return self.local_steps or share_of(steps, 0, self._phases_per_round)
 
     def max_batches_drawn(self, steps: int, epoch: int) -> int:
@@ -123,7 +121,6 @@ class PFedNet(OnboardingRules, Algorithm):
         return self._opening + work
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """Every client knows the initial x and z."""
         rows = select(weights, split.parameters("personal"))
         count = len(clients)
         server: State = {
@@ -141,7 +138,6 @@ class PFedNet(OnboardingRules, Algorithm):
         return server, {"model": weights}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """Algorithm 5: one outer iteration."""
         # Clones, as flags change in place and states never do.
         server = {**server, "lacks": {p: t.clone() for p, t in server["lacks"].items()}}
         if self.graph.needs_sketches:
@@ -277,12 +273,10 @@ class PFedNet(OnboardingRules, Algorithm):
         return with_statistics(client, self.onboarding_start(client, message))
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Any]:
-        """The similarity graph."""
         graph = server["graph"]
         return {"graph": draw_graph(clients, graph)} if graph else {}
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """Mx + N z_n with the newest values."""
         received = message.parts
         return client.state["model"] | received.get("shared", {}) | received.get("personal", {})
 

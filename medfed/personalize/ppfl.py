@@ -102,7 +102,6 @@ class PPFL(CanonicalMethod):
         return steps + (self.membership_batches or epoch)
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All memberships start at 1/K."""
         server, client = super().init(weights, split, clients)
         server |= {"sketches": {}, "laplacian": {}, "output": {}, "chosen": {}}
         if self.strength and not self.affinity.needs_sketches:

@@ -85,7 +85,6 @@ class Quantized(QuantizedMethod):
         return ProximalStep(model, centers, strength, lr, center_lr, sharpness)
 
     def advance(self, client: Client, message: Message, centers: Tensors) -> None:
-        """Algorithm 1 on the client's own model."""
         step = self.step(client, message, centers)
         client.state["model"] = client.train(client.state["model"], after_step=step)
         client.state["centers"] = step.centers

@@ -313,7 +313,6 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         return bool(self.names) and several != {FULL}
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
-        """Adds ``quantised``: the weights that have centres."""
         quantised = sum(weights[n].numel() for n in self.names)
         return {**super().vectors(split, weights), "quantised": quantised}
 
@@ -337,7 +336,6 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         return {"bits": float(server["bits"][client])} if client in server["bits"] else {}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """Sends numbers only and receives nothing."""
         (phase,) = self.phases(round)
         scalars = self.scalars(round)
         yield {c: Message(phase, scalars={**scalars, **self.scalars_of(server, c)}) for c in cohort}
@@ -386,11 +384,9 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         return initial_centers(x, bits)
 
     def broadcast(self, server: State, client: str) -> Message:
-        """The bits of a client that has not trained yet."""
         return Message("deliver", scalars=self.scalars_of(server, client))
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The client's own model, quantised."""
         model, state = client.state["model"], client.state
         centers = self.present_centers(client, message)
         if state["codes"]:

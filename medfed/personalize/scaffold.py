@@ -74,7 +74,6 @@ class Scaffold(FedAvg):
         return {**server, "shared": shared, "control": control}
 
     def max_batches_drawn(self, steps: int, epoch: int) -> int:
-        """Option I takes an epoch's gradient, too."""
         return steps + epoch if self.option == "I" else steps
 
     def fit(self, client: Client, message: Message) -> Message:

@@ -28,6 +28,5 @@ class SiloBN(FedAvg):
     def split(
         self, network: nn.Module, task_patterns: str | Sequence[str], buffers: BufferPolicy
     ) -> ParameterSplit:
-        """Keeps averaged buffers local."""
         policy: BufferPolicy = "local" if buffers == "averaged" else buffers
         return super().split(network, task_patterns, policy)

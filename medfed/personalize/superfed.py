@@ -60,12 +60,10 @@ class SuPerFed(OnboardingRules, FedAvg):
     )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """Clients create their local models when they need them."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "own": {}, "share": {"share": torch.zeros(())}}
 
     def scalars(self, round: int) -> dict[str, float]:
-        """Tells clients whether mixing has started."""
         return {"mix": 1.0} if round >= int(self.start * self.rounds) else {}
 
     def fit(self, client: Client, message: Message) -> Message:
@@ -98,7 +96,6 @@ class SuPerFed(OnboardingRules, FedAvg):
         return end
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The mixture with the newest w_f."""
         return mixture(client, super().personal_model(client, message))
 
     def onboard(self, client: Client, message: Message) -> Tensors:

@@ -66,10 +66,7 @@ class Masks(NamedTuple):
     def of(
         cls, announced: Mapping[str, wire.Announced], ask: Callable[..., Mapping[str, wire.Shared]]
     ) -> Masks:
-        """Lets all sites that have announced keys divide their secrets among them.
-
-        `ask`: sends a kind of request with its content to all sites, of which each must answer.
-        """
+        """Lets all sites that have announced keys divide their secrets among them."""
         keys = {c: reply.keys for c, reply in announced.items()}
         boxes = {c: reply.boxes for c, reply in ask(wire.Shares, keys=keys).items()}
         wrong = {c: "its shares are not for all sites" for c in keys if {*boxes[c], c} != {*keys}}
@@ -250,10 +247,7 @@ def impossible(metrics: Mapping[str, float], names: frozenset[str]) -> str:
 
 @dataclass(eq=False)
 class Coordinator:
-    """Runs rounds across sites.
-
-    `losses`: of the last round's training steps, by site.
-    """
+    """Runs rounds across sites."""
 
     attendance: Attendance
     best: Callable[[], int | None] = lambda: None
@@ -261,6 +255,7 @@ class Coordinator:
     def __post_init__(self) -> None:
         self.requests = Requests(self.attendance)  # what is asked and summed
         self.caller, self.federation = self.attendance.caller, self.attendance.federation
+        # The losses of the last round's training steps, by site.
         self.progress, self.losses = self.attendance.progress, dict[str, float]()
         self._turn = 0
         self._at: Mapping[str, int] = {}  # the last round of each site up to the tested one
@@ -376,28 +371,21 @@ class Coordinator:
         self.attendance.leave_out(lost, number)
         return again
 
-    def _evaluate(self, where: dict[str, int], trained: Sequence[str]) -> Metrics:
+    def _evaluate(self, where: Mapping[str, Any], trained: Sequence[str]) -> Metrics:
         """Evaluates all sites that answer; those that have trained must answer."""
         self.attendance.say("evaluates", where["round"])
         at, there = self.progress.at, self.attendance.there
-        asked = {c: self._measure(c, "val", c in trained, at, where) for c in there}
+        where = {**where, "split": "val"}
+        asked = {c: self._measure(c, at, trained=c in trained, **where) for c in there}
         metrics, why = self.requests.measured(asked)
         if lost := {c: reason for c, reason in why.items() if c in trained}:
             raise Lost(lost)
         self.attendance.leave_out(why, where["round"])
         return metrics
 
-    def _measure(
-        self,
-        site: str,
-        split: str,
-        trained: bool,
-        at: Mapping[str, int],
-        where: dict[str, int],
-        **more: Any,
-    ) -> wire.Evaluate:
-        place = {"at": at[site], "body": self.federation.delivery(site).to_bytes(), **more, **where}
-        return self.caller.request(wire.Evaluate, site, split=split, trained=trained, **place)
+    def _measure(self, site: str, at: Mapping[str, int], **asked: Any) -> wire.Evaluate:
+        body = self.federation.delivery(site).to_bytes()
+        return self.caller.request(wire.Evaluate, site, at=at[site], body=body, **asked)
 
     def _commit(self, where: dict[str, int], trained: Sequence[str]) -> None:
         asked, progress = dict[str, wire.Commit](), self.progress
@@ -427,23 +415,18 @@ class Coordinator:
         return {"server": self.federation.digests()["server"], **digests}
 
     def test(self, rounds: int, selected: int | None) -> Metrics:
-        """Evaluates the model of the selected round on every site's test data.
-
-        `selected`: the selected round; ``None``: the last one.
-        """
+        """Evaluates the model of the selected round on every site's test data."""
         self.attendance.say("tests", rounds)
         self._turn += 1
         last = rounds - 1 if selected is None else selected
         at = self._at = self.progress.rounds.get(last, self.progress.at)
-        where = {"round": rounds, "attempt": self._turn}
-        chosen = {"selected": START if selected is None else selected}
+        chosen = START if selected is None else selected
+        where: dict[str, Any] = {"round": rounds, "attempt": self._turn, "selected": chosen}
         tested: Metrics = {}
 
         def ask(sites: Sequence[str], more: Mapping[str, Mapping[str, Any]]) -> None:
-            asked = {
-                c: self._measure(c, "test", False, at, where, **chosen, **more.get(c, {}))
-                for c in sites
-            }
+            place = {**where, "split": "test", "trained": False}
+            asked = {c: self._measure(c, at, **place, **more.get(c, {})) for c in sites}
             metrics, why = self.requests.measured(asked)
             tested.update(metrics)
             self.attendance.leave_out(why, rounds)

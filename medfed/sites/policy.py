@@ -1,21 +1,7 @@
 """What a site allows, independent of the coordinator: approved agreements, and a policy.
 
-Both stand in the site's file, which a person of the hospital writes; no command writes there.
-
-.. code-block:: yaml
-
-    agreed: 5f0c...                      # the line that medfed site check prints; or a list of them
-    policy:
-      parts: [shared]                    # parts of messages that may leave
-      least: 50                          # patients behind everything that leaves
-      least_per_message: 5               # patients behind one message; as least if it is left out
-      largest_share: 0.6                 # of a round's training samples, that one site may have
-      test_metrics: 1                    # models whose test metrics may be asked for; 0: none
-      plugins: false                     # whether code from outside medfed may run
-      pictures: false                    # whether pictures of patients are drawn
-      send_model: false                  # whether the personal model may go to the other sites
-      evaluate_models: false             # whether other sites' models are tested here
-      privacy: {epsilon: 8, delta: 1e-4} # the most that all runs of this file may spend together
+Both stand in the site's file, which a person of the hospital writes; no command writes there. Its
+keys are the fields of :class:`Policy`; ``agreed`` is a line that ``medfed site check`` prints.
 """
 
 from __future__ import annotations
@@ -124,9 +110,8 @@ site's file asks for 20; do not take part, or lower policy.least.
 
     def check_message(self, patients: int) -> None:
         """Refuses messages of few patients."""
-        key, least = "least_per_message", self.least_per_message
-        if least is None:
-            key, least = "least", self.least
+        key = "least" if self.least_per_message is None else "least_per_message"
+        least: int = getattr(self, key)
         if patients < least:
             raise VetoError(
                 f"{behind_a_message(patients)}, and policy.{key} of this site's file asks for "
@@ -248,20 +233,14 @@ def check_data(
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Holds a file's lock, so that the jobs of a site read and write it one after another."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock")):
-        yield
-
-
-@contextmanager
 def remembered(path: Path, kind: type[Content], keep: bool = True) -> Iterator[Content]:
     """Reads a file that all jobs of a site share, and writes what the caller has made of it.
 
-    After an error, and if it is not to be kept, the file stays as it is.
+    After an error, and if it is not to be kept, the file stays as it is. Jobs take turns.
     """
-    with alone(path) if keep else nullcontext():
+    if keep:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")) if keep else nullcontext():
         content = _read(path, kind)
         yield content
         if keep:

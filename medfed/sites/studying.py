@@ -11,7 +11,7 @@ import json
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,15 +138,13 @@ class StudySite(Site):
 
     def _reply(self, asked: Request) -> Reply:  # type: ignore[override]
         """Does what an admitted request asks."""
-        if isinstance(asked, wire.Begin):
-            return self._opened(asked)
-        if isinstance(asked, wire.Bring):
-            return self._brought(asked)
-        if isinstance(asked, wire.Ask):
-            return self._asked(asked)
+        handlers: dict[type[Request], Callable[[Any], Reply]]
+        handlers = {wire.Begin: self._opened, wire.Bring: self._brought, wire.Ask: self._asked}
         if isinstance(asked, wire.Hello | wire.Agree | wire.Keys | wire.Shares | wire.Unmask):
             return super()._reply(asked)
-        raise Refusal("order")
+        if type(asked) not in handlers:
+            raise Refusal("order")
+        return handlers[type(asked)](asked)
 
     def _opened(self, asked: wire.Begin) -> Reply:
         self.gate.start(asked.session, [c.id for c in asked.clients])
