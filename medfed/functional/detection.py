@@ -66,13 +66,6 @@ def lesion_scores(cases: Columns, weights: Floats) -> dict[str, Floats]:
         (W,) each: ``lesion_cpm``, the mean of the sensitivities at 1/8, 1/4, 1/2, 1, 2, 4 and 8
         false alarms per scan, each of these (``lesion_cpm/0.5``), and ``lesions_found``, the share
         that any box finds. 0 without a hit; NaN where there is no lesion.
-
-    Example:
-        >>> cases = {"found": np.array([SCAN, HIT, ALARM]), "lesions": np.array([2, 0, 0]),
-        ...          "score": np.array([0.0, 0.9, 0.4])}
-        >>> scores = lesion_scores(cases, np.ones((1, 3)))
-        >>> scores["lesion_cpm"].tolist(), scores["lesions_found"].tolist()
-        ([0.5], [0.5])
     """
     curve = lesion_curve(cases, weights, (*ALARMS, np.inf))
     return dict(zip(LESION_CPM, [curve[:, :-1].mean(1), *curve.T], strict=True))

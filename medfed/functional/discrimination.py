@@ -29,14 +29,6 @@ class Estimate(NamedTuple):
 def placements(scores: Floats, label: Floats) -> tuple[Floats, Floats]:
     """Returns the share of the other class that each case is on the right side of.
 
-    Args:
-        scores: (N,).
-        label: (N,) 1 or 0.
-
-    Returns:
-        (P,) of the positive and (M,) of the negative cases; ties count half. The mean of either is
-        the area under the curve.
-
     Example:
         >>> up, down = placements(np.array([0.9, 0.4, 0.4]), np.array([1.0, 1.0, 0.0]))
         >>> up.tolist(), down.tolist()
@@ -64,12 +56,6 @@ def areas(scores: Floats, other: Floats | None, label: Floats) -> list[Estimate]
         scores: (N, K).
         other: (N, K), whose areas are subtracted; ``None``: nothing is.
         label: (N, K) 1 or 0, at least two of each; NaN where it is not known.
-
-    Example:
-        >>> scores, label = np.array([0.9, 0.6, 0.4, 0.1]), np.array([1.0, 0.0, 1.0, 0.0])
-        >>> both = np.stack([scores, 1 - scores], 1), np.stack([label, 1 - label], 1)
-        >>> [one.value for one in areas(both[0], None, both[1])]
-        [0.75, 0.75, 0.75]
     """
     values, moves = np.zeros(label.shape[1]), np.zeros(label.shape)
     for k, of in enumerate(label.T):
@@ -110,13 +96,7 @@ def area_of_counts(positive: Floats, negative: Floats) -> Estimate:
 
 
 def area_difference(scores: Floats, other: Floats | None, label: Floats) -> Estimate:
-    """Returns by how much the area of `scores` is larger than that of `other`, for equal patients.
-
-    Args:
-        scores: (N,).
-        other: (N,); ``None``: nothing is subtracted.
-        label: (N,) 1 or 0, at least two of each.
-    """
+    """Returns by how much the area of `scores` exceeds that of `other`, for equal patients."""
     return areas(scores[:, None], None if other is None else other[:, None], label[:, None])[0]
 
 
@@ -161,11 +141,7 @@ def log_losses(p: Floats, label: Floats) -> Floats:
 
 
 def calibration(p: Floats, label: Floats) -> dict[str, Estimate]:
-    """Returns calibration in the large (0 is right) and the slope (1 is right), by Cox' models.
-
-    Raises:
-        DataError: If the models do not settle.
-    """
+    """Returns calibration in the large (0 is right) and the slope (1 is right), by Cox' models."""
     clipped = np.clip(p, _EDGE, 1 - _EDGE)
     linear = np.log(clipped) - np.log1p(-clipped)
     one = np.ones((len(p), 1))

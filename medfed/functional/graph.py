@@ -26,12 +26,6 @@ _ROWS = 1024  # of a matrix of all pairs that are in memory together
 def undirected_edges(pairs: Tensor) -> Tensor:
     """Orders the ends of every pair, sorts the pairs and drops duplicates.
 
-    Args:
-        pairs: ``(M, 2)`` integer tensor, in any direction and order.
-
-    Returns:
-        ``(M', 2)`` long tensor with i < j, sorted, unique.
-
     Example:
         >>> undirected_edges(torch.tensor([[2, 0], [0, 2], [0, 1]]))
         tensor([[0, 1],
@@ -53,10 +47,6 @@ def knn_edges(sketches: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     Returns:
         The edges ``(M, 2)`` and the distance over each ``(M,)`` in float64.
-
-    Raises:
-        ConfigError: If k is out of range or the sketches are no matrix.
-        ValueError: If a sketch holds NaN or infinity.
 
     Example:
         >>> edges, distances = knn_edges(torch.tensor([[0.0], [1.0], [5.0]]), k=1)
@@ -109,14 +99,7 @@ def star_edges(n: int) -> Tensor:
 
 
 def ring_edges(n: int) -> Tensor:
-    """Every client joined to the next, and the last to the first.
-
-    Example:
-        >>> ring_edges(4).tolist()
-        [[0, 1], [0, 3], [1, 2], [2, 3]]
-        >>> ring_edges(2).tolist()
-        [[0, 1]]
-    """
+    """Every client joined to the next, and the last to the first."""
     nodes = torch.arange(n if n > 1 else 0)
     return undirected_edges(torch.stack([nodes, (nodes + 1) % max(n, 1)], dim=1))
 
@@ -153,9 +136,6 @@ def edges_from_names(pairs: Iterable[Sequence[str]], clients: Sequence[str]) -> 
 
     Returns:
         ``(M, 2)`` long tensor of positions in ``clients``; repeated pairs count once.
-
-    Raises:
-        ConfigError: If a name is unknown, a client is missing, or a pair joins a client to itself.
 
     Example:
         >>> edges_from_names([("a", "c"), ("c", "a"), ("b",)], ["a", "b", "c"]).tolist()
@@ -318,12 +298,6 @@ def epsilon_greedy(
 
     Returns:
         Names in the order of ``affinity``.
-
-    Example:
-        >>> import torch
-        >>> affinity = {n: torch.tensor([9.0, 0.1, 0.5, 0.3]) for n in "abcd"}
-        >>> epsilon_greedy(affinity, "a", 2, 0.0, np.random.default_rng(0))
-        ['c', 'd']
     """
     worth = dict(zip(affinity, affinity[client].tolist(), strict=True))
     order = [n for n in rng.permutation(list(worth)).tolist() if n != client]

@@ -36,9 +36,6 @@ def initial_centers(x: Tensor, bits: int) -> Tensor:
         ``(2**bits,)`` tensor in the dtype and on the device of ``x``. Where ``x`` has fewer
         distinct values, the largest of them is repeated.
 
-    Raises:
-        ValueError: If ``x`` holds NaN or infinity.
-
     Example:
         >>> initial_centers(torch.tensor([0.0, 1.0, 9.0, 10.0]), bits=1).tolist()
         [0.5, 9.5]
@@ -97,14 +94,7 @@ def _sums(values: Array) -> Array:
 
 
 def _means(mass: Array, moments: Array, starts: Array, empty: Array | None = None) -> Array:
-    """The means of consecutive intervals, from prefix sums of weights and of weighted values.
-
-    Args:
-        mass: ``(n + 1,)`` sums of the first k weights.
-        moments: ``(n + 1,)`` sums of the first k weighted values.
-        starts: ``(m,)`` begins, in ascending order.
-        empty: ``(m,)`` what stands for the mean of an interval without values.
-    """
+    """The means of consecutive intervals, from prefix sums of weights and of weighted values."""
     ends = np.append(starts, mass.size - 1)
     means = np.zeros(starts.size) if empty is None else empty.copy()
     weights = np.diff(mass[ends])

@@ -38,12 +38,6 @@ def rows_in_update(weight: Tensor, bias: Tensor, rows: Tensor, tolerance: float)
 
     Returns:
         (N,) bool, which rows are reproduced.
-
-    Example:
-        >>> rows = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 7.0]])
-        >>> slopes = torch.tensor([[0.5, 0.0, 0.0], [0.2, -0.3, 0.0]])  # (H, N)
-        >>> rows_in_update(slopes @ rows, slopes.sum(1), rows, 0.01)
-        tensor([ True, False, False])
     """
     known = bias.abs() > 1e-9 * bias.abs().max()
     if not bool(known.any()):
@@ -82,12 +76,6 @@ def lira(shadows: Floats, inside: Bools, target: Floats, without: bool = False) 
 
     Returns:
         (N,) log-likelihood ratios, or standard scores.
-
-    Example:
-        >>> shadows = np.array([[2.0, 0.1], [2.2, 0.0], [0.1, 2.1], [0.0, 1.9]])
-        >>> inside = shadows > 1
-        >>> lira(shadows, inside, np.array([2.0, 0.0])).round(1).tolist()
-        [379.3, -100.4]
     """
     mean_out, spread_out = _normal(shadows, ~inside)
     out = (target - mean_out) / spread_out

@@ -150,14 +150,7 @@ class AdmmSteps:
 
 
 def block_width(edges: int, nodes: int, columns: int, itemsize: int) -> int:
-    """The number of columns whose working set stays in cache.
-
-    Example:
-        >>> block_width(10, 5, 10**6, 8)
-        256
-        >>> block_width(10, 5, 60, 8)
-        60
-    """
+    """The number of columns whose working set stays in cache."""
     per_column = (2 * edges + 2 * nodes) * itemsize
     fitting = max(64, min(1024, _CACHE_BYTES // max(per_column, 1)))
     return max(1, min(columns, 1 << (fitting.bit_length() - 1)))
@@ -271,21 +264,6 @@ def solve_network_lasso(
 
     Returns:
         The minimiser, the state to continue from, iterations and residuals.
-
-    Raises:
-        ConfigError: If the graph, a weight or p cannot be used.
-        ValueError: If ``v`` holds NaN or infinity.
-
-    Example:
-        >>> z = solve_network_lasso(torch.tensor([[0.0], [4.0]]), [[0, 1]], weight=1.0).z
-        >>> z.round(decimals=5).tolist()
-        [[1.0], [3.0]]
-        >>> v = torch.tensor([[0.0], [4.0], [5.0]], dtype=torch.float64)
-        >>> edges = torch.tensor([[0, 1], [1, 2]])
-        >>> first = solve_network_lasso(v, edges, 1.0)
-        >>> again = solve_network_lasso(v, edges, 1.0, state=first.state)
-        >>> again.iterations < first.iterations
-        True
     """
     p, points = check_norm(p), _checked_points(v)
     links = _checked_edges(edges, v.shape[0])
@@ -308,11 +286,6 @@ def solve_network_lasso(
 def component_means(v: Tensor, mass: Tensor, component: Tensor) -> Tensor:
     """The mean by mass of each point's component: the solution if the weights are large enough.
 
-    Args:
-        v: ``(N, d)`` tensor.
-        mass: ``(N,)`` float64 tensor on the CPU.
-        component: ``(N,)``, as of :func:`medfed.functional.graph.connected_components`.
-
     Example:
         >>> v, ones = torch.tensor([[1.0], [5.0], [9.0]]), torch.ones(3, dtype=torch.float64)
         >>> component_means(v, ones, torch.tensor([0, 0, 1])).tolist()
@@ -328,14 +301,6 @@ def smallest_dual(pull: Tensor, edges: Tensor, component: Tensor) -> Tensor:
 
     mass (V - Z) = Omega Q^T at the optimum, each row of Omega in the dual ball of radius weight.
     Where the smallest Omega that reaches the component means fits, they are the exact solution.
-
-    Args:
-        pull: ``(N, d)`` tensor whose rows add to 0 in each component.
-        edges: ``(M, 2)`` long tensor on the CPU.
-        component: ``(N,)``, as of :func:`medfed.functional.graph.connected_components`.
-
-    Returns:
-        Omega ``(M, d)``.
 
     Example:
         >>> pull, edges = torch.tensor([[-2.0], [2.0]]), torch.tensor([[0, 1]])

@@ -150,13 +150,6 @@ class Planner:
         spacing: mm that the user sets, by axis (of axial slices two); None: planned.
         patch_size: Voxels that the user sets; None: planned.
         batch_size: Patches that the user sets; None: planned.
-
-    Example:
-        >>> mm, voxels = np.array([[5.0, 0.8, 0.8]] * 30), np.array([[80, 512, 512]] * 30)
-        >>> cases = Fingerprint(mm, voxels, mm * voxels)
-        >>> plan = Planner(channels=1, labels=3).plan(cases, "3d_fullres")
-        >>> plan.patch_size, plan.batch_size, plan.strides[1], plan.kernel_sizes[0]
-        ((32, 224, 224), 2, (1, 2, 2), (1, 3, 3))
     """
 
     channels: int
@@ -175,9 +168,6 @@ class Planner:
         Args:
             cases: Facts about training cases.
             configuration: ``2d``, ``3d_fullres`` or ``3d_lowres``.
-
-        Raises:
-            ConfigError: If the cases have no such configuration, or memory is too small.
         """
         mm = cases.spacing()
         if self.spacing is not None:
@@ -316,14 +306,6 @@ def _topology(
     spacing: Sequence[float] | Floats, size: Sequence[float]
 ) -> tuple[tuple[Ints, ...], tuple[Ints, ...], Ints, Ints]:
     """Decides which axes each stage halves.
-
-    Args:
-        spacing: mm by axis.
-        size: Voxels of a patch.
-
-    Returns:
-        Strides and kernel sizes of each stage; the patch, enlarged to what the strides divide; and
-        by what each side can then be divided.
 
     Example:
         >>> strides, kernels, patch, divisor = _topology([4.0, 1.0, 1.0], [7, 15, 16])

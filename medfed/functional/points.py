@@ -49,21 +49,7 @@ Rows = Sequence[dict[str, Any]]  # a meter's table of cases
 def choose_threshold(
     scores: Floats, positive: NDArray[np.bool_], rule: str | Mapping[str, float]
 ) -> float:
-    """Returns a threshold halfway between two scores.
-
-    Args:
-        scores: (N,) probabilities of class 1.
-        positive: (N,), with both values.
-        rule: ``"youden"``: the largest sum of sensitivity and specificity; ``{"sensitivity": s}``:
-            the strictest threshold with at least this sensitivity; ``{"specificity": s}``: the
-            loosest one with at least this specificity.
-
-    Example:
-        >>> scores, positive = np.array([0.1, 0.2, 0.3, 0.6]), np.array([0, 1, 0, 1], dtype=bool)
-        >>> [round(choose_threshold(scores, positive, rule), 3)
-        ...  for rule in ("youden", {"sensitivity": 0.9}, {"specificity": 0.5})]
-        [0.45, 0.15, 0.15]
-    """
+    """Returns a threshold halfway between two scores."""
     counts = accepted(scores, positive, np.ones((1, len(scores))))
     right, wrong = (part[0] / part[0, -1] for part in counts)
     if isinstance(rule, str):
@@ -82,22 +68,6 @@ def fit_calibration(probs: Floats, label: Ints, method: str, variance: float = P
 
     The cost of a shift a is a² / 2τ², that of a slope b is (log b)² / 2τ²: so few cases change
     little.
-
-    Args:
-        probs: (N, K).
-        label: (N,).
-        method: ``shift``, of two classes; ``temperature``, the slope; or ``platt``, both.
-        variance: τ².
-
-    Returns:
-        ``slope`` and ``shift``; of a shift its ``information``, too: what the cases alone say of
-        it, as the inverse of a variance.
-
-    Example:
-        >>> probs = np.array([[0.5, 0.5]] * 4)
-        >>> point = fit_calibration(probs, np.array([0, 1, 1, 1]), "shift", variance=1e9)
-        >>> round(float(calibrated(probs, point)[0, 1]), 4), round(point["information"], 4)
-        (0.75, 0.75)
     """
     from scipy.optimize import minimize  # late: predictions need none
 
@@ -123,12 +93,6 @@ def variance_of_shifts(points: Iterable[Mapping[str, float]]) -> float | None:
 
     Each hospital fitted its shift a with τ² = :data:`PRIOR`. Where its likelihood is about normal,
     of information I, its own best shift is a (1 + 1 / (PRIOR I)).
-
-    Args:
-        points: ``shift`` and ``information`` of each hospital that has them.
-
-    Returns:
-        τ²; None without a hospital.
 
     Example:
         >>> points = [{"shift": a, "information": 1e6} for a in (-1.0, 1.0, -1.0, 1.0)]

@@ -246,9 +246,6 @@ class Regression:
         Args:
             size: P.
             steps: At most so many questions.
-
-        Raises:
-            DataError: If the coefficients do not settle, as where a column gives the outcome.
         """
         beta, upper = np.zeros(size), np.triu_indices(size)
         for step in range(1, steps + 1):

@@ -44,9 +44,6 @@ def check_norm(p: float) -> float:
     Returns:
         The same value as a float.
 
-    Raises:
-        ConfigError: If p is anything else.
-
     Example:
         >>> check_norm(2)
         2.0
@@ -86,9 +83,6 @@ def check_scad(section: str, rho: float, a: float, smoothing: float) -> None:
         rho: See there, as the others.
         a: Above 2.
         smoothing: Positive.
-
-    Raises:
-        ConfigError: If a value is out of range.
 
     Example:
         >>> check_scad("algorithm", rho=0.25, a=3.0, smoothing=1e-4)
@@ -139,12 +133,6 @@ class Proximity:
     Attributes:
         weight: μ.
         anchor: Name to tensor; parameters that it does not name are free.
-
-    Example:
-        >>> w = {"x": torch.tensor([3.0], requires_grad=True)}
-        >>> value = Proximity(0.5, {"x": torch.tensor([1.0])})(w)
-        >>> value, torch.autograd.grad(value, w["x"])
-        (tensor(1., grad_fn=<MulBackward0>), (tensor([1.]),))
     """
 
     weight: float
@@ -217,15 +205,6 @@ def fused_lasso(g: Tensor, gamma: float) -> Tensor:
 
     Returns:
         ``(d,)`` tensor in the dtype and on the device of ``g``, sharing no memory with it.
-
-    Raises:
-        ValueError: If ``g`` holds NaN or infinity, or numbers whose sum overflows.
-
-    Example:
-        >>> fused_lasso(torch.tensor([4.0, 1.0, 2.0]), gamma=0.5).tolist()
-        [3.5, 1.5, 1.5]
-        >>> fused_lasso(torch.tensor([4.0, 1.0, 2.0]), gamma=float("inf")).tolist()
-        [0.0, 0.0, 0.0]
     """
     source = g.detach().cpu().contiguous()
     total = _magnitude(source)

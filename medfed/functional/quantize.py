@@ -54,9 +54,6 @@ def quantize(x: Tensor, centers: Tensor) -> Tensor:
         Tensor like ``x``, without gradient: each element is a centre in the dtype of ``x``, or NaN
         where ``x`` is NaN.
 
-    Raises:
-        ConfigError: If ``x`` or ``centers`` cannot be used.
-
     Example:
         >>> quantize(torch.tensor([-3.0, 0.4, 0.5, 0.6]), torch.tensor([0.0, 1.0])).tolist()
         [0.0, 0.0, 0.0, 1.0]
@@ -80,10 +77,6 @@ def assign(x: Tensor, centers: Tensor) -> Tensor:
 
     Returns:
         Long tensor of the shape of ``x``, from 0 to m - 1.
-
-    Raises:
-        ConfigError: If ``x`` or ``centers`` cannot be used.
-        ValueError: If ``x`` holds NaN.
 
     Example:
         >>> assign(torch.tensor([[-3.0, 0.4], [0.5, 0.6]]), torch.tensor([0.0, 1.0])).tolist()
@@ -118,9 +111,6 @@ def prox_quantize(
     Returns:
         x, a tensor like ``y`` without gradient or ``out``, and ``quantize(x, centers)``. NaN stays
         NaN.
-
-    Raises:
-        ConfigError: If an argument cannot be used.
 
     Example:
         >>> y, centers = torch.tensor([-3.0, 0.375, 0.75]), torch.tensor([0.0, 1.0])
@@ -159,9 +149,6 @@ def soft_quantize(x: Tensor, centers: Tensor, sharpness: float) -> Tensor:
     Returns:
         Tensor like ``x``.
 
-    Raises:
-        ConfigError: If an argument cannot be used.
-
     Example:
         >>> soft_quantize(torch.tensor([0.0, 0.5, 1.0]), torch.tensor([0.0, 1.0]), 10.0)
         tensor([0.0067, 0.5000, 0.9933])
@@ -183,17 +170,6 @@ class Levels(NamedTuple):
 
 def _check_levels(x: Tensor, centers: Tensor) -> Levels:
     """Returns the centres of a weight tensor, and what separates them.
-
-    Args:
-        x: The weights.
-        centers: ``(m,)`` centres.
-
-    Returns:
-        Both in the dtype of ``x``.
-
-    Raises:
-        ConfigError: If ``x`` is no float32 or float64 tensor, or the centres are not finite, in
-            ascending order and at least one.
 
     Example:
         >>> _check_levels(torch.zeros(2, dtype=torch.float64), torch.tensor([0.0, 1.0, 3.0])).cuts
@@ -230,10 +206,6 @@ def center_gradient(gradient: Tensor, x: Tensor, centers: Tensor) -> Tensor:
     Returns:
         ``(m,)`` float64 tensor on the device of ``x``, summed in float64.
 
-    Raises:
-        ConfigError: If an argument cannot be used.
-        ValueError: If ``x`` holds NaN.
-
     Example:
         >>> x = torch.tensor([0.1, 0.2, 0.9])
         >>> center_gradient(torch.tensor([1.0, 2.0, 4.0]), x, torch.tensor([0.0, 1.0])).tolist()
@@ -260,10 +232,6 @@ def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, tau: float) -> Tensor:
         ``(m,)`` tensor like ``mu``, exact up to rounding; ``mu_j`` where nothing is assigned to j.
         It need not be in ascending order: sort it before it is used as centres.
 
-    Raises:
-        ConfigError: If an argument cannot be used.
-        ValueError: If ``x`` holds NaN, or ``mu`` NaN or infinity.
-
     Example:
         >>> x = torch.tensor([0.0, 0.5, 1.0, 7.0, 9.0])
         >>> prox_centers(torch.tensor([0.25, 9.5]), x, torch.tensor([0.0, 8.0]), 0.125).tolist()
@@ -288,10 +256,6 @@ def step_centers(centers: Tensor, gradient: Tensor, x: Tensor, lr: float, tau: f
     Returns:
         ``(m,)`` tensor like ``centers``: ``prox_centers(centers - lr * h, x, centers, tau)`` with
         ``h = center_gradient(gradient, x, centers)``, sorted.
-
-    Raises:
-        ConfigError: If an argument cannot be used.
-        ValueError: If ``x`` holds NaN, or ``gradient`` NaN or infinity.
 
     Example:
         >>> x, gradient = torch.tensor([0.0, 0.5, 1.0]), torch.tensor([1.0, 1.0, 0.0])

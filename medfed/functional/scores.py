@@ -36,12 +36,6 @@ def case_class_scores(cases: Columns, weights: Floats) -> dict[str, Floats]:
         cases: By column: the label, the probability of each class, and, if validation chose
             them, the ``decision`` by a threshold and the calibrated probabilities.
         weights: (W, N).
-
-    Example:
-        >>> cases = {"label": np.array([0, 1]), "probability/0": np.array([0.9, 0.4]),
-        ...          "probability/1": np.array([0.1, 0.6])}
-        >>> case_class_scores(cases, np.ones((1, 2)))["auroc"].tolist()
-        [1.0]
     """
     label = cases["label"].astype(np.int64)
     before, after = (
@@ -111,12 +105,6 @@ def class_scores(probs: Floats, label: Ints, weights: Floats) -> dict[str, Float
         (W,) per name. NaN where the labels leave it undefined, whatever is predicted: everything
         without samples, sensitivity and F1 of two classes without class 1, specificity without
         class 0, and of one class alone balanced accuracy, AUROC and all means over classes.
-
-    Example:
-        >>> probs = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
-        >>> found = class_scores(probs, np.array([0, 1, 1]), np.ones((1, 3)))
-        >>> [round(float(found[n][0]), 3) for n in ("accuracy", "sensitivity", "f1", "auroc")]
-        [0.667, 0.5, 0.667, 1.0]
     """
     k = probs.shape[1]
     predicted = probs.argmax(1)
@@ -153,13 +141,6 @@ def finding_scores(cases: Columns, findings: Sequence[str], weights: Floats) -> 
         cases: N known cells by column: ``finding``, ``label`` (0 or 1) and ``probability``.
         findings: Names of all findings.
         weights: (W, N).
-
-    Example:
-        >>> cases = {"finding": np.array(["a", "a"]), "label": np.array([0, 1]),
-        ...          "probability": np.array([0.2, 0.7])}
-        >>> scores = finding_scores(cases, ["a", "b"], np.ones((1, 2)))
-        >>> {name: float(value[0]) for name, value in scores.items()}
-        {'auroc': 1.0, 'auroc/a': 1.0, 'auroc/b': nan}
     """
     each = {}
     for name in findings:
@@ -180,12 +161,6 @@ def outcome_scores(predicted: Floats, true: Floats, weights: Floats) -> dict[str
     Returns:
         (W,) each: ``rmse`` and ``mae`` in that unit; ``r2``, 1 for a perfect prediction, 0 for the
         samples' own mean, NaN where all outcomes are equal.
-
-    Example:
-        >>> found = outcome_scores(np.array([1.0, 2.0, 6.0]), np.array([1.0, 2.0, 3.0]),
-        ...                        np.array([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]]))
-        >>> found["mae"].tolist(), found["r2"].tolist()
-        ([1.0, 0.0], [-3.5, 1.0])
     """
     error = predicted - true
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -336,12 +311,6 @@ def froc_scores(
         positive: Which candidates are lesions.
         weights: Of the candidates.
         scans: Their number.
-
-    Example:
-        >>> curve = froc_scores(np.array([0.9, 0.1]), np.array([True, False]),
-        ...                     np.ones((1, 2)), np.ones(1))
-        >>> curve["cpm"].tolist(), list(curve)[1]
-        ([1.0], 'cpm/0.125')
     """
     curve = sensitivities(scores, positive, weights, scans)
     return dict(zip(CPM, [curve.mean(1), *curve.T], strict=True))

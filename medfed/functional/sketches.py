@@ -29,16 +29,6 @@ def frequent_directions(rows: Tensor, size: int) -> Tensor:
     (size + 1)-th squared singular value subtracted, so that ``||A^T A - B^T B||_2 <=
     ||A||_F^2 / (size + 1)`` and A^T A - B^T B has no negative eigenvalue.
 
-    Args:
-        rows: ``(n, d)`` floating tensor A; n may be 0.
-        size: Rows of the sketch.
-
-    Returns:
-        ``(size, d)`` tensor B in the dtype of the input, directions in falling order.
-
-    Raises:
-        ValueError: If the input holds NaN or infinity.
-
     Example:
         >>> frequent_directions(torch.tensor([[3.0, 0.0], [4.0, 0.0]]), size=1)
         tensor([[5., 0.]])
@@ -65,9 +55,6 @@ def data_sketch(images: Tensor, size: int = 8, pixels: int = 16) -> Tensor:
 
     Returns:
         ``(size, d)`` tensor; d = C * pixels ** axes for images.
-
-    Raises:
-        ValueError: If the input holds NaN or infinity.
 
     Example:
         >>> data_sketch(torch.ones(5, 1, 32, 32), size=2, pixels=4).shape
@@ -141,12 +128,6 @@ def label_sketch(counts: Tensor, channels: Tensor | None = None) -> Tensor:
 
     Returns:
         ``(K,)`` or ``(K + C,)`` float64 tensor; each of the two parts sums to 1, or is 0.
-
-    Example:
-        >>> label_sketch(torch.tensor([1, 3]))
-        tensor([0.2500, 0.7500], dtype=torch.float64)
-        >>> label_sketch(torch.tensor([1, 3]), torch.tensor([True, False, True])).tolist()
-        [0.25, 0.75, 0.5, 0.0, 0.5]
     """
     parts = [counts] if channels is None else [counts, channels]
     wide = [part.detach().cpu().double() for part in parts]
@@ -247,12 +228,6 @@ def acceleration(
         size: Entries of a gradient.
         share: Of those that a client sends.
         clients: Their number.
-
-    Example:
-        >>> [round(c, 4) for c in acceleration(0.1, 0.1, 40, 0.1, clients=4)]
-        [0.1, 0.25, 0.1923, 0.05]
-        >>> acceleration(0.1, 0.1, 40, 1.0, clients=4)[3]
-        1.0
     """
     kept = number_kept(size, share)
     omega = size / kept - 1

@@ -158,13 +158,6 @@ def difference(
 
     Returns:
         The difference; with one split, all but its mean is unknown (NaN).
-
-    Example:
-        >>> found = difference([0.1, 0.2, 0.3])
-        >>> round(found.mean, 3), round(found.low, 3), round(found.p, 3)
-        (0.2, -0.048, 0.074)
-        >>> difference([0.1, 0.2, 0.3], overlap=0.25).p > found.p
-        True
     """
     from scipy.stats import t as student
 
@@ -187,11 +180,6 @@ def difference(
 @cache
 def noncentrality(free: int, alpha: float, power: float) -> float:
     """Returns how many standard errors a true difference must have, to be found that often.
-
-    Args:
-        free: Degrees of freedom of the t-test.
-        alpha: Its two-sided level.
-        power: How often the test must detect it.
 
     Example:
         >>> round(noncentrality(1000, 0.05, 0.8), 1)
@@ -289,12 +277,6 @@ def shapley(worth: Mapping[frozenset[str], Floats]) -> dict[str, Floats]:
 
     Args:
         worth: (S,) of every set of members, the empty one among them, in S divisions.
-
-    Example:
-        >>> worth = {"": 0.0, "a": 1.0, "b": 2.0, "ab": 5.0}
-        >>> each = shapley({frozenset(names): np.array([v]) for names, v in worth.items()})
-        >>> {name: value.tolist() for name, value in each.items()}
-        {'a': [2.0], 'b': [3.0]}
     """
     members = sorted({name for present in worth for name in present})
     orders = math.factorial(len(members))

@@ -36,12 +36,6 @@ def kaplan_meier(
 
     Returns:
         The U distinct times; (W, U) weights at risk just before them, and the curves after them.
-
-    Example:
-        >>> time, event = np.array([1.0, 2.0, 2.0, 3.0]), np.array([1.0, 1.0, 0.0, 0.0])
-        >>> times, at_risk, curve = kaplan_meier(time, event, np.ones((1, 4)))
-        >>> times.tolist(), at_risk.tolist(), curve.tolist()
-        ([1.0, 2.0, 3.0], [[4.0, 3.0, 1.0]], [[0.75, 0.5, 0.5]])
     """
     times, place = np.unique(time, return_inverse=True)
     died = sums(weights * event, place, len(times))
@@ -57,16 +51,6 @@ def _inverse_censoring(time: Floats, event: Floats, horizon: float, weights: Flo
 
     Source: E. Graf et al., "Assessment and comparison of prognostic classification schemes for
     survival data", Statistics in Medicine 18, 1999.
-
-    Args:
-        time: (N,).
-        event: (N,) 1 or 0.
-        horizon: The time in question.
-        weights: (W, N), from which the distribution of censoring is estimated, too.
-
-    Returns:
-        (W, N): the weights over the probability of not being censored, just before an event until
-        the horizon, or at the horizon; 0 for patients who were censored before.
 
     Example:
         >>> time, event = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 0.0, 1.0, 0.0])
@@ -88,17 +72,6 @@ def _concordant(
     """Compares each patient who had the event with those of the same group who had it later.
 
     A patient censored at the time of an event counts as later. Equal risks count one half.
-
-    Args:
-        time: (N,).
-        event: (N,) 1 or 0.
-        risk: (N,) higher for an earlier event.
-        group: (N,) only patients of one group, such as a hospital, are compared.
-        weights: (W, N).
-
-    Returns:
-        (W, N) twice: the weight of the pairs that the risk puts in the right order, and of all
-        pairs; 0 for censored patients.
     """
     right, pairs = np.zeros((2, *weights.shape))
     events = np.flatnonzero(event == 1)
@@ -142,13 +115,6 @@ def survival_scores(
 
     Returns:
         (W,) per name; ``pairs`` is the number of comparable pairs.
-
-    Example:
-        >>> cases = {"time": np.array([1.0, 2.0, 3.0]), "event": np.array([1, 1, 0]),
-        ...          "risk": np.array([0.2, 0.9, 0.1])}
-        >>> scores = survival_scores(cases, np.ones((1, 3)), [2.0], least=1)
-        >>> {name: round(float(value[0]), 3) for name, value in scores.items()}
-        {'cindex': 0.667, 'pairs': 3.0, 'cindex/uno': 0.667, 'auroc/2': 1.0}
     """
     horizon = middle(cuts) if horizon is None else horizon
     time, event, risk = (cases[n].astype(float) for n in ("time", "event", "risk"))

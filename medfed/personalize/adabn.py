@@ -23,10 +23,7 @@ class AdaBN(FedAvg):
     needs: ClassVar[Needs | None] = "statistics"
     normalization: ClassVar[Normalization | None] = "reestimated"
     card: ClassVar[Card] = Card(
-        "Li et al. 2016",
-        "personal part",
-        "statistics of BatchNorm, estimated again",
-        tasks="all, with BatchNorm",
-        note="equals fedavg unless evaluation.normalization=kept",
+        "Li et al. 2016", "personal part", "statistics of BatchNorm, estimated again",
+        tasks="all, with BatchNorm", note="equals fedavg unless evaluation.normalization=kept",
         privacy_exposure="statistics",
-    )
+    )  # fmt: skip

@@ -60,22 +60,16 @@ class ADIANA(GradientMethod):
     server_zeros: ClassVar[tuple[str, ...]] = ("shift",)
     client_zeros: ClassVar[tuple[str, ...]] = ("shift",)
     card: ClassVar[Card] = replace(
-        GradientMethod.card,
-        paper="Li et al. 2020",
-        down={"shared": 1, "weights": 1},
-        up={"kept": 2, "statistics": 1},
-        server={"shared": 1, "weights": 3},
-        client={"personal": 1, "weights": 1},
-        tune={"convexity": Range(0.001, 0.1)},
-    )
+        GradientMethod.card, paper="Li et al. 2020", down={"shared": 1, "weights": 1},
+        up={"kept": 2, "statistics": 1}, server={"shared": 1, "weights": 3},
+        client={"personal": 1, "weights": 1}, tune={"convexity": Range(0.001, 0.1)},
+    )  # fmt: skip
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
-        """Adds ``kept``, the entries that are sent."""
         lengths = super().vectors(split, weights)
         return {**lengths, "kept": number_kept(lengths["weights"], self.keep)}
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All points start equal, all shifts at 0."""
         server, client = super().init(weights, split, clients)
         start = select(weights, split.parameters("shared"))
         return {**server, "momentum": start, "anchor": start}, client

@@ -30,12 +30,9 @@ class KnownModels(OnboardingRules, Algorithm):
     parts_sent: ClassVar[tuple[str, ...]] = ("model",)
     supports_missing_channels: ClassVar[bool] = False
     card: ClassVar[Card] = gradients_only(
-        family="similar clients",
-        down={"weights": 1},
-        up={"weights": 1},
-        server={"weights": "N + 1"},
-        client={"model": 1},
-    )
+        family="similar clients", down={"weights": 1}, up={"weights": 1},
+        server={"weights": "N + 1"}, client={"model": 1},
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All models start equal; the server stores a model when its client first takes part."""
@@ -48,7 +45,6 @@ class KnownModels(OnboardingRules, Algorithm):
         return {**server, **dict.fromkeys(new, server["start"])}
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The server's last w_i."""
         return {**client.state["model"], **message.parts.get("model", {})}
 
     def onboarding_start(self, client: Client, message: Message) -> Tensors:
@@ -102,7 +98,6 @@ class AnchoredMethod(KnownModels):
         return client.train(client.state["model"], steps=steps, penalty=tie)
 
     def broadcast(self, server: State, client: str) -> Message:
-        """Returns nothing: the client already has its personal model."""
         return Message("deliver")
 
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
@@ -127,11 +122,7 @@ def rows_of(models: Iterable[Tensors]) -> Tensor:
 
 
 def mixtures(models: Sequence[Tensors], weights: Tensor) -> list[Tensors]:
-    """Returns weighted sums of models, all by one product.
-
-    Args:
-        models: N models.
-        weights: ``(n, N)``, one row per mixture.
+    """Returns sums of N models weighted by each row of ``(n, N)`` weights, all by one product.
 
     Example:
         >>> models = [{"w": torch.tensor([0.0, 1.0])}, {"w": torch.tensor([4.0, 1.0])}]

@@ -44,21 +44,15 @@ class APFL(OnboardingRules, FedAvg):
     alpha: Annotated[float, within("[0, 1]")] = 0.5
     alpha_lr: Annotated[float | None, check_not_negative] = None
     card: ClassVar[Card] = gradients_only(
-        "Deng et al. 2020",
-        "second model",
-        "a model, mixed in",
-        passes=2,
-        client={"personal": 1, "parameters": 1},
-        tune={"alpha": Range(0.1, 0.9, log=False)},
-    )
+        "Deng et al. 2020", "second model", "a model, mixed in", passes=2,
+        client={"personal": 1, "parameters": 1}, tune={"alpha": Range(0.1, 0.9, log=False)},
+    )  # fmt: skip
 
     @property
     def gradients_per_batch(self) -> int:
-        """Each batch moves both models."""
         return 2
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All v_i start as w."""
         server, client = super().init(weights, split, clients)
         model = select(weights, split.parameters("all"))
         alpha = torch.tensor(self.alpha, dtype=torch.float64)
@@ -71,7 +65,6 @@ class APFL(OnboardingRules, FedAvg):
         return {**super().closed(server, replies), "alphas": {**server["alphas"], **new}}
 
     def fit(self, client: Client, message: Message) -> Message:
-        """As in FedAvg, with the share."""
         reply = super().fit(client, message)
         return replace(reply, scalars={"alpha": float(client.state["alpha"]["alpha"])})
 
@@ -83,7 +76,6 @@ class APFL(OnboardingRules, FedAvg):
         return end
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The mix with the newest w."""
         w = super().personal_model(client, message)
         return {**w, **Mix(self, client, w).model()}
 
@@ -102,13 +94,7 @@ class APFL(OnboardingRules, FedAvg):
 
 
 class Mix:
-    """v, w and alpha of one client while it trains.
-
-    Args:
-        method: eta_alpha.
-        client: v and alpha before, and eta.
-        w: All entries.
-    """
+    """v, w and alpha of one client while it trains."""
 
     def __init__(self, method: APFL, client: Client, w: Mapping[str, Tensor]) -> None:
         self.v, self.alpha = client.state["own"], client.state["alpha"]["alpha"]

@@ -37,14 +37,11 @@ class BinaryRelax(QuantizedMethod):
     strength: Annotated[float, check_positive] = 1.0
     growth: Annotated[float, within("[1, inf)")] = 1.1
     card: ClassVar[Card] = replace(
-        QuantizedMethod.card,
-        paper="Yin et al. 2018",
-        client={"model": 1, "quantised": 1},
+        QuantizedMethod.card, paper="Yin et al. 2018", client={"model": 1, "quantised": 1},
         tune={"strength": Range(0.1, 10.0)},
-    )
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """The free copy starts from the same weights."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "free": select(weights, self.names)}
 
@@ -61,11 +58,9 @@ class BinaryRelax(QuantizedMethod):
         return {"free": 1 / (1 + self.strength * self.growth**round)}
 
     def first_centers(self, x: Tensor, bits: int) -> Tensor:
-        """The projection's centres at the initial weights."""
         return scaled_centers(x, bits)
 
     def advance(self, client: Client, message: Message, centers: Tensors) -> None:
-        """Algorithm 1 on the client's own model."""
         state = client.state
         free = select(state["free"], centers)
         step = RelaxedStep(state["model"], free, centers, message.scalars["free"])
@@ -78,14 +73,7 @@ class BinaryRelax(QuantizedMethod):
 
 
 class RelaxedStep:
-    """Moves the free copy by the optimizer's step, and the weights between it and Q of it.
-
-    Args:
-        start: The model before the first step.
-        free: y.
-        centers: The centres of Q.
-        share: 1 / (lambda + 1).
-    """
+    """Moves the free copy by the optimizer's step, and the weights between it and Q of it."""
 
     def __init__(
         self, start: Mapping[str, Tensor], free: Tensors, centers: Tensors, share: float
@@ -107,14 +95,7 @@ class RelaxedStep:
 
 
 def projected(y: Tensor, centers: Tensor) -> Tensor:
-    """Returns the centres of Q(y): exact for two of them, else one step of Lloyd's iteration.
-
-    Args:
-        y: A weight tensor.
-        centers: (m,) sorted, those before.
-
-    Returns:
-        (m,) sorted; a centre to which nothing is assigned stays, as near as the order allows.
+    """Returns the centres of Q(y), sorted: exact for two, else by one step of Lloyd's iteration.
 
     Example:
         >>> projected(torch.tensor([-3.0, 1.0]), torch.tensor([0.0, 9.0]))

@@ -19,9 +19,6 @@ class CanonicalMethod(OnboardingRules, FedAvg):
 
     ``server["membership"]`` holds a row per client, ``server["history"]`` all rows of the start
     and of every round so far.
-
-    Raises:
-        ConfigError: If another part is declared personal.
     """
 
     personal: str | tuple[str, ...] = MEMBERSHIP
@@ -38,11 +35,7 @@ class CanonicalMethod(OnboardingRules, FedAvg):
     def split(
         self, network: nn.Module, task_patterns: Sequence[str], buffers: BufferPolicy
     ) -> ParameterSplit:
-        """The membership vector is personal, all else is shared.
-
-        Raises:
-            ConfigError: If the model has no canonical part.
-        """
+        """The membership vector is personal, all else is shared."""
         if MEMBERSHIP not in dict(network.named_parameters()):
             raise ConfigError(
                 f"algorithm={type(self).__name__.lower()} needs a model with a canonical part, and "
@@ -59,7 +52,6 @@ class CanonicalMethod(OnboardingRules, FedAvg):
         return {**lengths, "common": common, "instance": instance}
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All memberships start at 1/K."""
         start = torch.full_like(weights[MEMBERSHIP], 1 / weights[MEMBERSHIP].numel())
         server, client = super().init({**weights, MEMBERSHIP: start}, split, clients)
         if start.numel() > len(clients):
@@ -88,17 +80,10 @@ class CanonicalMethod(OnboardingRules, FedAvg):
         return client.train(start, update="shared", steps=steps, statistics=True)
 
     def fit_membership(self, client: Client, start: Tensors, steps: int) -> Tensor:
-        """Returns the membership (K,) of an onboarded client; the canonical models do not change.
-
-        Args:
-            client: The onboarded client.
-            start: All entries, the membership at 1/K.
-            steps: Gradient steps, for methods that take some.
-        """
+        """Returns the membership (K,) of an onboarded client; the models do not change."""
         return start[MEMBERSHIP]
 
     def onboarding_start(self, client: Client, message: Message) -> Tensors:
-        """Weights all canonical models equally."""
         start = super().onboarding_start(client, message)
         return {**start, MEMBERSHIP: torch.full_like(start[MEMBERSHIP], 1 / len(start[MEMBERSHIP]))}
 
@@ -112,9 +97,8 @@ class CanonicalMethod(OnboardingRules, FedAvg):
         """Half of the steps fit the membership as in :meth:`onboard`, half train the rest."""
         start = self.onboarding_start(client, message)
         membership = self.fit_membership(client, start, share_of(client.steps, 0, 2))
-        return self.shared_steps(
-            client, {**start, MEMBERSHIP: membership}, share_of(client.steps, 1, 2)
-        )
+        rest = share_of(client.steps, 1, 2)
+        return self.shared_steps(client, {**start, MEMBERSHIP: membership}, rest)
 
     def alone(self, client: Client) -> Tensors:
         """Selects instance 0: the network that a method without canonical parts starts from."""
@@ -128,10 +112,6 @@ class CanonicalMethod(OnboardingRules, FedAvg):
 
 def one_hot(like: Tensor, position: int) -> Tensor:
     """Returns the membership (K,) that has all its weight on one instance.
-
-    Args:
-        like: (K,) gives length, type and device.
-        position: The instance.
 
     Example:
         >>> one_hot(torch.zeros(3), 1)

@@ -21,16 +21,7 @@ def _axes(width: float, height: float, title: str) -> tuple[Any, Any]:
 
 
 def draw_matrix(clients: Sequence[str], rows: Tensor, title: str) -> Any:
-    """Draws a value for each pair of clients, in two colours if values have a sign.
-
-    Args:
-        clients: Names, in order.
-        rows: (N, N), a row per client; NaN is left grey.
-        title: Of the picture.
-
-    Returns:
-        A figure of matplotlib.
-    """
+    """Draws a value for each pair of clients, in two colours if values have a sign."""
     names, values = [caption(client) for client in clients], rows.cpu().double().numpy()
     size = min(max(4.0, 0.35 * len(names) + 2), 18.0)
     figure, axes = _axes(size + 1, size, title)
@@ -48,15 +39,7 @@ def draw_matrix(clients: Sequence[str], rows: Tensor, title: str) -> Any:
 
 
 def draw_shares(shares: Tensors, title: str) -> Any:
-    """Draws a number between 0 and 1 for every client.
-
-    Args:
-        shares: A number by client, in order.
-        title: Of the picture.
-
-    Returns:
-        A figure of matplotlib.
-    """
+    """Draws a number between 0 and 1 for every client."""
     many = len(shares) > NAMED
     figure, axes = _axes(6.0, 3.6 if many else 0.3 * len(shares) + 1.2, title)
     names, values = [caption(client) for client in shares], [float(t) for t in shares.values()]
@@ -74,15 +57,7 @@ def draw_shares(shares: Tensors, title: str) -> Any:
 
 
 def draw_graph(clients: Sequence[str], graph: Tensors) -> Any:
-    """Draws the clients' graph, edges as thick as their ends are similar.
-
-    Args:
-        clients: Names, in order.
-        graph: What :meth:`SimilarityGraph.build` returned.
-
-    Returns:
-        A figure of matplotlib.
-    """
+    """Draws the clients' graph, edges as thick as their ends are similar."""
     if len(clients) > NAMED:
         return _draw_neighbours(len(clients), graph["edges"])
     angles = 2 * np.pi * np.arange(len(clients)) / len(clients)
@@ -119,16 +94,7 @@ def _draw_neighbours(count: int, edges: Tensor) -> Any:
 
 
 def draw_clusters(of: Mapping[str, int], rows: Tensor, title: str) -> Any:
-    """Draws a number for every pair of clients, cluster by cluster.
-
-    Args:
-        of: The number of every client's cluster, from 0.
-        rows: (N, N), a row per client in the order of ``of``.
-        title: Of the picture.
-
-    Returns:
-        A figure of matplotlib.
-    """
+    """Draws a number for every pair of clients, cluster by cluster."""
     clients = list(of)
     order = sorted(range(len(clients)), key=lambda i: of[clients[i]])
     names = [f"{clients[i]} ({of[clients[i]] + 1})" for i in order]

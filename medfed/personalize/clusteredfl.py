@@ -56,7 +56,6 @@ class ClusteredFL(OnboardingRules, FedAvg):
     )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """One cluster. Tensors without an element name what is compared."""
         server, client = super().init(weights, split, clients)
         server["cluster/0"] = server.pop("shared")
         server["of"] = {c.id: torch.tensor(0) for c in clients}
@@ -64,7 +63,6 @@ class ClusteredFL(OnboardingRules, FedAvg):
         return {**server, "children": {}, "first": {}, "alike": {}}, client
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """FedAvg in every cluster, then the splits."""
         of = {c: int(server["of"][c]) for c in cohort}
         replies = yield {c: Message("fit", {"shared": server[f"cluster/{of[c]}"]}) for c in cohort}
         rows = {c: self._row(server, m.parts["shared"]) for c, m in replies.items()}
@@ -98,7 +96,6 @@ class ClusteredFL(OnboardingRules, FedAvg):
             server["of"] = {**server["of"], **{names[i]: torch.tensor(new) for i in leaves}}
 
     def broadcast(self, server: State, client: str) -> Message:
-        """The model of its cluster."""
         return Message("deliver", {"shared": server[f"cluster/{int(server['of'][client])}"]})
 
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
@@ -116,7 +113,6 @@ class ClusteredFL(OnboardingRules, FedAvg):
         return {**client.weights, **message.parts["cluster"]}
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Any]:
-        """How alike the last displacements were, by clusters."""
         of = {c: int(server["of"][c]) for c in server["alike"]}
         rows = torch.stack(list(server["alike"].values()))
         return {"clusters": draw_clusters(of, rows, "Cosines of the clients' last displacements")}

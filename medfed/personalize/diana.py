@@ -52,17 +52,13 @@ class DIANA(GradientMethod):
     parts_compressible: ClassVar[tuple[str, ...]] = ("gradient",)
     server_zeros: ClassVar[tuple[str, ...]] = ("momentum",)
     card: ClassVar[Card] = replace(
-        GradientMethod.card,
-        paper="Mishchenko et al. 2019",
-        extra_passes="an epoch's gradient, BatchNorm's batches",
-        up={"weights": 1, "statistics": 1},
-        server={"shared": 1, "weights": 1},
-        tune={"beta": Range(0.5, 0.97, log=False)},
+        GradientMethod.card, paper="Mishchenko et al. 2019",
+        extra_passes="an epoch's gradient, BatchNorm's batches", up={"weights": 1, "statistics": 1},
+        server={"shared": 1, "weights": 1}, tune={"beta": Range(0.5, 0.97, log=False)},
         privacy_exposure="gradients",
-    )
+    )  # fmt: skip
 
     def max_batches_drawn(self, steps: int, epoch: int) -> int:
-        """Those of an epoch."""
         return epoch
 
     def closed(self, server: State, replies: Replies) -> State:
@@ -77,6 +73,5 @@ class DIANA(GradientMethod):
         return {**server, "shared": shared, "momentum": v}
 
     def fit(self, client: Client, message: Message) -> Message:
-        """Returns the gradient at w."""
         w = {**message.parts["shared"], **client.state["personal"]}
         return self.reply(client, message, w, {"gradient": client.gradient(w)})

@@ -25,12 +25,9 @@ class Ditto(KeepsModel, OnboardingRules, FedAvg):
 
     strength: Annotated[float, check_not_negative] = 1.0
     card: ClassVar[Card] = gradients_only(
-        "Li et al. 2021",
-        "second model",
-        "a model",
-        client={"personal": 1, "model": 1},
+        "Li et al. 2021", "second model", "a model", client={"personal": 1, "model": 1},
         tune={"strength": Range(0.01, 10.0)},
-    )
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """In addition to FedAvg's state, each client holds its personal model."""

@@ -47,13 +47,11 @@ class EASGD(OnboardingRules, FedAvg):
     supports_missing_channels: ClassVar[bool] = False
     client_zeros: ClassVar[tuple[str, ...]] = ("gap",)
     card: ClassVar[Card] = gradients_only(
-        "Zhang et al. 2015",
-        client={"model": 1, "weights": 1},
+        "Zhang et al. 2015", client={"model": 1, "weights": 1},
         tune={"beta": Range(0.3, 1.0, log=False)},
-    )
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All models and the centre start equal."""
         server, client = super().init(weights, split, clients)
         return server, {"model": weights, "gap": client["gap"]}
 
@@ -62,10 +60,8 @@ class EASGD(OnboardingRules, FedAvg):
         message = Message("fit", {"shared": server["shared"]}, self.pull(server))
         replies = yield dict.fromkeys(cohort, message)
         mean = self.mean(server, replies, "shared")
-        return {
-            **server,
-            "shared": add(server["shared"], mean, self.beta * self.part(server, replies)),
-        }
+        shared = add(server["shared"], mean, self.beta * self.part(server, replies))
+        return {**server, "shared": shared}
 
     def pull(self, server: State) -> dict[str, float]:
         """What clients receive: alpha."""
@@ -93,7 +89,6 @@ class EASGD(OnboardingRules, FedAvg):
         return {**message.parts["shared"], **client.split.split(client.state["model"])[1]}
 
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
-        """The centre and alpha."""
         yield from ()
         return Message("deliver", {"shared": server["shared"]}, self.pull(server))
 

@@ -28,7 +28,6 @@ class SendsFeatures(Algorithm):
     needs: ClassVar[Needs | None] = "features"
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No features are known."""
         server, client = super().init(weights, split, clients)  # type: ignore[safe-super]
         return {**server, "num_samples": client_sizes(clients), "features": {}}, client
 
@@ -37,7 +36,6 @@ class SendsFeatures(Algorithm):
         return {name: server[name] for name in ("shared", "features") if server.get(name)}
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
-        """Also those sums and shares."""
         rows, width = head_shape(split, weights)
         rows = rows if self.by_class else 1
         return {**super().vectors(split, weights), "features": rows * (width + 1)}
@@ -48,13 +46,7 @@ class SendsFeatures(Algorithm):
         return [Statistic(data.id, what, "algorithm.least_patients", 1, self.least_patients)]
 
     def sums_of(self, client: Client, seen: Features, center: Tensor | None = None) -> Tensors:
-        """Returns a client's sums and shares.
-
-        Args:
-            client: The client.
-            seen: Its features.
-            center: What is subtracted from the features of each class, ``(K, d)``.
-        """
+        """Returns a client's sums and shares, of features less the center of their class."""
         z = seen.z if center is None else seen.z - center.to(seen.z)[seen.labels]
         rows = len(client.data.label_counts) if self.by_class else 1
         labels = seen.labels if self.by_class else torch.zeros_like(seen.patients)
@@ -82,17 +74,7 @@ class SendsFeatures(Algorithm):
 def class_sums(
     z: Tensor, labels: Tensor, patients: Tensor, classes: int, least: int
 ) -> tuple[Tensor, Tensor]:
-    """Returns the sums of features and the samples by class; zeros where patients are too few.
-
-    Args:
-        z: Features, ``(n, d)``.
-        labels: Classes, ``(n,)`` int64.
-        patients: The patient of each sample, ``(n,)``.
-        classes: K.
-        least: The fewest patients behind a class.
-
-    Returns:
-        ``(K, d)`` and ``(K,)``, in double precision.
+    """Returns sums of features ``(K, d)`` and counts ``(K,)`` by class; 0 of too few patients.
 
     Example:
         >>> z, labels = torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1])

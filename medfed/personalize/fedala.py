@@ -49,22 +49,17 @@ class FedALA(TrainsOn, LearnsBeside):
     beside: ClassVar[str] = "local"
     needs: ClassVar[Needs | None] = "head"
     card: ClassVar[Card] = Card(
-        "Zhang et al. 2023",
-        "second model",
-        "its last model, whose head it mixes in",
+        "Zhang et al. 2023", "second model", "its last model, whose head it mixes in",
         extra_passes="an epoch, to learn the mixture",
-        client={"personal": 1, "model": 1, "head": 1},
-        tune={"weights_lr": Range(0.1, 10.0)},
+        client={"personal": 1, "model": 1, "head": 1}, tune={"weights_lr": Range(0.1, 10.0)},
         privacy_exposure="several",
-    )
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No client has a local model yet."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "weights": {}}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Trains from the mixture."""
         if client.state["local"]:
             start = {**start, **self.aggregate(client, start)}
         client.state["local"] = client.train(start)
@@ -81,9 +76,8 @@ class FedALA(TrainsOn, LearnsBeside):
             for _ in range(batches):
                 mixture = {n: t + gap[n] * weights[n] for n, t in local.items()}
                 g = client.gradient({**w, **mixture}, batches=1)
-                weights = {
-                    n: (t - self.weights_lr * g[n] * gap[n]).clamp(0, 1) for n, t in weights.items()
-                }
+                weights = {n: t - self.weights_lr * g[n] * gap[n] for n, t in weights.items()}
+                weights = {n: t.clamp(0, 1) for n, t in weights.items()}
             moved = [float(m.abs().max()) for m in subtract(weights, before).values()]
             if max(moved) <= self.tolerance:
                 break

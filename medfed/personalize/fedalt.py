@@ -36,18 +36,14 @@ class FedAlt(FedAvg):
     personal_rate: Annotated[float, check_not_negative] = 1.0
     trains_shared: ClassVar[bool] = True
     card: ClassVar[Card] = gradients_only(
-        "Pillutla et al. 2022",
-        "personal part",
-        "any part",
+        "Pillutla et al. 2022", "personal part", "any part",
         tune={"personal_rate": Range(0.1, 10.0)},
-    )
+    )  # fmt: skip
 
     def least_steps(self, steps: int) -> int:
-        """Those of the shared part."""
         return max(1, steps - round(self.personal_share * steps))
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """The personal part first."""
         first, rest = client.shares(self.personal_share)
         rate = self.personal_rate * client.learning_rate
         adapted = client.train(start, update="personal", steps=first, rates={"personal": rate})

@@ -59,19 +59,15 @@ class FedAMP(AnchoredMethod):
     own: Annotated[float, within("[0, 1]")] = 0.5
     sigma: Annotated[float | None, check_positive] = None
     card: ClassVar[Card] = replace(
-        AnchoredMethod.card,
-        paper="Huang et al. 2021",
-        keeps="a model, pulled to similar ones",
+        AnchoredMethod.card, paper="Huang et al. 2021", keeps="a model, pulled to similar ones",
         tune={"strength": Range(0.01, 10.0), "own": Range(0.2, 0.9, log=False)},
-    )
+    )  # fmt: skip
 
     @property
     def tie(self) -> float:
-        """Lambda / alpha."""
         return self.strength
 
     def anchors(self, server: State, cohort: Sequence[str]) -> dict[str, Tensors]:
-        """u_i."""
         models = models_of(server)
         places = {c: row for row, c in enumerate(models)}
         weights = self._weights(models.values())[[places[c] for c in cohort]]
@@ -86,7 +82,6 @@ class FedAMP(AnchoredMethod):
         return attention(rows_of(models), self.attention, self.own, self.sigma)
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Any]:
-        """Draws the weights in each client's mixture."""
         models = models_of(server)
         weights = self._weights(models.values()).fill_diagonal_(torch.nan)
         title = "Weights of the other clients' models that each client (row) is tied to"
@@ -94,16 +89,7 @@ class FedAMP(AnchoredMethod):
 
 
 def attention(rows: Tensor, kind: Kind, own: float, sigma: float | None) -> Tensor:
-    """The weights xi of all models in every client's mixture.
-
-    Args:
-        rows: ``(N, d)``, one model per row.
-        kind: ``distance`` or ``cosine``.
-        own: The weight of a client's model in its mixture; with ``distance`` the minimum.
-        sigma: As in the paper; ``None`` uses the median over all pairs.
-
-    Returns:
-        ``(N, N)`` float64; rows sum to 1.
+    """The weights xi ``(N, N)`` of all models ``(N, d)`` in every client's mixture; rows sum to 1.
 
     Example:
         >>> rows = torch.tensor([[0.0, 1.0], [0.0, 1.1], [3.0, 0.0]])

@@ -114,12 +114,10 @@ class LearnsBeside(FedAvg):
     beside: ClassVar[str] = "model"
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No client has one; the server records which clients do."""
         server, client = super().init(weights, split, clients)
         return {**server, "heard": {}}, {**client, self.beside: {}}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """As in FedAvg."""
         server = yield from super().round(server, cohort, round)
         return {**server, "heard": {**server["heard"], **dict.fromkeys(cohort, torch.ones(1))}}
 

@@ -31,13 +31,9 @@ class FedBABU(FineTune):
     local_share: Annotated[float, within("(0, 1]")] = 0.2
     trains_shared: ClassVar[bool] = True
     card: ClassVar[Card] = gradients_only(
-        "Oh et al. 2022",
-        "personal part",
-        "a copy, in the last rounds; until then the first head",
-        client={"model": 1},
-        tune={"local_share": Range(0.05, 0.5, log=False)},
-    )
+        "Oh et al. 2022", "personal part", "a copy, in the last rounds; until then the first head",
+        client={"model": 1}, tune={"local_share": Range(0.05, 0.5, log=False)},
+    )  # fmt: skip
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Trains the body only."""
         return client.train(start, update="shared", statistics=True)

@@ -44,18 +44,13 @@ class FedCurv(FedAvg):
     # The sums of Fisher information and pulls take each client's reply, not a mean.
     parts_averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = Card(
-        "Shoham et al. 2019",
-        down={"shared": 1, "weights": 2},
-        up={"shared": 1, "weights": 1},
-        extra_passes="a batch, for the Fisher information",
-        server={"shared": 1, "weights": 2},
-        client={"personal": 1, "weights": 2},
-        tune={"strength": Range(0.01, 10.0)},
+        "Shoham et al. 2019", down={"shared": 1, "weights": 2}, up={"shared": 1, "weights": 1},
+        extra_passes="a batch, for the Fisher information", server={"shared": 1, "weights": 2},
+        client={"personal": 1, "weights": 2}, tune={"strength": Range(0.01, 10.0)},
         privacy_exposure="several",
-    )
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No client is certain of anything."""
         server, client = super().init(weights, split, clients)
         return {**server, "last": {}}, client
 
@@ -76,9 +71,7 @@ class FedCurv(FedAvg):
     def fit(self, client: Client, message: Message) -> Message:
         """Trains under the penalty, then estimates the Fisher information at the end."""
         received, last = message.parts, message.scalars["last"]
-        others = {
-            part: add(received[part], client.state[part], -last) for part in ("fisher", "pull")
-        }
+        others = {p: add(received[p], client.state[p], -last) for p in ("fisher", "pull")}
         # A rounded sum minus a client's own term must not bend the loss downwards.
         others["fisher"] = {n: t.clamp(min=0) for n, t in others["fisher"].items()}
         start = {**received["shared"], **client.state["personal"]}
@@ -116,7 +109,6 @@ class Curvature:
     pull: Mapping[str, Tensor]
 
     def __call__(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Returns the penalty, a scalar."""
         terms = [
             (t * parameters[n].square() - 2 * self.pull[n] * parameters[n]).sum()
             for n, t in self.fisher.items()

@@ -50,27 +50,20 @@ class FedDBE(SendsFeatures, FedAvg):
     parts_averaged: ClassVar[tuple[str, ...]] = ("shared", "features")
     trains_shared: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
-        "Zhang et al. 2023",
-        "personal part",
-        "a shift of the features",
-        {"shared": 1, "features": 1},
-        server={"shared": 1, "features": 1},
+        "Zhang et al. 2023", "personal part", "a shift of the features",
+        {"shared": 1, "features": 1}, server={"shared": 1, "features": 1},
         note="in the first round each hospital sends the mean of its features",
-        tune={"strength": Range(0.1, 100.0)},
-        privacy_exposure="outputs",
-    )
+        tune={"strength": Range(0.1, 100.0)}, privacy_exposure="outputs",
+    )  # fmt: skip
 
     def split(
         self, network: nn.Module, task_patterns: str | Sequence[str], buffers: BufferPolicy
     ) -> ParameterSplit:
-        """The personal part is the shift."""
         shift = shift_inputs(network, task_patterns, "FedDBE")
-        return super(FedDBE, replace(self, personal=(shift,))).split(
-            network, task_patterns, buffers
-        )
+        named = replace(self, personal=(shift,))
+        return super(FedDBE, named).split(network, task_patterns, buffers)
 
     def scalars(self, round: int) -> dict[str, float]:
-        """The first round asks for the features."""
         return {} if round else {"first": 1.0}
 
     def closed(self, server: State, replies: Replies) -> State:

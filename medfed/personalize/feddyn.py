@@ -48,11 +48,9 @@ class FedDyn(FedAvg):
     server_zeros: ClassVar[tuple[str, ...]] = ("drift",)
     client_zeros: ClassVar[tuple[str, ...]] = ("dual",)
     card: ClassVar[Card] = gradients_only(
-        "Acar et al. 2021",
-        server={"shared": 1, "weights": 1},
-        client={"personal": 1, "weights": 1},
-        tune={"strength": Range(0.001, 1.0)},
-    )
+        "Acar et al. 2021", server={"shared": 1, "weights": 1},
+        client={"personal": 1, "weights": 1}, tune={"strength": Range(0.001, 1.0)},
+    )  # fmt: skip
 
     def closed(self, server: State, replies: Replies) -> State:
         """Moves h by the cohort's part of all clients, w to the mean and by -h / alpha."""
@@ -64,7 +62,6 @@ class FedDyn(FedAvg):
         return {**server, "shared": {**shared, **corrected}, "drift": drift}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Takes steps towards theta_i, then updates gamma_i."""
         dual = client.state["dual"]
         w = select(start, dual)
         # (alpha/2) |x - w|^2 - <gamma, x> is a square around w + gamma / alpha plus a constant.

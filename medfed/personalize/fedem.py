@@ -50,23 +50,14 @@ class FedEM(CanonicalMethod):
     membership_batches: Annotated[int | None, check_optional_count] = None
     parts_sent: ClassVar[tuple[str, ...]] = ("shared", "membership")
     card: ClassVar[Card] = Card(
-        "Marfoq et al. 2021",
-        "several models",
-        "K membership numbers",
-        up={"shared": 1, "personal": 1},
-        extra_passes="an epoch, for the memberships",
-        tasks="all; EM in classification",
-        privacy_exposure="several",
-    )
+        "Marfoq et al. 2021", "several models", "K membership numbers",
+        up={"shared": 1, "personal": 1}, extra_passes="an epoch, for the memberships",
+        tasks="all; EM in classification", privacy_exposure="several",
+    )  # fmt: skip
 
     def split(
         self, network: nn.Module, task_patterns: Sequence[str], buffers: BufferPolicy
     ) -> ParameterSplit:
-        """As for all methods over canonical models.
-
-        Raises:
-            ConfigError: If parameters are mixed.
-        """
         if getattr(network, "mix", "outputs") != "outputs":
             raise ConfigError(
                 "algorithm=fedem mixes the outputs of several models, not their parameters; choose "

@@ -48,23 +48,17 @@ class FedFomo(TrainsOn, Local):
     parts_sent: ClassVar[tuple[str, ...]] = ("model",)
     supports_missing_channels: ClassVar[bool] = False
     card: ClassVar[Card] = Card(
-        "Zhang et al. 2021",
-        "similar clients",
-        "a model, mixed with those that help",
-        down={"shared": "M"},
-        extra_passes="M + 2 losses on validation",
-        server={"shared": "N"},
-        client={"model": 2},
-        tune={"explore": Range(0.1, 0.9, log=False)},
+        "Zhang et al. 2021", "similar clients", "a model, mixed with those that help",
+        down={"shared": "M"}, extra_passes="M + 2 losses on validation", server={"shared": "N"},
+        client={"model": 2}, tune={"explore": Range(0.1, 0.9, log=False)},
         privacy_exposure="losses",
-    )
+    )  # fmt: skip
 
     def counts(self, clients: int) -> dict[str, float]:
         """Adds M, at most the number of other clients."""
         return {**super().counts(clients), "M": min(self.models, clients - 1)}
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All models start equal; no client prefers any."""
         models = {f"model/{c.id}": select(weights, split.shared) for c in clients}
         affinity = {c.id: torch.zeros(len(clients), dtype=torch.float64) for c in clients}
         return {**models, "affinity": affinity}, {"model": weights, "before": weights}
@@ -101,14 +95,12 @@ class FedFomo(TrainsOn, Local):
         return {**theta, **helpful_mean(v, sent, gains)}, gains
 
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
-        """Sends M models, chosen at random."""
         yield from ()
         order = numpy_rng(self.seed, client.id, "models").permutation(list(server["affinity"]))
         parts = {f"model_{n}": server[f"model/{n}"] for n in order[: self.models]}
         return Message("deliver", parts)
 
     def onboarding_start(self, client: Client, message: Message) -> Tensors:
-        """Mixes in those of them that help."""
         return self.mix(client, message)[0]
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Any]:

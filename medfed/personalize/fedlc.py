@@ -47,20 +47,12 @@ class FedLC(OnboardingRules, FedAvg):
     margin: Literal["power", "prior"] = "power"
     prior: Literal["even", "own"] = "even"
     card: ClassVar[Card] = Card(
-        "Zhang et al. 2022",
-        "one model",
-        "nothing; with prior=own its shares of classes",
-        tasks="classification",
-        privacy_exposure="outputs",
-        tune={"strength": Range(0.1, 3.0)},
-    )
+        "Zhang et al. 2022", "one model", "nothing; with prior=own its shares of classes",
+        tasks="classification", privacy_exposure="outputs", tune={"strength": Range(0.1, 3.0)},
+    )  # fmt: skip
 
     def margins(self, counts: Tensor, absent: float | None = None) -> Tensor:
         """Returns what is added to the logits.
-
-        Args:
-            counts: (K,) samples of each class.
-            absent: How many samples a class counts as that the client lacks; None: none.
 
         Example:
             >>> FedLC().margins(torch.tensor([16, 1, 0])).tolist()
@@ -93,7 +85,6 @@ class FedLC(OnboardingRules, FedAvg):
         return client.train(start, outputs=calibrated)
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """FedAvg's model, for the client's shares of classes if ``prior=own``."""
         return self.for_own_classes(client, super().personal_model(client, message))
 
     def onboard(self, client: Client, message: Message) -> Tensors:
@@ -101,11 +92,7 @@ class FedLC(OnboardingRules, FedAvg):
         return self.for_own_classes(client, super().onboard(client, message))
 
     def for_own_classes(self, client: Client, model: Tensors) -> Tensors:
-        """Returns a model whose last biases have the margins of the client's classes.
-
-        Raises:
-            ConfigError: If there is no bias per class.
-        """
+        """Returns a model whose last biases have the margins of the client's classes."""
         if self.prior == "even":
             return model
         margins = self.margins(client.data.label_counts, absent=0.5)

@@ -47,18 +47,12 @@ class FedMD(KeepsModel, HeteroFL):
     seed: int = 0
     parts_sent: ClassVar[tuple[str, ...]] = ("outputs",)
     card: ClassVar[Card] = Card(
-        "Li, Wang 2019",
-        "similar clients",
-        "everything",
-        {"outputs": "inputs"},
-        {"outputs": "inputs"},
-        extra_passes="a pass of the common inputs a step",
-        server={"outputs": "inputs"},
-        client={"model": 1},
+        "Li, Wang 2019", "similar clients", "everything", {"outputs": "inputs"},
+        {"outputs": "inputs"}, extra_passes="a pass of the common inputs a step",
+        server={"outputs": "inputs"}, client={"model": 1},
         note="outputs travel instead of weights; the common inputs are noise, which suits tables",
-        tune={"strength": Range(0.01, 10.0)},
-        privacy_exposure="outputs",
-    )
+        tune={"strength": Range(0.01, 10.0)}, privacy_exposure="outputs",
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """There is no consensus yet; every client starts from the same weights."""
@@ -85,9 +79,6 @@ class FedMD(KeepsModel, HeteroFL):
             return self.strength * smooth_l1_loss(z, aim["outputs"]) if aim else 0 * z.sum()
 
         model = client.state["model"]
-        start = {
-            **model,
-            **{n: alone(model[n], shape) for n, shape in shapes.items() if n in model},
-        }
+        start = {**model, **{n: alone(model[n], s) for n, s in shapes.items() if n in model}}
         client.state["model"] = client.train(start, batch_penalty=distil, after_step=narrow(shapes))
         return Message("fit", {"outputs": answers})

@@ -49,13 +49,11 @@ class FedMGDA(FedAvg):
     card: ClassVar[Card] = gradients_only("Hu et al. 2022", tune={"epsilon": Range(0.01, 1.0)})
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """The server also notes which entries are parameters."""
         server, client = super().init(weights, split, clients)
         names = dict.fromkeys(split.parameters("shared"), torch.empty(0))
         return {**server, "parameters": names}, client
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """Weighs the directions and takes one step."""
         replies = yield {c: Message("fit", {"shared": server["shared"]}) for c in cohort}
         moves = [select(m.parts["shared"], server["parameters"]) for m in replies.values()]
         rows = torch.stack([flatten(move) for move in moves]).double()

@@ -44,7 +44,6 @@ class FedNova(FedAvg):
     card: ClassVar[Card] = gradients_only("Wang et al. 2020", tasks="all, with optimizer=sgd")
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> Self:
-        """Finds the averaged buffers."""
         return replace(self, statistics=tuple(n for n in split.shared if n in split.buffers))
 
     def fit(self, client: Client, message: Message) -> Message:

@@ -76,10 +76,9 @@ class FedAvgM(ServerOptimizer):
 
     beta: Annotated[float, within("[0, 1)")] = 0.9
     card: ClassVar[Card] = gradients_only(
-        "Hsu et al. 2019",
-        server={"shared": 1, "weights": 1},
+        "Hsu et al. 2019", server={"shared": 1, "weights": 1},
         tune={"beta": Range(0.5, 0.97, log=False)},
-    )
+    )  # fmt: skip
 
     def direction(self, server: State, delta: Tensors) -> tuple[State, Tensors]:
         """Beta m + Delta."""
@@ -100,13 +99,11 @@ class AdaptiveServer(ServerOptimizer):
     beta1: Annotated[float, within("[0, 1)")] = 0.9
     tau: Annotated[float, check_positive] = 1e-3
     card: ClassVar[Card] = gradients_only(
-        "Reddi et al. 2021",
-        server={"shared": 1, "weights": 2},
+        "Reddi et al. 2021", server={"shared": 1, "weights": 2},
         tune={"server_lr": Range(0.001, 1.0)},
-    )
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """V starts at tau^2."""
         server, client = super().init(weights, split, clients)
         start = {n: torch.full_like(t, self.tau**2) for n, t in server["momentum"].items()}
         return {**server, "square": start}, client

@@ -55,21 +55,16 @@ class FedPAC(OnboardingRules, SendsFeatures, FedRep):
     parts_sent: ClassVar[tuple[str, ...]] = ("shared", "personal", "features", "compared")
     parts_averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = Card(
-        "Xu et al. 2023",
-        "similar clients",
-        "the head, mixed with those of similar clients",
-        {"shared": 1, "personal": 1, "features": 1},
-        {"shared": 1, "personal": 1, "features": 2},
+        "Xu et al. 2023", "similar clients", "the head, mixed with those of similar clients",
+        {"shared": 1, "personal": 1, "features": 1}, {"shared": 1, "personal": 1, "features": 2},
         extra_passes="two passes of the training samples a round",
-        server={"shared": 1, "personal": "2 N + 1", "features": "N + 1"},
-        tasks="classification",
+        server={"shared": 1, "personal": "2 N + 1", "features": "N + 1"}, tasks="classification",
         note="the server sees each hospital's head and mean features, which masks cannot hide",
         tune={"strength": Range(0.01, 10.0), "head_share": Range(0.1, 0.9, log=False)},
         privacy_exposure="outputs",
-    )
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All heads start equal."""
         server, client = super().init(weights, split, clients)
         head = select(weights, split.parameters("personal"))
         return {**server, "start": head, **{f"head/{c.id}": head for c in clients}}, client
@@ -107,15 +102,11 @@ class FedPAC(OnboardingRules, SendsFeatures, FedRep):
             reply = self.with_features(reply, self.sums_of(client, client.features(end)))
         sums = self.sums_of(client, seen)
         moved = {"personal": subtract(select(end, received), received), "compared": sums}
-        return replace(
-            reply,
-            parts={**reply.parts, **moved},
-            scalars={VARIANCE: variance_of(seen, sums)},
-            kinds={**reply.kinds, **dict.fromkeys(moved, "update")},
-        )
+        kinds = {**reply.kinds, "personal": "update", "compared": "update"}
+        scalars = {VARIANCE: variance_of(seen, sums)}
+        return replace(reply, parts={**reply.parts, **moved}, scalars=scalars, kinds=kinds)
 
     def broadcast(self, server: State, client: str) -> Message:
-        """The body and the client's mixture."""
         message = self.sent_to(client, server, "deliver")
         return replace(message, parts={n: message.parts[n] for n in ("shared", "personal")})
 
@@ -135,11 +126,9 @@ class FedPAC(OnboardingRules, SendsFeatures, FedRep):
         return Message("deliver", {"personal": mixed_head(client.id, heads, compared)})
 
     def onboarding_start(self, client: Client, message: Message) -> Tensors:
-        """The body and its mixture."""
         return {**client.weights, **client.state["shared"], **message.parts["personal"]}
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """It needs no further step."""
         return with_statistics(client, self.onboarding_start(client, message))
 
 
@@ -166,13 +155,7 @@ def compared_by(reply: Message) -> Tensors:
 def mixed_head(
     client: str, heads: Mapping[str, Tensors], compared: Mapping[str, Tensors]
 ) -> Tensors:
-    """Returns a client's mixture of the heads of all who sent a class; else its own head.
-
-    Args:
-        client: The client.
-        heads: g_j, by client.
-        compared: h_j, the shares of the classes, and V_j, by client.
-    """
+    """Returns a client's mixture of the heads of all who sent a class; else its own head."""
     known = [c for c in heads if compared[c][SHARES].any()]
     if client not in known:
         return heads[client]
@@ -183,12 +166,7 @@ def mixed_head(
 
 
 def head_weights(sums: Tensor, variances: Tensor, client: int) -> Tensor:
-    """Returns a_i: the weights of all heads in a client's mixture.
-
-    Args:
-        sums: h, ``(N, K, d)``.
-        variances: V, ``(N,)``.
-        client: i.
+    """Returns a_i, the weights of all heads in a client's mixture; sums h are ``(N, K, d)``.
 
     Example:
         >>> sums = torch.tensor([[[0.0]], [[0.0]], [[9.0]]])

@@ -51,11 +51,9 @@ class FedPD(FedAvg):
     supports_missing_channels: ClassVar[bool] = False
     client_zeros: ClassVar[tuple[str, ...]] = ("dual",)
     card: ClassVar[Card] = gradients_only(
-        "Zhang et al. 2021",
-        client={"personal": 1, "weights": 1},
-        full_cohort=True,
+        "Zhang et al. 2021", client={"personal": 1, "weights": 1}, full_cohort=True,
         tune={"eta": Range(1.0, 100.0)},
-    )
+    )  # fmt: skip
 
     def phases(self, round: int) -> tuple[str, ...]:
         """``fit`` if all clients send, ``silent`` if the coin says that none does."""

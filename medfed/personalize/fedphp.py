@@ -48,23 +48,17 @@ class FedPHP(TrainsOn, LearnsBeside):
     beside: ClassVar[str] = "inherited"
     needs: ClassVar[Needs | None] = "features"
     card: ClassVar[Card] = Card(
-        "Li et al. 2021",
-        "second model",
-        "a running mean of its models",
-        extra_passes="a forward pass a step",
-        client={"personal": 1, "model": 1},
-        tune={"strength": Range(0.01, 0.9)},
-        privacy_exposure="outputs",
-    )
+        "Li et al. 2021", "second model", "a running mean of its models",
+        extra_passes="a forward pass a step", client={"personal": 1, "model": 1},
+        tune={"strength": Range(0.01, 0.9)}, privacy_exposure="outputs",
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No client has inherited anything."""
         server, client = super().init(weights, split, clients)
         count = {"count": torch.zeros((), dtype=torch.float64)}
         return server, {**client, "count": count}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Learns from h_i, then updates h_i."""
         before = client.state["inherited"]
 
         def transfer(batch: Batch, live: Mapping[str, Tensor], forward: Forward) -> Tensor:
@@ -84,10 +78,6 @@ def discrepancy(x: Tensor, y: Tensor) -> Tensor:
 
     The kernel is a sum of five Gaussians, exp(-d / b) of squared distances d, whose bandwidths b
     are 1/4 to 4 times the mean d of all pairs.
-
-    Args:
-        x: (n, C).
-        y: (m, C).
 
     Example:
         >>> points = torch.tensor([[0.0], [1.0]])

@@ -41,27 +41,17 @@ class FedProto(OnboardingRules, SendsFeatures, Local):
     parts_averaged: ClassVar[tuple[str, ...]] = ("features",)
     by_class: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
-        "Tan et al. 2022",
-        "similar clients",
-        "everything",
-        {"features": 1},
-        {"features": 1},
-        extra_passes="a pass of the training samples a round",
-        server={"features": 1},
-        client={"model": 1},
-        tasks="classification",
+        "Tan et al. 2022", "similar clients", "everything", {"features": 1}, {"features": 1},
+        extra_passes="a pass of the training samples a round", server={"features": 1},
+        client={"model": 1}, tasks="classification",
         note="mean features of each class travel instead of weights",
-        tune={"strength": Range(0.01, 10.0)},
-        privacy_exposure="outputs",
-    )
+        tune={"strength": Range(0.01, 10.0)}, privacy_exposure="outputs",
+    )  # fmt: skip
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Sends the means of all classes, and averages those that come back."""
         replies = yield dict.fromkeys(cohort, Message("fit", self.outgoing(server)))
-        return {
-            **server,
-            "features": newest(self.mean_sums(server, replies), server["features"]),
-        }
+        return {**server, "features": newest(self.mean_sums(server, replies), server["features"])}
 
     def fit(self, client: Client, message: Message) -> Message:
         """Trains the client's model towards the means, and replies with its own."""
@@ -75,5 +65,4 @@ class FedProto(OnboardingRules, SendsFeatures, Local):
         return client.train(start, batch_penalty=alignment(self.strength, aims))
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """It trains its model towards them."""
         return self.drawn(client, client.weights, message)

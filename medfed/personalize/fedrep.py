@@ -24,14 +24,11 @@ class FedRep(FedAvg):
     head_share: Annotated[float, within("(0, 1)")] = 0.5
     trains_shared: ClassVar[bool] = True
     card: ClassVar[Card] = gradients_only(
-        "Collins et al. 2021",
-        "personal part",
-        "the head",
+        "Collins et al. 2021", "personal part", "the head",
         tune={"head_share": Range(0.1, 0.9, log=False)},
-    )
+    )  # fmt: skip
 
     def least_steps(self, steps: int) -> int:
-        """Those of the body."""
         return max(1, steps - round(self.head_share * steps))
 
     def local_steps(

@@ -40,17 +40,12 @@ class FedRoD(OnboardingRules, FedAvg):
 
     needs: ClassVar[Needs | None] = "head"
     card: ClassVar[Card] = Card(
-        "Chen, Chao 2022",
-        "personal part",
-        "a head on top of the common one",
-        passes=2,
-        client={"personal": 1, "head": 1},
-        tasks="all; balanced in classification",
+        "Chen, Chao 2022", "personal part", "a head on top of the common one", passes=2,
+        client={"personal": 1, "head": 1}, tasks="all; balanced in classification",
         privacy_exposure="outputs",
-    )
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All personal heads start at 0."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "head": {n: torch.zeros_like(weights[n]) for n in split.head}}
 
@@ -71,7 +66,6 @@ class FedRoD(OnboardingRules, FedAvg):
         return end
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The body under the sum of both heads."""
         model, head = super().personal_model(client, message), client.state["head"]
         return {**model, **add(select(model, head), head)}
 
@@ -84,10 +78,6 @@ class FedRoD(OnboardingRules, FedAvg):
 
 def balanced(outputs: Any, counts: Tensor) -> Any:
     """Returns class logits plus log n; other outputs do not change.
-
-    Args:
-        outputs: (B, K) class logits, or any other output of a network.
-        counts: (K,) samples of each class.
 
     Example:
         >>> balanced(torch.zeros(1, 2), torch.tensor([1, 0])).tolist()

@@ -27,18 +27,14 @@ class FedSGD(FedAvg):
     """FedAvg whose clients take one gradient-descent step."""
 
     card: ClassVar[Card] = gradients_only(
-        "McMahan et al. 2017",
-        passes=0,
-        extra_passes="an epoch's gradient, BatchNorm's batches",
+        "McMahan et al. 2017", passes=0, extra_passes="an epoch's gradient, BatchNorm's batches",
         note="one gradient a round: needs many rounds",
-    )
+    )  # fmt: skip
 
     def max_batches_drawn(self, steps: int, epoch: int) -> int:
-        """Those of an epoch."""
         return epoch
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """W - eta grad f(w)."""
         gradient = client.gradient(start)
         moved = add(select(start, gradient), gradient, -client.learning_rate)
         return {**start, **statistics_at(client, start), **moved}

@@ -30,13 +30,10 @@ class FedSim(FedAvg):
     personal: str | tuple[str, ...] = "task"
     personal_rate: Annotated[float, check_not_negative] = 0.5
     card: ClassVar[Card] = gradients_only(
-        "Pillutla et al. 2022",
-        "personal part",
-        "any part",
+        "Pillutla et al. 2022", "personal part", "any part",
         tune={"personal_rate": Range(0.1, 10.0)},
-    )
+    )  # fmt: skip
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Trains both parts."""
         rate = client.learning_rate
         return client.train(start, rates={"shared": rate, "personal": self.personal_rate * rate})

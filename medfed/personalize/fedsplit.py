@@ -42,20 +42,15 @@ class FedSplit(FedAvg):
     step: Annotated[float, check_positive] = 10.0
     supports_missing_channels: ClassVar[bool] = False
     card: ClassVar[Card] = gradients_only(
-        "Pathak, Wainwright 2020",
-        client={"personal": 1, "weights": 1},
-        note="for convex losses only",
-        full_cohort=True,
-        tune={"step": Range(1.0, 100.0)},
-    )
+        "Pathak, Wainwright 2020", client={"personal": 1, "weights": 1},
+        note="for convex losses only", full_cohort=True, tune={"step": Range(1.0, 100.0)},
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All z_i start at w."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "copy": select(weights, split.parameters("shared"))}
 
     def fit(self, client: Client, message: Message) -> Message:
-        """y_i and z_i."""
         received, z = message.parts["shared"], client.state["copy"]
         w = select(received, z)
         # The proximal map is around the reflection 2w - z.

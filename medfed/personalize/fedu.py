@@ -50,14 +50,11 @@ class FedU(KnownModels):
     graph: SimilarityGraph = field(default_factory=SimilarityGraph)
     parts_sent: ClassVar[tuple[str, ...]] = ("sketch", "model")
     card: ClassVar[Card] = replace(
-        KnownModels.card,
-        paper="T. Dinh et al. 2021",
-        keeps="a model, pulled to neighbours",
+        KnownModels.card, paper="T. Dinh et al. 2021", keeps="a model, pulled to neighbours",
         tune={"strength": Range(0.001, 1.0)},
-    )
+    )  # fmt: skip
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
-        """The sketch that clients send before the first round."""
         return self.graph.summaries(data)
 
     def phases(self, round: int) -> tuple[str, ...]:
@@ -65,7 +62,6 @@ class FedU(KnownModels):
         return ("sketch", "fit") if self.graph.needs_sketches else ("fit",)
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """A graph from sketches has no edges yet."""
         server, client = super().init(weights, split, clients)
         graph = self.graph.build([c.id for c in clients], {})
         return {**server, "sketches": {}, "graph": graph}, client
@@ -100,7 +96,6 @@ class FedU(KnownModels):
         return steps * (1 + self.graph.needs_sketches) + 1
 
     def fit(self, client: Client, message: Message) -> Message:
-        """The round's steps from the received model."""
         model = {**client.state["model"], **message.parts.get("model", {})}
         if message.phase == "sketch":
             return Message("sketch", {"sketch": self.graph.describe(client, model)})
@@ -132,5 +127,4 @@ class FedU(KnownModels):
         return client.train(self.onboarding_start(client, message), penalty=tie)
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Any]:
-        """The similarity graph."""
         return {"graph": draw_graph(clients, server["graph"])}

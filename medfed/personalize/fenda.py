@@ -33,20 +33,14 @@ class FENDA(FedAvg):
     sums: ClassVar[bool] = True
     trains_shared: ClassVar[bool] = True
     card: ClassVar[Card] = gradients_only(
-        "Tavakoli et al. 2023",
-        "personal part",
-        "the head and a second body",
+        "Tavakoli et al. 2023", "personal part", "the head and a second body",
         note="a pass goes through two networks",
-    )
+    )  # fmt: skip
 
     def split(
         self, network: nn.Module, task_patterns: str | Sequence[str], buffers: BufferPolicy
     ) -> ParameterSplit:
-        """The second network and the first one's head are personal.
-
-        Raises:
-            ConfigError: If there are no two networks.
-        """
+        """The second network and the first one's head are personal."""
         if getattr(network, "mix", None) != "sum":
             raise ConfigError(
                 "algorithm=fenda needs two networks whose outputs are added; leave out canonical, "

@@ -27,12 +27,9 @@ class FineTune(TrainsOn, FedAvg):
     local_share: Annotated[float, within("[0, 1]")] = 0.2
     rounds: Annotated[int, check_count] = 10
     card: ClassVar[Card] = gradients_only(
-        "Yu et al. 2020",
-        "personal part",
-        "a copy, in the last rounds",
-        client={"personal": 1, "model": 1},
-        tune={"local_share": Range(0.05, 0.5, log=False)},
-    )
+        "Yu et al. 2020", "personal part", "a copy, in the last rounds",
+        client={"personal": 1, "model": 1}, tune={"local_share": Range(0.05, 0.5, log=False)},
+    )  # fmt: skip
 
     @property
     def first_local(self) -> int:
@@ -75,13 +72,11 @@ class FineTune(TrainsOn, FedAvg):
         return Message("fit")
 
     def broadcast(self, server: State, client: str) -> Message:
-        """The shared part, unless the client has its copy."""
         if client in server["copied"]:
             return Message("deliver")
         return super().broadcast(server, client)
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The client's copy once it has one, else FedAvg's model."""
         if message.parts:
             return super().personal_model(client, message)
         return client.state["model"]

@@ -59,12 +59,9 @@ class FPFC(AnchoredMethod):
     a: float = 3.7
     smoothing: float = 1e-4
     card: ClassVar[Card] = replace(
-        AnchoredMethod.card,
-        paper="Yu et al. 2024",
-        keeps="a model, fused within clusters",
-        server={"weights": "N N + 1"},
-        tune={"strength": Range(0.01, 10.0)},
-    )
+        AnchoredMethod.card, paper="Yu et al. 2024", keeps="a model, fused within clusters",
+        server={"weights": "N N + 1"}, tune={"strength": Range(0.01, 10.0)},
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,7 +69,6 @@ class FPFC(AnchoredMethod):
 
     @property
     def tie(self) -> float:
-        """Rho."""
         return self.rho
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
@@ -127,7 +123,6 @@ class FPFC(AnchoredMethod):
         return min(means, key=lambda mean: float((flatten(mean) - flatten(model)).norm()))
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Any]:
-        """Draws the distances between clients, by cluster."""
         title = "Distances between the clients' models"
         rows = rows_of(models_of(server).values()).cpu()
         return {"clusters": draw_clusters(self.clusters(server), torch.cdist(rows, rows), title)}

@@ -10,22 +10,16 @@ from medfed.personalize.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class GradientMethod(FedAvg):
-    """One model, whose BatchNorm statistics follow the batches of the round's steps.
-
-    Raises:
-        ConfigError: If a part is personal: no client would train it.
-    """
+    """One model, whose BatchNorm statistics follow the batches of the round's steps."""
 
     supports_missing_channels: ClassVar[bool] = False
     parts_sent: ClassVar[tuple[str, ...]] = ("gradient", "difference", "statistics")
     parts_averaged: ClassVar[tuple[str, ...]] = parts_sent
     card: ClassVar[Card] = Card(
-        passes=0,
-        extra_passes="an epoch's gradient at two points, BatchNorm's batches",
-        note="one gradient a round: needs many rounds",
-        full_cohort=True,
+        passes=0, extra_passes="an epoch's gradient at two points, BatchNorm's batches",
+        note="one gradient a round: needs many rounds", full_cohort=True,
         privacy_exposure="several",
-    )
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,7 +28,6 @@ class GradientMethod(FedAvg):
             raise ConfigError(f"{name} has one model for all; leave algorithm.personal=none.")
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
-        """Adds ``statistics``, those that are averaged."""
         lengths = super().vectors(split, weights)
         return {**lengths, "statistics": lengths["shared"] - lengths["weights"]}
 

@@ -44,9 +44,6 @@ class HeteroFL(FedAvg):
     Attributes:
         widths: r in (0, 1] of the clients, in their order; 1 alone is FedAvg.
         shapes: The shapes of a client's entries for each of ``widths``, found in the network.
-
-    Raises:
-        ConfigError: If a width is out of range.
     """
 
     widths: Sequence[float] = (1.0, 0.5)
@@ -54,17 +51,15 @@ class HeteroFL(FedAvg):
     supports_missing_channels: ClassVar[bool] = False
     parts_averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = gradients_only(
-        "Diao et al. 2021",
-        at_most=True,
+        "Diao et al. 2021", at_most=True,
         note="hospitals of little computing power train a narrower network",
-    )
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "widths", checked_widths(self.widths))
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> HeteroFL:
-        """Finds the shapes of each width."""
         return replace(self, shapes=tuple(leading(network, r) for r in self.widths))
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
@@ -102,7 +97,6 @@ class HeteroFL(FedAvg):
         return Message("fit", {"shared": update}, kinds={"shared": "update"})
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The client's entries, completed by zeros."""
         shapes = self.shapes[int(message.scalars["width"])]
         model = dict(client.state["personal"])
         for name, tensor in message.parts["shared"].items():
@@ -114,11 +108,7 @@ class HeteroFL(FedAvg):
 
 
 def checked_widths(widths: Sequence[float]) -> tuple[float, ...]:
-    """Returns the shares of channels of the clients' networks.
-
-    Raises:
-        ConfigError: If one is out of range.
-    """
+    """Returns the shares of channels of the clients' networks."""
     if not widths or not all(0 < r <= 1 for r in widths):
         raise ConfigError(
             f"algorithm.widths={list(widths)} must be shares of the channels in (0, 1], such as "
@@ -150,11 +140,7 @@ def alone(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def narrow(shapes: Shapes) -> AfterStep:
-    """Returns an ``after_step`` that puts missing entries back to 0.
-
-    Args:
-        shapes: Of the client's entries.
-    """
+    """Returns an ``after_step`` that puts missing entries back to 0."""
 
     def restore(weights: Mapping[str, Tensor], _: GradientAt) -> None:
         for name, tensor in weights.items():
@@ -166,10 +152,6 @@ def narrow(shapes: Shapes) -> AfterStep:
 
 def leading(network: nn.Module, width: float) -> Shapes:
     """Returns the shapes of the leading entries of every layer.
-
-    Args:
-        network: Any module.
-        width: r in (0, 1].
 
     Example:
         >>> leading(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 6), nn.Linear(6, 2)), 0.5)

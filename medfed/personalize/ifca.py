@@ -44,22 +44,17 @@ class IFCA(CanonicalMethod):
     parts_sent: ClassVar[tuple[str, ...]] = ("common", "canonical")
     parts_averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = Card(
-        "Ghosh et al. 2020",
-        "several models",
-        "the choice of one of K",
-        up={"common": 1, "instance": 1},
-        extra_passes="K losses of an epoch",
+        "Ghosh et al. 2020", "several models", "the choice of one of K",
+        up={"common": 1, "instance": 1}, extra_passes="K losses of an epoch",
         privacy_exposure="losses",
-    )
+    )  # fmt: skip
 
     def closed(self, server: State, replies: Replies) -> State:
         """All instances go out; the common part and the chosen instance come back."""
         server = dict(server)
-        chosen = {
-            c: one_hot(server["membership"][c], int(m.scalars.get("choice", 0)))
-            for c, m in replies.items()
-        }
-        server["membership"] = {**server["membership"], **chosen}
+        before = server["membership"]
+        chosen = {c: one_hot(before[c], choice_of(m)) for c, m in replies.items()}
+        server["membership"] = {**before, **chosen}
         server["shared"] = self._averaged(server, replies)
         self.record(server)
         return server
@@ -69,7 +64,7 @@ class IFCA(CanonicalMethod):
         groups: dict[tuple[str, int], dict[str, Message]] = {}
         for client, message in replies.items():
             for part in message.parts:
-                choice = int(message.scalars.get("choice", 0)) if part == "canonical" else 0
+                choice = choice_of(message) if part == "canonical" else 0
                 groups.setdefault((part, choice), {})[client] = message
         shared = dict(server["shared"])
         for (part, _), members in groups.items():
@@ -101,37 +96,25 @@ class IFCA(CanonicalMethod):
         return self.shared_steps(client, self.onboard(client, message))
 
     def choose(self, client: Client, at: Tensors) -> int:
-        """Returns argmin_k of the training loss with instance k alone, the first of ties.
-
-        Raises:
-            NonFiniteError: If no instance has a finite loss.
-        """
+        """Returns argmin_k of the training loss with instance k alone, the first of ties."""
         count = at[MEMBERSHIP].numel()
         if count == 1:
             return 0
-        losses = [
-            client.loss_at(
-                {**at, MEMBERSHIP: one_hot(at[MEMBERSHIP], k)}, batches=self.choice_batches
-            )
-            for k in range(count)
-        ]
+        models = ({**at, MEMBERSHIP: one_hot(at[MEMBERSHIP], k)} for k in range(count))
+        losses = [client.loss_at(model, batches=self.choice_batches) for model in models]
         finite = [k for k in range(count) if math.isfinite(losses[k])]
         if not finite:
             raise NonFiniteError("the loss is NaN or infinite under every canonical model")
         return min(finite, key=losses.__getitem__)
 
 
+def choice_of(message: Message) -> int:
+    """Returns the instance that a client has picked, of one model the only one."""
+    return int(message.scalars.get("choice", 0))
+
+
 def parts_of(names: Sequence[str], count: int, choice: int) -> tuple[list[str], list[str]]:
     """Splits the names of a canonical model into common ones and those of an instance.
-
-    Args:
-        names: Names as :class:`medfed.models.networks.canonical.Canonical` has them.
-        count: K.
-        choice: An instance.
-
-    Returns:
-        The entries that all instances have in common, and those of this instance. Statistics are
-        common if they exist once, because parameters, not outputs, are mixed.
 
     Example:
         >>> names = ["common.w", "canonical.0.v", "canonical.0.mean", "canonical.1.v"]

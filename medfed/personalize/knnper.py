@@ -53,27 +53,20 @@ class KNNPer(OnboardingRules, FedAvg):
     by_class: ClassVar[bool] = True
     needs: ClassVar[Needs | None] = "features"
     card: ClassVar[Card] = Card(
-        "Marfoq et al. 2022",
-        "personal part",
-        "features of its training cases, which vote",
+        "Marfoq et al. 2022", "personal part", "features of its training cases, which vote",
         tasks="classification",
         note="the model of each client holds features of its training patients: keep it there",
         privacy_exposure="outputs",
-    )
+    )  # fmt: skip
 
     @property
     def title(self) -> str:
-        """As the paper writes it."""
         return "kNN-Per"
 
     def split(
         self, network: nn.Module, task_patterns: str | Sequence[str], buffers: BufferPolicy
     ) -> ParameterSplit:
-        """Gives the head a store, which is no entry of the model.
-
-        Raises:
-            ConfigError: If the head is not one module after others.
-        """
+        """Gives the head a store, which is no entry of the model."""
         split = super().split(network, task_patterns, buffers)
         head, *others = modules_of(network, split.head) or [""]
         if not head or any(not name.startswith(f"{head}.") for name in others):
@@ -86,11 +79,9 @@ class KNNPer(OnboardingRules, FedAvg):
         return replace(split, base=split.base | {f"{head}.{FEATURES}", f"{head}.{VOTE}"})
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """FedAvg's model, and the client's store."""
         return self.with_store(client, super().personal_model(client, message))
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """It needs no step."""
         return self.with_store(client, super().onboard(client, message))
 
     def with_store(self, client: Client, model: Tensors) -> Tensors:
@@ -128,10 +119,6 @@ class KNNPer(OnboardingRules, FedAvg):
 
 def neighbours_of_others(seen: Features, most: int) -> tuple[Tensor, Tensor]:
     """Returns distances and labels of each case's nearest among other patients' cases, ``(n, k)``.
-
-    Args:
-        seen: Features.
-        most: How many; fewer cases are all of them.
 
     Example:
         >>> z, patients = torch.tensor([[0.0], [1.0], [4.0]]), torch.tensor([5, 5, 6])

@@ -54,27 +54,19 @@ class L2GD(MixtureMethod):
     seed: int = 0
     fresh_optimizer: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
-        "Hanzely, Richtárik 2020",
-        "second model",
-        "all, pulled to the mean",
-        client={"model": 1},
-        full_cohort=True,
-        tune={"strength": Range(0.01, 10.0)},
-        privacy_exposure="several",
-    )
+        "Hanzely, Richtárik 2020", "second model", "all, pulled to the mean", client={"model": 1},
+        full_cohort=True, tune={"strength": Range(0.01, 10.0)}, privacy_exposure="several",
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """At the start there were no heads."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "pull": {"left": torch.ones((), dtype=torch.float64)}}
 
     def scalars(self, round: int) -> dict[str, float]:
-        """Two random numbers."""
         tails, heads = numpy_rng(self.seed, round, "coins").random(2)
         return {"tails": tails, "heads": heads} if self.coins == "random" else {}
 
     def least_steps(self, steps: int) -> int:
-        """By coins there may be one."""
         return 1 if self.coins == "random" else steps
 
     def fit(self, client: Client, message: Message) -> Message:
@@ -98,10 +90,6 @@ class L2GD(MixtureMethod):
 
 def run_of(chance: float, draw: float) -> int:
     """Returns how often a side falls in a row, at least once.
-
-    Args:
-        chance: The probability of the side, in (0, 1).
-        draw: A uniform random number in [0, 1).
 
     Example:
         >>> [run_of(0.5, draw) for draw in (0.0, 0.49, 0.51, 0.76)]

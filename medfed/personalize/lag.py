@@ -46,23 +46,16 @@ class LAG(GradientMethod):
     server_zeros: ClassVar[tuple[str, ...]] = ("gradient",)
     client_zeros: ClassVar[tuple[str, ...]] = ("sent",)
     card: ClassVar[Card] = replace(
-        GradientMethod.card,
-        paper="Chen et al. 2018",
-        extra_passes="an epoch's gradient, BatchNorm's batches",
-        up={"weights": 1, "statistics": 1},
-        at_most=True,
-        server={"shared": 1, "weights": 1},
-        client={"personal": 1, "weights": 1},
-        tune={"laziness": Range(0.1, 10.0)},
-        privacy_exposure="gradients",
-    )
+        GradientMethod.card, paper="Chen et al. 2018",
+        extra_passes="an epoch's gradient, BatchNorm's batches", up={"weights": 1, "statistics": 1},
+        at_most=True, server={"shared": 1, "weights": 1}, client={"personal": 1, "weights": 1},
+        tune={"laziness": Range(0.1, 10.0)}, privacy_exposure="gradients",
+    )  # fmt: skip
 
     def max_batches_drawn(self, steps: int, epoch: int) -> int:
-        """Those of an epoch."""
         return epoch
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """Nothing was sent, and nothing has moved."""
         server, client = super().init(weights, split, clients)
         moves = {"squares": torch.zeros(self.memory, dtype=torch.float64)}
         start = select(weights, split.parameters("shared"))

@@ -19,7 +19,6 @@ class Local(KeepsModel, Algorithm):
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """Every client starts from the same weights."""
         return {}, {"model": weights}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
@@ -28,6 +27,5 @@ class Local(KeepsModel, Algorithm):
         return server
 
     def fit(self, client: Client, message: Message) -> Message:
-        """Trains the client's own model."""
         client.state["model"] = client.train(client.state["model"])
         return Message("fit")

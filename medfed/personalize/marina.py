@@ -48,20 +48,16 @@ class MARINA(GradientMethod):
     parts_compressible: ClassVar[tuple[str, ...]] = ("difference",)
     server_zeros: ClassVar[tuple[str, ...]] = ("gradient",)
     card: ClassVar[Card] = replace(
-        GradientMethod.card,
-        paper="Gorbunov et al. 2021",
-        server={"shared": 1, "weights": 1},
+        GradientMethod.card, paper="Gorbunov et al. 2021", server={"shared": 1, "weights": 1},
         tune={"full": Range(0.05, 0.5)},
-    )
+    )  # fmt: skip
 
     def phases(self, round: int) -> tuple[str, ...]:
-        """``full`` or ``difference``, as the coin says."""
         # In the first round there is no g to add a difference to.
         heads = round == 0 or coin(self.full, self.seed, round, "full")
         return ("full",) if heads else ("difference",)
 
     def closed(self, server: State, replies: Replies) -> State:
-        """Updates g, then w."""
         if all(reply.phase == "full" for reply in replies.values()):
             g = self.mean(server, replies, "gradient")
         else:

@@ -50,15 +50,10 @@ class MixtureADMM(KeepsModel, MixtureMethod):
     rho: float | None = None
     server_zeros: ClassVar[tuple[str, ...]] = ("residual",)
     card: ClassVar[Card] = gradients_only(
-        "survey; Hanzely, Richtárik 2020",
-        "second model",
-        "all, pulled to the mean",
-        down={"weights": 1},
-        server={"shared": 1, "weights": 1},
-        client={"model": 1},
-        full_cohort=True,
-        tune={"strength": Range(0.01, 10.0)},
-    )
+        "survey; Hanzely, Richtárik 2020", "second model", "all, pulled to the mean",
+        down={"weights": 1}, server={"shared": 1, "weights": 1}, client={"model": 1},
+        full_cohort=True, tune={"strength": Range(0.01, 10.0)},
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,7 +65,6 @@ class MixtureADMM(KeepsModel, MixtureMethod):
             )
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """All clients step, then z and r."""
         count, rho = len(cohort), self.strength if self.rho is None else self.rho
         z, r = server["shared"], server["residual"]
         sizes = dict(zip(cohort, self.weights(server, cohort), strict=True))
@@ -86,7 +80,6 @@ class MixtureADMM(KeepsModel, MixtureMethod):
         return {**server, "shared": {**mean, **z}, "residual": r}
 
     def fit(self, client: Client, message: Message) -> Message:
-        """Steps towards the new x_i."""
         pull, rho = message.parts["pull"], message.scalars["rho"]
         model, weight = client.state["model"], self.strength + rho
         anchor = {n: t / weight for n, t in add(pull, model, rho).items()}

@@ -33,7 +33,6 @@ class MixtureMethod(OnboardingRules, FedAvg):
     supports_missing_channels: ClassVar[bool] = False
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All models start equal."""
         return super().init(weights, split, clients)[0], {"model": weights}
 
     def onboard(self, client: Client, message: Message) -> Tensors:

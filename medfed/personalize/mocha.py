@@ -50,11 +50,9 @@ class MOCHA(AnchoredMethod):
     ridge: Annotated[float, check_not_negative] = 0.0
     smoothing: Annotated[float, check_positive] = 0.1
     card: ClassVar[Card] = replace(
-        AnchoredMethod.card,
-        paper="Smith et al. 2017",
-        keeps="a model, pulled to those that it resembles",
-        tune={"strength": Range(1e-5, 0.1)},
-    )
+        AnchoredMethod.card, paper="Smith et al. 2017",
+        keeps="a model, pulled to those that it resembles", tune={"strength": Range(1e-5, 0.1)},
+    )  # fmt: skip
 
     @property
     def tie(self) -> float:
@@ -62,11 +60,9 @@ class MOCHA(AnchoredMethod):
         return 0.0
 
     def scalars(self, server: State) -> dict[str, float]:
-        """2 (lambda1 L + lambda2)."""
         return {"tie": 2 * self._bound(self._precision(server))}
 
     def anchors(self, server: State, cohort: Sequence[str]) -> dict[str, Tensors]:
-        """a_i."""
         models, precision = models_of(server), self._precision(server)
         eye = torch.eye(len(models), dtype=torch.float64)
         if bound := self._bound(precision):
@@ -86,7 +82,6 @@ class MOCHA(AnchoredMethod):
         return relation(rows_of(models_of(server).values()), self.smoothing).inverse()
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Any]:
-        """Draws the correlation of the models in the learned relation."""
         models = models_of(server)
         found = relation(rows_of(models.values()), self.smoothing)
         scale = found.diagonal().rsqrt()
@@ -96,14 +91,7 @@ class MOCHA(AnchoredMethod):
 
 
 def relation(rows: Tensor, smoothing: float) -> Tensor:
-    """The covariance of tasks: (R R^T + e^2 I)^(1/2), divided by its trace.
-
-    Args:
-        rows: ``(N, d)``, one model per row.
-        smoothing: e, relative to the root of the mean square norm of the rows.
-
-    Returns:
-        ``(N, N)`` float64, positive definite, of trace 1.
+    """The covariance of tasks R ``(N, d)``: (R R^T + e^2 I)^(1/2), divided by its trace.
 
     Example:
         >>> relation(torch.eye(2), 0.1)

@@ -38,15 +38,12 @@ class MOON(FedAvg):
     temperature: Annotated[float, check_positive] = 0.5
     needs: ClassVar[Needs | None] = "features"
     card: ClassVar[Card] = Card(
-        "Li et al. 2021",
-        extra_passes="two forward passes a step",
-        client={"personal": 1, "model": 1},
-        tune={"mu": Range(0.1, 10.0)},
+        "Li et al. 2021", extra_passes="two forward passes a step",
+        client={"personal": 1, "model": 1}, tune={"mu": Range(0.1, 10.0)},
         privacy_exposure="outputs",
-    )
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No client has a previous model."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "previous": {}}
 

@@ -46,14 +46,10 @@ class PerFedAvg(OnboardingRules, FedAvg):
     inner_lr: Annotated[float, check_not_negative] = 0.01
     delta: Annotated[float, check_positive] = 1e-3
     card: ClassVar[Card] = gradients_only(
-        "Fallah et al. 2020",
-        "second model",
-        "one step from the shared model",
-        passes=2,
+        "Fallah et al. 2020", "second model", "one step from the shared model", passes=2,
         extra_passes="a batch, to adapt; hf: two more a step",
-        client={"personal": 1, "parameters": 1},
-        tune={"inner_lr": Range(0.001, 0.1)},
-    )
+        client={"personal": 1, "parameters": 1}, tune={"inner_lr": Range(0.001, 0.1)},
+    )  # fmt: skip
 
     def phases(self, round: int) -> tuple[str, ...]:
         """A phase of meta-steps, then one of the step from their mean."""
@@ -65,11 +61,9 @@ class PerFedAvg(OnboardingRules, FedAvg):
 
     @property
     def gradients_per_batch(self) -> int:
-        """``hf`` takes two at its third batch."""
         return 1 if self.variant == "fo" else 2
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """Every client has the initial model."""
         server, client = super().init(weights, split, clients)
         held = {c.id: torch.ones(1) for c in clients}
         return {**server, "held": held}, {**client, "held": server["shared"], "adapted": weights}
@@ -99,11 +93,9 @@ class PerFedAvg(OnboardingRules, FedAvg):
         return {**w, **add(select(w, gradient), gradient, -self.inner_lr)}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Takes steps along d."""
         return client.train(start, direction=self.direction)
 
     def direction(self, w: Mapping[str, Tensor], grad_at: GradientAt) -> Tensors:
-        """Returns the meta-gradient d."""
         g = grad_at(add(w, grad_at(w), -self.inner_lr), fresh=1)
         if self.variant == "fo":
             return g
@@ -111,11 +103,9 @@ class PerFedAvg(OnboardingRules, FedAvg):
         return add(g, subtract(up, down), -self.inner_lr / (2 * self.delta))
 
     def broadcast(self, server: State, client: str) -> Message:
-        """Returns nothing."""
         return Message("deliver")
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The shared model after one step."""
         return client.state["adapted"]
 
     def onboard(self, client: Client, message: Message) -> Tensors:

@@ -61,38 +61,26 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
     parts_averaged: ClassVar[tuple[str, ...]] = ("shared", "features")
     exact: ClassVar[tuple[str, ...]] = (*SendsFeatures.exact, "means", SCATTER)
     card: ClassVar[Card] = Card(
-        "McLaughlin, Su 2024",
-        "personal part",
-        "the head, computed from features",
-        {"shared": 1, "means": 1, SCATTER: 1},
-        {"shared": 1, "features": 1, SCATTER: 1},
+        "McLaughlin, Su 2024", "personal part", "the head, computed from features",
+        {"shared": 1, "means": 1, SCATTER: 1}, {"shared": 1, "features": 1, SCATTER: 1},
         extra_passes="a pass of the training samples a round",
-        server={"shared": 1, "means": 1, SCATTER: 1},
-        tasks="classification",
+        server={"shared": 1, "means": 1, SCATTER: 1}, tasks="classification",
         note="means and covariances of features travel; channel.secure=masks hides each hospital's",
-        tune={"floor": Range(0.001, 1.0)},
-        privacy_exposure="outputs",
-    )
+        tune={"floor": Range(0.001, 1.0)}, privacy_exposure="outputs",
+    )  # fmt: skip
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
-        """Also the means of the classes, and the covariance."""
         classes, width = head_shape(split, weights)
         more = {"means": classes * width, SCATTER: width**2}
         return {**super().vectors(split, weights), **more}
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
-        """Also the covariance."""
         classes, key = len(data.label_counts), "algorithm.least_patients"
         least = max(self.least_patients, TIMES * classes)
         scatter = Statistic(data.id, "the covariance of features", key, classes, least)
         return [*super().summaries(data), scatter]
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """Checks the head.
-
-        Raises:
-            ConfigError: If the model has no body, or its head is not one linear layer.
-        """
         if [weights[n].ndim for n in split.head] != [2, 1]:
             raise ConfigError(
                 "pFedFDA computes the model's head, which must be one linear layer with a bias, "
@@ -148,18 +136,15 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
         return {n: t.to(client.weights[n]) for n, t in zip(names, made, strict=True)}
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The body, under the head of the client's interpolated Gaussians."""
         model, common = super().personal_model(client, message), self.common(client, message)
         share, *own = self.fitted(client, client.features(model), *common)
         mixed = [torch.lerp(a, b, share) for a, b in zip(common, own, strict=True)]
         return {**model, **self.head(client, *mixed)}
 
     def onboarding_start(self, client: Client, message: Message) -> Tensors:
-        """Its head follows from its features."""
         return self.personal_model(client, message)
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """It needs no step."""
         return self.onboarding_start(client, message)
 
 
@@ -171,12 +156,6 @@ def prior(data: ClientData) -> Tensor:
 
 def gaussians(z: Tensor, labels: Tensor, means: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     """Returns the means of the classes ``(K, d)`` and the covariance within them ``(d, d)``.
-
-    Args:
-        z: Features, ``(n, d)``.
-        labels: Classes, ``(n,)``.
-        means: Of classes without a sample, ``(K, d)``.
-        floor: What is added to the diagonal.
 
     Example:
         >>> z, labels = torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1])
@@ -207,14 +186,7 @@ def discriminant(means: Tensor, scatter: Tensor, prior: Tensor) -> tuple[Tensor,
 
 
 def best_share(seen: Features, common: tuple[Tensor, Tensor], prior: Tensor, floor: float) -> float:
-    """Returns the beta of the least log loss by cross-validation on two halves of the patients.
-
-    Args:
-        seen: Features, in double precision.
-        common: m_g and S_g.
-        prior: Logarithms of the client's shares of the classes.
-        floor: See :func:`gaussians`.
-    """
+    """Returns the beta of the least log loss by cross-validation on two halves of the patients."""
     from scipy.optimize import minimize_scalar  # slow to import
 
     half = halves(seen)

@@ -41,13 +41,11 @@ class PFedMac(PFedMe):
     sparsity: Annotated[float, check_not_negative] = 1e-4
     width: Annotated[float, check_positive] = 0.01
     card: ClassVar[Card] = replace(
-        PFedMe.card,
-        paper="Liu et al. 2023",
+        PFedMe.card, paper="Liu et al. 2023",
         tune={"strength": Range(0.001, 0.1), "sparsity": Range(1e-5, 1e-3)},
-    )
+    )  # fmt: skip
 
     def tie(self, w: Tensors) -> Penalty:
-        """-lambda <theta, w> + gamma phi(theta)."""
         return Correlation(w, self.strength, self.sparsity, self.width)
 
 
@@ -68,7 +66,6 @@ class Correlation:
     width: float
 
     def __call__(self, theta: Mapping[str, Tensor]) -> Tensor:
-        """Returns the penalty at theta."""
         terms = [torch.zeros(())]
         for name, tensor in self.w.items():
             terms.append(self.sparsity * smooth_l1(theta[name], self.width))

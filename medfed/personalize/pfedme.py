@@ -47,12 +47,9 @@ class PFedMe(KeepsModel, OnboardingRules, FedAvg):
     outer_step: Annotated[float, within("(0, 2)")] = 1.0
     server_lr: Annotated[float, check_positive] = 1.0
     card: ClassVar[Card] = gradients_only(
-        "T. Dinh et al. 2020",
-        "second model",
-        "a model, which an anchor follows",
-        client={"model": 1},
-        tune={"strength": Range(0.1, 10.0)},
-    )
+        "T. Dinh et al. 2020", "second model", "a model, which an anchor follows",
+        client={"model": 1}, tune={"strength": Range(0.1, 10.0)},
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All theta_i start as w. The server moves only parameters by the factor beta."""
@@ -87,13 +84,7 @@ class PFedMe(KeepsModel, OnboardingRules, FedAvg):
 
 
 class Anchor:
-    """w_i of one client while its theta trains.
-
-    Args:
-        method: The penalty, K and eta lambda.
-        client: Which parameters are tied, and the round's budget.
-        w: All entries, or the shared ones.
-    """
+    """w_i of one client while its theta trains."""
 
     def __init__(self, method: PFedMe, client: Client, w: Mapping[str, Tensor]) -> None:
         shared = client.split.parameters("shared")

@@ -72,14 +72,10 @@ class PFedNet(OnboardingRules, Algorithm):
     parts_sent: ClassVar[tuple[str, ...]] = ("sketch", "shared", "personal")
     parts_averaged: ClassVar[tuple[str, ...]] = ("shared",)
     card: ClassVar[Card] = gradients_only(
-        "pFedNet",
-        "similar clients",
-        "the head, pulled to neighbours",
-        down={"shared": 1, "personal": 1},
-        up={"shared": 1, "personal": 1},
-        server={"shared": 1, "personal": "N + M"},
-        tune={"strength": Range(1e-4, 1.0)},
-    )
+        "pFedNet", "similar clients", "the head, pulled to neighbours",
+        down={"shared": 1, "personal": 1}, up={"shared": 1, "personal": 1},
+        server={"shared": 1, "personal": "N + M"}, tune={"strength": Range(1e-4, 1.0)},
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,11 +96,7 @@ class PFedNet(OnboardingRules, Algorithm):
         return ("sketch",) if self.graph.needs_sketches else ()
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> PFedNet:
-        """Drops the phases of a part that the model lacks, such as x in logistic regression.
-
-        Raises:
-            ConfigError: If no phase is left.
-        """
+        """Drops the phases of a part that the model lacks, such as x in logistic regression."""
         return replace(
             self,
             shared_rounds=self.shared_rounds if split.parameters("shared") else 0,
@@ -112,11 +104,9 @@ class PFedNet(OnboardingRules, Algorithm):
         )
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
-        """The sketch that clients send before the first round."""
         return self.graph.summaries(data)
 
     def least_steps(self, steps: int) -> int:
-        """Those of a phase."""
         return self.local_steps or share_of(steps, 0, self._phases_per_round)
 
     def max_batches_drawn(self, steps: int, epoch: int) -> int:
@@ -131,7 +121,6 @@ class PFedNet(OnboardingRules, Algorithm):
         return self._opening + work
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """Every client knows the initial x and z."""
         rows = select(weights, split.parameters("personal"))
         count = len(clients)
         server: State = {
@@ -149,7 +138,6 @@ class PFedNet(OnboardingRules, Algorithm):
         return server, {"model": weights}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """Algorithm 5: one outer iteration."""
         # Clones, as flags change in place and states never do.
         server = {**server, "lacks": {p: t.clone() for p, t in server["lacks"].items()}}
         if self.graph.needs_sketches:
@@ -176,11 +164,9 @@ class PFedNet(OnboardingRules, Algorithm):
 
     def _z_step(self, server: State, replies: Replies) -> None:
         """The proximal step of the module's docstring; an absent client has V_i = z_i, T_i = T."""
-        order, before = _places(server), server["personal"]
+        order, before, count = _places(server), server["personal"], len(server["num_samples"])
         mean = sum(m.scalars["reach"] for m in replies.values()) / len(replies)
-        move, scale = (
-            (len(order) * mean, 1.0) if self.z_step == "scaled" else (mean, 1 / len(order))
-        )
+        move, scale = (count * mean, 1.0) if self.z_step == "scaled" else (mean, 1 / count)
         # A copy, as it changes in place below. Rows are in the order of all clients, like edges.
         v = torch.cat([t.reshape(len(order), -1) for t in before.values()], dim=1)
         mass = torch.ones(len(order), dtype=torch.float64)
@@ -192,9 +178,8 @@ class PFedNet(OnboardingRules, Algorithm):
             mass[row] = mean / reply.scalars["reach"] if mean else 1.0  # a schedule may end at 0
         z = self._solve(v, mass, server, move)
         columns = z.split([t[0].numel() for t in before.values()], dim=1)
-        server["personal"] = {
-            n: c.reshape(t.shape) for (n, t), c in zip(before.items(), columns, strict=True)
-        }
+        pairs = zip(before.items(), columns, strict=True)
+        server["personal"] = {n: column.reshape(t.shape) for (n, t), column in pairs}
 
     def _solve(self, v: Tensor, mass: Tensor, server: State, move: float) -> Tensor:
         """Returns Z; keeps the ADMM's state for a warm start and its convergence record."""
@@ -215,15 +200,10 @@ class PFedNet(OnboardingRules, Algorithm):
             max_iter=self.max_iter,
         )
         server["admm"] = done.state._asdict()
-        report = {
-            "iterations": done.iterations,
-            "primal_residual": done.primal,
-            "dual_residual": done.dual,
-            "converged": done.converged,
-        }
-        server["diagnostics"] = {
-            k: torch.tensor(float(x), dtype=torch.float64) for k, x in report.items()
-        }
+        names = "iterations", "primal_residual", "dual_residual", "converged"
+        values = done.iterations, done.primal, done.dual, done.converged
+        report = zip(names, map(float, values), strict=True)
+        server["diagnostics"] = {n: torch.tensor(x, dtype=torch.float64) for n, x in report}
         return done.z
 
     def _lacking(self, server: State, index: int) -> dict[str, Tensors]:
@@ -293,12 +273,10 @@ class PFedNet(OnboardingRules, Algorithm):
         return with_statistics(client, self.onboarding_start(client, message))
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Any]:
-        """The similarity graph."""
         graph = server["graph"]
         return {"graph": draw_graph(clients, graph)} if graph else {}
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """Mx + N z_n with the newest values."""
         received = message.parts
         return client.state["model"] | received.get("shared", {}) | received.get("personal", {})
 

@@ -17,11 +17,7 @@ from medfed.personalize.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Pooled(FedAvg):
-    """One model, trained on all training data.
-
-    Raises:
-        ConfigError: If a part is personal.
-    """
+    """One model, trained on all training data."""
 
     trains_centrally: ClassVar[bool] = True
     parts_averaged: ClassVar[tuple[str, ...]] = ()

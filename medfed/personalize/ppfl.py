@@ -80,14 +80,10 @@ class PPFL(CanonicalMethod):
     seed: int = 0
     parts_sent: ClassVar[tuple[str, ...]] = ("sketch", "shared", "membership")
     card: ClassVar[Card] = gradients_only(
-        "PPFL",
-        "several models",
-        "K membership numbers",
-        down={"shared": 1, "personal": 1},
-        up={"shared": 1, "personal": 1},
-        extra_passes="a batch, for the memberships",
+        "PPFL", "several models", "K membership numbers", down={"shared": 1, "personal": 1},
+        up={"shared": 1, "personal": 1}, extra_passes="a batch, for the memberships",
         tune={"membership_lr": Range(0.05, 5.0)},
-    )
+    )  # fmt: skip
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
         """The sketch that clients send before the first round, if memberships are coupled."""
@@ -106,7 +102,6 @@ class PPFL(CanonicalMethod):
         return steps + (self.membership_batches or epoch)
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All memberships start at 1/K."""
         server, client = super().init(weights, split, clients)
         server |= {"sketches": {}, "laplacian": {}, "output": {}, "chosen": {}}
         if self.strength and not self.affinity.needs_sketches:

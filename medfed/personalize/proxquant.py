@@ -33,7 +33,6 @@ class ProxQuant(QuantizedMethod):
     )
 
     def scalars(self, round: int) -> dict[str, float]:
-        """Gives lambda(t)."""
         return {"strength": self.strength * (round + 1)}
 
     def first_centers(self, x: Tensor, bits: int) -> Tensor:
@@ -41,7 +40,6 @@ class ProxQuant(QuantizedMethod):
         return scaled_centers(x, bits)
 
     def advance(self, client: Client, message: Message, centers: Tensors) -> None:
-        """Algorithm 1 on the client's own model."""
         step = ProximalStep({}, centers, message.scalars["strength"], client.learning_rate)
         client.state["model"] = client.train(client.state["model"], after_step=step)
         client.state["centers"] = step.centers

@@ -48,11 +48,9 @@ class Quantized(QuantizedMethod):
     center_lr: Annotated[float, check_not_negative] = 1e-4
     center_drops: tuple[float, ...] = (0.5, 0.75)
     card: ClassVar[Card] = replace(
-        QuantizedMethod.card,
-        paper="Ozkara et al. 2021, Algorithm 1",
-        passes=2,
+        QuantizedMethod.card, paper="Ozkara et al. 2021, Algorithm 1", passes=2,
         tune={"strength": Range(1e-4, 0.01)},
-    )
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,7 +85,6 @@ class Quantized(QuantizedMethod):
         return ProximalStep(model, centers, strength, lr, center_lr, sharpness)
 
     def advance(self, client: Client, message: Message, centers: Tensors) -> None:
-        """Algorithm 1 on the client's own model."""
         step = self.step(client, message, centers)
         client.state["model"] = client.train(client.state["model"], after_step=step)
         client.state["centers"] = step.centers

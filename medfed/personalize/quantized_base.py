@@ -61,15 +61,7 @@ def _layers(network: nn.Module) -> list[tuple[str, ...]]:
 
 
 def quantized_names(network: nn.Module, full_precision: Sequence[str] | None) -> tuple[str, ...]:
-    """Names the parameters that are quantised.
-
-    Args:
-        network: Any module.
-        full_precision: Patterns of weights that are not quantised; ``None``: those of the first and
-            the last layer. Biases and normalisation are never quantised.
-
-    Raises:
-        ConfigError: If a pattern matches no parameter.
+    """Names the quantised parameters: all weights but those of the patterns, or of both end layers.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 1))
@@ -81,22 +73,13 @@ def quantized_names(network: nn.Module, full_precision: Sequence[str] | None) ->
     weights = layer_weights(network)
     trained = {n for n, _ in network.named_parameters()}
     known = {n: entry for n, entry in aliases(network).items() if entry in trained}
-    kept = {
-        known[n] for n in matching(dict.fromkeys(full_precision, True), known, "full_precision")
-    }
+    patterns = dict.fromkeys(full_precision, True)
+    kept = {known[n] for n in matching(patterns, known, "full_precision")}
     return tuple(n for n in weights if n not in kept)
 
 
 def matching(patterns: Mapping[str, _V], names: Iterable[str], key: str) -> dict[str, _V]:
     """Gives every matched name the value of the first pattern that matches it.
-
-    Args:
-        patterns: Globs such as ``features.*`` and their values.
-        names: Names of parameters.
-        key: The key that holds the patterns, for the error.
-
-    Raises:
-        ConfigError: If a pattern matches nothing.
 
     Example:
         >>> matching({"a.*": 2, "*": 3}, ["a.weight", "b.weight"], "layer_bits")
@@ -109,14 +92,6 @@ def matching(patterns: Mapping[str, _V], names: Iterable[str], key: str) -> dict
 
 def check_bits(value: object, key: str, fractional: bool = False) -> None:
     """Checks a number of bits: 1 to 8, or 32 for full precision.
-
-    Args:
-        value: The configured value.
-        key: Its key, for the error.
-        fractional: Whether a mean such as 2.75 is allowed.
-
-    Raises:
-        ConfigError: If it is another value.
 
     Example:
         >>> check_bits(9, "bits")
@@ -142,14 +117,6 @@ def assign_bits(
 
     Clients get the whole number below or above, spread evenly over their order, so that neighbours
     in the order, which may be similar, get both.
-
-    Args:
-        bits: The mean over the clients that get assigned bits.
-        clients: Their ids, in order.
-        given: Bits of named clients, which get no other bits.
-
-    Raises:
-        ConfigError: If a named client is unknown.
 
     Example:
         >>> assign_bits(2.75, ["a", "b", "c", "d"])
@@ -185,16 +152,7 @@ def finite(weights: Mapping[str, Tensor], centers: Mapping[str, Tensor]) -> Iter
 
 
 class ProximalStep:
-    """x <- prox_x(x), c <- prox_c(c - eta_2 h), h at the quantised new x on the same batch.
-
-    Args:
-        start: The model before the first step.
-        centers: The centres of each quantised parameter; replaced by step after step.
-        strength: lambda.
-        lr: eta_1, the optimizer's step size.
-        center_lr: eta_2.
-        sharpness: P of the soft quantiser; ``None``: hard.
-    """
+    """x <- prox_x(x), c <- prox_c(c - eta_2 h), h at the quantised new x on the same batch."""
 
     def __init__(
         self,
@@ -270,13 +228,7 @@ class ProximalStep:
 
 
 class FixedAssignment:
-    """Fine-tuning: centres follow the gradients of their weights, whose assignment is fixed.
-
-    Args:
-        centers: The centres of each quantised parameter; they need not stay in order.
-        codes: The index of each weight's centre.
-        lr: Step size of the centres.
-    """
+    """Fine-tuning: centres follow the gradients of their weights, whose assignment is fixed."""
 
     def __init__(self, centers: Tensors, codes: Tensors, lr: float) -> None:
         self.centers = dict(centers)
@@ -325,13 +277,9 @@ class QuantizedMethod(OnboardingRules, Algorithm):
 
     parts_sent: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = gradients_only(
-        family="quantised model",
-        keeps="everything, quantised",
-        down={},
-        up={},
-        server={},
+        family="quantised model", keeps="everything, quantised", down={}, up={}, server={},
         client={"model": 1},
-    )
+    )  # fmt: skip
     bits: float = 3
     client_bits: Mapping[str, int] | None = None
     layer_bits: Mapping[str, int] | None = None
@@ -348,11 +296,7 @@ class QuantizedMethod(OnboardingRules, Algorithm):
                 check_bits(bits, f"{key}.{name}")
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> Self:
-        """Finds the parameters to quantise; warns if there is none.
-
-        Raises:
-            ConfigError: If a pattern matches nothing.
-        """
+        """Finds the parameters to quantise; warns if there is none."""
         names = quantized_names(network, self.full_precision)
         matching(self.layer_bits or {}, names, "layer_bits")
         if not names:
@@ -369,11 +313,8 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         return bool(self.names) and several != {FULL}
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
-        """Adds ``quantised``: the weights that have centres."""
-        return {
-            **super().vectors(split, weights),
-            "quantised": sum(weights[n].numel() for n in self.names),
-        }
+        quantised = sum(weights[n].numel() for n in self.names)
+        return {**super().vectors(split, weights), "quantised": quantised}
 
     def phases(self, round: int) -> tuple[str, ...]:
         """``fit``, and ``tune`` in the last share of the rounds."""
@@ -395,7 +336,6 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         return {"bits": float(server["bits"][client])} if client in server["bits"] else {}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """Sends numbers only and receives nothing."""
         (phase,) = self.phases(round)
         scalars = self.scalars(round)
         yield {c: Message(phase, scalars={**scalars, **self.scalars_of(server, c)}) for c in cohort}
@@ -444,11 +384,9 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         return initial_centers(x, bits)
 
     def broadcast(self, server: State, client: str) -> Message:
-        """The bits of a client that has not trained yet."""
         return Message("deliver", scalars=self.scalars_of(server, client))
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The client's own model, quantised."""
         model, state = client.state["model"], client.state
         centers = self.present_centers(client, message)
         if state["codes"]:
@@ -475,10 +413,6 @@ def scaled_centers(x: Tensor, bits: int) -> Tensor:
     """Returns centres for a weight tensor: the scaled signs for one bit, else its k-means.
 
     The scaled signs nearest to x in the Euclidean norm are plus and minus mean |x|.
-
-    Args:
-        x: Tensor of any shape.
-        bits: 1 to 8.
 
     Example:
         >>> scaled_centers(torch.tensor([-3.0, 1.0]), bits=1)

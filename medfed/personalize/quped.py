@@ -52,9 +52,6 @@ class QuPeD(QuPeL):
         widths: Shares of the channels of the clients' networks, in their order, again from the
             first after the last.
         shapes: The shapes of a client's entries for each of ``widths``, found in the network.
-
-    Raises:
-        ConfigError: If a value is out of range, or narrow networks would be quantised.
     """
 
     proximity: Annotated[float, within("[0, 1]")] = 0.5
@@ -100,7 +97,7 @@ class QuPeD(QuPeL):
         rate = self.global_lr if message.phase == FIT else 0.0  # a newcomer learns from w alone
         width = message.scalars.get("width")
         restore = None if width is None else narrow(self.shapes[int(width)])
-        return Distillation(w, self.proximity, rate, self.temperature, restore)
+        return Distillation(w, self, rate, restore)
 
     def train_tied(self, client: Client, message: Message, tie: Tie) -> None:
         """Takes the local steps, from entries that the client's network has."""
@@ -120,27 +117,12 @@ class QuPeD(QuPeL):
 
 
 class Distillation(Tie):
-    """The client's copy of w; it and the client's model learn from each other's outputs.
+    """The client's copy of w; it and the client's model learn from each other's outputs."""
 
-    Args:
-        w: The shared parameters.
-        strength: lambda_p.
-        rate: eta_3.
-        temperature: T.
-        restore: Called after each step of x.
-    """
-
-    def __init__(
-        self,
-        w: Tensors,
-        strength: float,
-        rate: float,
-        temperature: float,
-        restore: AfterStep | None = None,
-    ) -> None:
-        super().__init__(w, strength, rate)
-        self.temperature, self.restore = temperature, restore
-        self.how = {"batch_penalty": self._learn} if strength else {}
+    def __init__(self, w: Tensors, of: QuPeD, rate: float, restore: AfterStep | None) -> None:
+        super().__init__(w, of.proximity, rate)
+        self.temperature, self.restore = of.temperature, restore
+        self.how = {"batch_penalty": self._learn} if of.proximity else {}
 
     def gradients(self, grad_at: GradientAt) -> GradientAt:
         """Returns what gives the gradients of (1 - a) f + a KD at a quantised model."""
@@ -174,15 +156,6 @@ class Distillation(Tie):
 
 def divergence(batch: Batch, student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Returns the mean KL divergence of a student's outputs from a softened teacher's.
-
-    Args:
-        batch: With ``label``, which says what the outputs are.
-        student: (B, K, ...) outputs.
-        teacher: Outputs of the same shape.
-        temperature: T.
-
-    Raises:
-        ConfigError: If outputs of such a task are no probabilities.
 
     Example:
         >>> batch, even = {"label": torch.tensor([0])}, torch.zeros(1, 2)

@@ -51,13 +51,9 @@ class QuPeL(Quantized):
     parts_sent: ClassVar[tuple[str, ...]] = ("shared",)
     parts_averaged: ClassVar[tuple[str, ...]] = parts_sent
     card: ClassVar[Card] = gradients_only(
-        "Ozkara et al. 2021",
-        "quantised model",
-        "a quantised model",
-        passes=2,
-        client={"model": 1},
+        "Ozkara et al. 2021", "quantised model", "a quantised model", passes=2, client={"model": 1},
         tune={"proximity": Range(0.5, 10.0)},
-    )
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """The server holds w, each client x_i; both start from the same weights."""
@@ -110,13 +106,7 @@ class QuPeL(Quantized):
 class Tie:
     """The client's copy of w; it and the client's model pull each other.
 
-    Args:
-        w: The shared parameters.
-        strength: lambda_p.
-        rate: The share of the way to x that w goes in a step.
-
-    Attributes:
-        how: What steps of x need of ``client.train``.
+    ``how`` is what steps of x need of ``client.train``.
     """
 
     def __init__(self, w: Tensors, strength: float, rate: float) -> None:

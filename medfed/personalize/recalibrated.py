@@ -31,21 +31,16 @@ class Recalibrated(FedAvg):
 
     Attributes:
         variance: Of the scale around 1 and of intercepts around 0: how much few cases may change.
-
-    Raises:
-        ConfigError: If a value is out of range, or the last layer has no bias.
     """
 
     variance: Annotated[float, check_positive] = 1.0
     by_class: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
-        "Platt 1999; Guo et al. 2017",
-        "personal part",
-        "scale and intercepts of the outputs",
+        "Platt 1999; Guo et al. 2017", "personal part", "scale and intercepts of the outputs",
         tasks="classification",
         note="fitted on validation cases, which themselves measure FedAvg's model",
         privacy_exposure="losses",
-    )
+    )  # fmt: skip
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> Algorithm:
         """Checks that the last layer has a bias."""
@@ -72,12 +67,7 @@ class Recalibrated(FedAvg):
 
 
 def best_scale(outputs: Tensor, label: Tensor, variance: float) -> tuple[float, Tensor]:
-    """Returns the scale of logits and the intercepts that suit the labels best.
-
-    Args:
-        outputs: (n, K) logits.
-        label: (n,) classes.
-        variance: Of the scale around 1 and of intercepts around 0.
+    """Returns the scale of logits ``(n, K)`` and the intercepts that suit the labels best.
 
     Example:
         >>> scale, shift = best_scale(torch.zeros(4, 2), torch.tensor([0, 1, 1, 1]), 1e9)

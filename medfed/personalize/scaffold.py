@@ -53,13 +53,10 @@ class Scaffold(FedAvg):
     server_zeros: ClassVar[tuple[str, ...]] = ("control",)
     client_zeros: ClassVar[tuple[str, ...]] = ("control",)
     card: ClassVar[Card] = gradients_only(
-        "Karimireddy et al. 2020",
-        down={"shared": 1, "weights": 1},
-        up={"shared": 1, "weights": 1},
-        server={"shared": 1, "weights": 1},
-        client={"personal": 1, "weights": 1},
+        "Karimireddy et al. 2020", down={"shared": 1, "weights": 1}, up={"shared": 1, "weights": 1},
+        server={"shared": 1, "weights": 1}, client={"personal": 1, "weights": 1},
         tune={"server_lr": Range(0.3, 1.0)},
-    )
+    )  # fmt: skip
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Sends w and c; moves w by the cohort's mean, c by its part of all clients."""
@@ -77,7 +74,6 @@ class Scaffold(FedAvg):
         return {**server, "shared": shared, "control": control}
 
     def max_batches_drawn(self, steps: int, epoch: int) -> int:
-        """Option I takes an epoch's gradient, too."""
         return steps + epoch if self.option == "I" else steps
 
     def fit(self, client: Client, message: Message) -> Message:
@@ -94,9 +90,8 @@ class Scaffold(FedAvg):
             change = subtract(client.gradient(at, update="shared"), before)
         else:
             # c_i+ - c_i = (w - w_i) / reach - c, and `update` is w_i - w: hence the sign below.
-            change = add(
-                message.parts["control"], update, 1 / client.effective_step_length(client.steps)
-            )
+            rate = 1 / client.effective_step_length(client.steps)
+            change = add(message.parts["control"], update, rate)
             change = {n: t.neg_() for n, t in change.items()}
         client.state["control"] = add(before, change)
         parts = {"shared": update, "control": change}

@@ -21,16 +21,12 @@ class SiloBN(FedAvg):
     needs: ClassVar[Needs | None] = "statistics"
     normalization: ClassVar[Normalization | None] = "kept"
     card: ClassVar[Card] = Card(
-        "Andreux et al. 2020",
-        "personal part",
-        "statistics of BatchNorm",
-        tasks="all, with BatchNorm",
-        privacy_exposure="statistics",
-    )
+        "Andreux et al. 2020", "personal part", "statistics of BatchNorm",
+        tasks="all, with BatchNorm", privacy_exposure="statistics",
+    )  # fmt: skip
 
     def split(
         self, network: nn.Module, task_patterns: str | Sequence[str], buffers: BufferPolicy
     ) -> ParameterSplit:
-        """Keeps averaged buffers local."""
         policy: BufferPolicy = "local" if buffers == "averaged" else buffers
         return super().split(network, task_patterns, policy)

@@ -45,9 +45,6 @@ class SimilarityGraph:
         edges: For ``edges``: pairs of client ids; an id alone has no neighbours.
         weighted: Couple similar neighbours more strongly: an edge's weight is its similarity,
             in (0, 1]; by default all edges weigh 1.
-
-    Raises:
-        ConfigError: If a value is unknown or the edges are missing.
     """
 
     kind: Literal["knn", "complete", "star", "ring", "edges"] = "knn"
@@ -71,12 +68,7 @@ class SimilarityGraph:
         return self.kind == "knn"
 
     def describe(self, client: Client, start: Tensors) -> Tensors:
-        """Returns a client's sketch.
-
-        Args:
-            client: The client.
-            start: All entries of its current model, from which a model sketch is trained.
-        """
+        """Returns a client's sketch."""
         if self.sketch == "data":
             return {"data": _data_sketch(client, self.sketch_inputs, self.sketch_size)}
         if self.sketch == "label":
@@ -98,27 +90,13 @@ class SimilarityGraph:
         return _statistics("algorithm.graph", self.sketch, self, data)
 
     def build(self, clients: Sequence[str], sketches: Mapping[str, Tensor]) -> Tensors:
-        """Returns ``edges`` (M, 2) between positions in ``clients``, and ``distance`` (M,).
-
-        Args:
-            clients: All clients, in order.
-            sketches: Of ``knn``: the sketch of each client that has sent one; a client that has
-                not taken part yet has no edge.
-
-        Raises:
-            ConfigError: If a given edge names an unknown client or a client is left out.
-        """
+        """Returns ``edges`` (M, 2) between positions in ``clients``, and ``distance`` (M,)."""
         if self.kind == "knn":
             return self._nearest(clients, sketches)
         if self.kind == "edges":
             edges = graph.edges_from_names([tuple(e) for e in self.edges or ()], clients)
         else:
-            make = {
-                "complete": graph.complete_edges,
-                "star": graph.star_edges,
-                "ring": graph.ring_edges,
-            }
-            edges = make[self.kind](len(clients))
+            edges = getattr(graph, f"{self.kind}_edges")(len(clients))
         return {"edges": edges, "distance": torch.zeros(len(edges), dtype=torch.float64)}
 
     def _nearest(self, clients: Sequence[str], sketches: Mapping[str, Tensor]) -> Tensors:
@@ -135,10 +113,6 @@ class SimilarityGraph:
     def weights(self, count: int, built: Tensors) -> Tensor:
         """Returns the weights of all pairs, ``(N, N)`` symmetric float64, 0 without an edge.
 
-        Args:
-            count: N.
-            built: What :meth:`build` returned.
-
         Example:
             >>> graph = SimilarityGraph(kind="ring").build(["a", "b", "c"], {})
             >>> SimilarityGraph(kind="ring").weights(3, graph).tolist()
@@ -153,13 +127,7 @@ class SimilarityGraph:
     def asked(
         self, clients: Sequence[str], sketches: Mapping[str, Tensor]
     ) -> Generator[Message, Message, list[str]]:
-        """Asks an onboarded client for its sketch and returns which clients are its neighbours.
-
-        Args:
-            clients: The candidates.
-            sketches: What they have sent; where the graph is not made of sketches there are none,
-                nothing is asked, and all are neighbours.
-        """
+        """Asks an onboarded client for its sketch and returns which clients are its neighbours."""
         if not sketches:
             return list(clients)
         reply = yield Message("sketch")
@@ -168,13 +136,6 @@ class SimilarityGraph:
 
     def nearest(self, sketch: Tensor, known: Mapping[str, Tensor]) -> list[str]:
         """Returns the clients that an onboarded client resembles most, the nearest first.
-
-        Args:
-            sketch: The onboarded client's sketch.
-            known: The sketches of the clients that the server knows.
-
-        Returns:
-            ``neighbours`` of them, or all if there are fewer; among ties the one named first.
 
         Example:
             >>> known = {c: torch.tensor([x]) for c, x in (("a", 9.0), ("b", 2.0), ("c", 0.0))}
@@ -197,9 +158,6 @@ class Affinity:
             file with them.
         sketch_size: Rows of a data sketch.
         sketch_inputs: Training inputs that a data sketch summarises, at most.
-
-    Raises:
-        ConfigError: If the kind is unknown or the weights are missing.
     """
 
     kind: Literal["label", "channel", "data", "given"] = "label"
@@ -232,27 +190,14 @@ class Affinity:
         return _statistics("algorithm.affinity", self.kind, self, data)
 
     def spread(self, clients: Sequence[str], sketches: Mapping[str, Tensor]) -> Tensor:
-        """Returns the rows of :func:`spread_rows`, ``(N, s)``: for very many clients.
-
-        Args:
-            clients: All clients, in order.
-            sketches: The sketches so far, at least one; not for ``given`` weights.
-        """
+        """Returns the rows of :func:`spread_rows`, ``(N, s)``: for very many clients."""
         known, rows = _rows(clients, sketches)
         rows_of_all = torch.zeros(len(clients), rows.shape[1], dtype=torch.float64)
         rows_of_all[known] = spread_rows(rows if self.kind == "data" else rows.clamp(min=0))
         return rows_of_all
 
     def laplacian(self, clients: Sequence[str], sketches: Mapping[str, Tensor]) -> Tensor:
-        """Returns L = D - W, ``(N, N)`` in float64.
-
-        Args:
-            clients: All clients, in order.
-            sketches: The sketches so far; a client without a sketch has weights of 0.
-
-        Raises:
-            ConfigError: If given weights are negative, asymmetric or of another number of clients.
-        """
+        """Returns L = D - W, ``(N, N)`` in float64."""
         if self.kind == "given":
             return self._given(len(clients))
         weights = torch.zeros(len(clients), len(clients), dtype=torch.float64)

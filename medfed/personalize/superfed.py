@@ -53,22 +53,17 @@ class SuPerFed(OnboardingRules, FedAvg):
     rounds: Annotated[int, check_count] = 10
     seed: int = 0
     card: ClassVar[Card] = Card(
-        "Hahn et al. 2022",
-        "second model",
-        "a model, mixed in",
+        "Hahn et al. 2022", "second model", "a model, mixed in",
         extra_passes="losses of the mixtures on validation",
-        client={"personal": 1, "parameters": 1},
-        tune={"proximity": Range(0.001, 0.1)},
+        client={"personal": 1, "parameters": 1}, tune={"proximity": Range(0.001, 0.1)},
         privacy_exposure="losses",
-    )
+    )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """Clients create their local models when they need them."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "own": {}, "share": {"share": torch.zeros(())}}
 
     def scalars(self, round: int) -> dict[str, float]:
-        """Tells clients whether mixing has started."""
         return {"mix": 1.0} if round >= int(self.start * self.rounds) else {}
 
     def fit(self, client: Client, message: Message) -> Message:
@@ -94,14 +89,13 @@ class SuPerFed(OnboardingRules, FedAvg):
 
         end = client.train(start, direction=direction)
         shares = [k / (self.grid - 1) for k in range(self.grid)]
-        best = min(
-            shares, key=lambda s: client.loss_at({**end, **mixed(end, local, s)}, split="val")
-        )
+        models = ({**end, **mixed(end, local, s)} for s in shares)
+        losses = [client.loss_at(model, split="val") for model in models]
+        best = shares[losses.index(min(losses))]
         client.state |= {"own": local, "share": {"share": torch.tensor(best)}}
         return end
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The mixture with the newest w_f."""
         return mixture(client, super().personal_model(client, message))
 
     def onboard(self, client: Client, message: Message) -> Tensors:

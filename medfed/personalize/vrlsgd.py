@@ -40,7 +40,6 @@ class VRLSGD(FedAvg):
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All corrections start at 0."""
         server, client = super().init(weights, split, clients)
         end = select(weights, split.parameters("shared"))
         reach = {"steps": torch.ones((), dtype=torch.float64)}

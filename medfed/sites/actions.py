@@ -19,16 +19,7 @@ if TYPE_CHECKING:
 
 
 def check(agreed: Path, local: Path, folder: Path | None = None) -> None:
-    """Reads a site's data by the agreement, and reports what would leave; nothing leaves.
-
-    Args:
-        agreed: The file of the agreement.
-        local: The site's file.
-        folder: Gets a description of the data instead, see :mod:`medfed.datamodules.look`.
-
-    Raises:
-        MedfedError: If a file cannot be read, or the two contradict each other.
-    """
+    """Reads a site's data by the agreement, and reports what would leave; nothing leaves."""
     from medfed.sites.agreement import Agreed, SiteFile
 
     terms, file = Agreed.read(agreed), SiteFile.read(local)
@@ -57,12 +48,7 @@ def show_status(folder: Path) -> None:
 
 
 def keys(what: str, **given: Any) -> None:
-    """Carries out one step from a key to a kit, and prints the next one.
-
-    Args:
-        what: A function of :mod:`medfed.sites.flare.kits`.
-        given: Its arguments.
-    """
+    """Carries out one step from a key to a kit, and prints the next one."""
     from datetime import date, timedelta
 
     from medfed.common.console import say, wide_console
@@ -85,11 +71,7 @@ def deployment_of(keys: Any, overrides: Sequence[str]) -> Deployment:
 
 
 def write_job(deployment: Deployment, folder: Path) -> tuple[Path, Path, str]:
-    """Writes the job of a deployment and what all sites agree on.
-
-    Returns:
-        Where both are, and the hash by which sites approve it.
-    """
+    """Writes the job of a deployment and what all sites agree on."""
     from medfed.sites import deploying
     from medfed.standalone.files import digest, write_json
 
@@ -100,18 +82,7 @@ def write_job(deployment: Deployment, folder: Path) -> tuple[Path, Path, str]:
 
 
 def carry_out(deployment: Deployment, kit: Path, attempts: int, patience: float) -> None:
-    """Submits a deployment to FLARE, and follows it until it is done.
-
-    Args:
-        deployment: The deployment.
-        kit: The folder of the coordinator's kit.
-        attempts: How many jobs in a row may fail.
-        patience: Seconds to wait for a site or the server.
-
-    Raises:
-        ConfigError: If FLARE is not installed.
-        SiteError: If a site, the server or the run itself gives up.
-    """
+    """Submits a deployment to FLARE, and follows it until it is done."""
     from medfed.sites.deploying import Follower
 
     Follower(deployment, kit, attempts, patience).run()
@@ -120,15 +91,7 @@ def carry_out(deployment: Deployment, kit: Path, attempts: int, patience: float)
 def start_site(
     kit: Path, agreed: str, name: str, keep_bundle: Callable[[Path], object], open_bundle: Opener
 ) -> Answers:
-    """Makes the site of a kit's ``local`` folder, for FLARE's process there.
-
-    Args:
-        kit: That folder.
-        agreed: The agreement, encoded.
-        name: The site's name in FLARE.
-        keep_bundle: Makes the bundle of the model in a run folder.
-        open_bundle: Opens a bundle that a study evaluates.
-    """
+    """Makes the site of a kit's ``local`` folder, for FLARE's process there."""
     from medfed.sites import deploying
     from medfed.sites.flare import SITE_FILE
 

@@ -20,17 +20,8 @@ all sites            everything else: model, loss, optimizer, method, channel, b
 Precision is agreed, as it changes the results of all. Each site chooses its device and threads, as
 no one else can, although they change the last bits of its messages.
 
-A site's file: its name, the path of its data, its device; the site's IT writes these few lines.
-
-.. code-block:: yaml
-
-    site: cleveland
-    folder: /srv/medfed                  # for what the site keeps; null: next to this file
-    data:
-      path: /data/heart
-    trainer: gpu                         # or cpu, the default, or {accelerator: gpu, devices: [1]}
-
-Which studies it has approved, and what it allows at all, are in :mod:`medfed.sites.policy`.
+A site's file (:class:`SiteFile`) has its name, the path of its data, and its device; what it allows
+is in :mod:`medfed.sites.policy`.
 
 Paths may be relative to the file. Other keys are those of ``medfed train`` that are a site's own
 (:data:`medfed.sites.agreement.SITE_KEYS`) or that it may say otherwise (``READING`` there).
@@ -156,12 +147,9 @@ class Agreed:
         precision = load([*kept, *alone]).trainer.precision
         if precision != select(usual(), PRECISION) and not any(_key(o) == PRECISION for o in kept):
             kept.append(f"{PRECISION}={precision}")
-        said = [
-            f"{o} applies only at the coordinator; sites set it in their files."
-            if o in alone
-            else f"{o} is left out: each site sets {_key(o)} in its file."
-            for o in apart
-        ]
+        only = "{} applies only at the coordinator; sites set it in their files."
+        out = "{} is left out: each site sets {} in its file."
+        said = [(only if o in alone else out).format(o, _key(o)) for o in apart]
         agreed = cls(tuple(sites), tuple(kept), cut, plan=plan)
         agreed.config()
         return agreed, alone, said
@@ -190,13 +178,6 @@ class Agreed:
 
         `plugins`: the folders that this site has named; code from nowhere else is found.
         """
-        return describe(self.source(plugins))
-
-    def source(self, plugins: Sequence[str] = ()) -> dict[str, Any]:
-        """Composes the agreed configuration, with the keys of sites at their defaults.
-
-        `plugins`: the folders that this site has named; code from nowhere else is found.
-        """
         named = [f"plugins=[{','.join(plugins)}]"] if plugins else []
         source, plain = written(load([*self.overrides, *named])), usual()
         precision = source["trainer"]["precision"]
@@ -217,7 +198,7 @@ class Agreed:
             raise ConfigError(
                 "keep_out is for simulations; leave the sites out of the list of sites."
             )
-        return source
+        return describe(source)
 
 
 @cache
@@ -235,8 +216,6 @@ def usual() -> dict[str, Any]:
 
 def agreed_values(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of a configuration that all sites must share, by key, as JSON.
-
-    `config`: its values; facts of the data are not filled in.
 
     Example:
         >>> agreed_values({"seed": 1, "threads": 4, "data": {"path": "/a", "seed": 1}})
@@ -501,11 +480,9 @@ def _flat(content: Mapping[str, Any], place: str = "") -> list[tuple[str, Any]]:
 def _check_keys(path: Path, values: Mapping[str, Any]) -> None:
     """Refuses keys that a site's file may not set."""
     allowed = [key for key in SITE_KEYS if key not in _NOT_IN_FILE]
-    whole = f"{_READER}._target_" in values
+    known, whole = {PRECISION, *allowed, *READING}, f"{_READER}._target_" in values
     for key in values:
-        if key == PRECISION or key in allowed or key in READING:
-            continue
-        if whole and key.startswith(f"{_READER}."):
+        if key in known or (whole and key.startswith(f"{_READER}.")):
             continue
         if key in _NOT_IN_FILE:
             raise ConfigError(f"{path}: {key} is not for a site to set; take it out.")

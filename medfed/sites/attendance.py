@@ -52,8 +52,7 @@ class SitesProgress:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns it in a form that ``weights_only=True`` loads."""
-        saved: dict[str, Any] = msgspec.to_builtins(self)
-        return saved
+        return dict(msgspec.to_builtins(self))
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> SitesProgress:
@@ -63,16 +62,13 @@ class SitesProgress:
 
 @dataclass(eq=False)
 class Attendance:
-    """Knows which sites take part in a round.
-
-    `job`: names the federation, so that no site mixes its rounds with another's.
-    """
+    """Knows which sites take part in a round."""
 
     caller: calls.Caller
     federation: Federation
     facts: Mapping[str, Facts]
     answers: Sequence[bytes]
-    job: str
+    job: str  # names the federation, so that no site mixes its rounds with another's
     progress: SitesProgress
     withdrawn: Sequence[str] = ()
     tell: Callable[[str, int, Mapping[str, str], Mapping[str, int]], None] = lambda *_: None
@@ -171,10 +167,7 @@ class Attendance:
         return self.federation.members(number)
 
     def readmit(self, sites: Sequence[str] | None = None) -> None:
-        """Checks briefly whether absent sites are back.
-
-        `sites`: the sites, all by default; those with repeated unusable answers stay excluded.
-        """
+        """Checks briefly whether absent sites are back."""
         able = [c for c in (self.away if sites is None else sites) if c not in self.withdrawn]
         sites = [c for c in able if self._faults[c] < self.caller.terms.faults]
         for site in sites:

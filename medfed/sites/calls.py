@@ -109,11 +109,7 @@ class Caller:
     def all(
         self, requests: Mapping[str, Asking[Answer]], timeout: float | None = None
     ) -> tuple[dict[str, Answer], dict[str, str]]:
-        """Sends requests to several sites in parallel.
-
-        `timeout`: in seconds; ``None``: that of the terms. Returns the usable replies, and the
-        reasons for the others; both in the order of requests.
-        """
+        """Sends requests to several sites in parallel."""
         waits = self.terms.timeout if timeout is None else timeout
         futures = {c: self.in_thread(self.one, r, waits) for c, r in requests.items()}
         return _divided({c: future.result() for c, future in futures.items()})
@@ -205,11 +201,7 @@ def refusal(reply: wire.Reply) -> str:
 
 
 def greet(caller: Caller, some: bool = False) -> dict[str, Greeting]:
-    """Requests the facts that all sites must share; all must answer equally.
-
-    `some`: whether some sites are enough, as for a resumed run; the caller then continues with
-    those and records why the others are missing.
-    """
+    """Requests the facts that all sites must share; all must answer equally."""
     asked = caller.requests(wire.Hello, caller.sites)
     replies = caller.greet_some(asked) if some else caller.everyone(asked)
     greetings = {c: r.greeting for c, r in replies.items()}

@@ -71,11 +71,7 @@ class Traffic:
 def try_rounds(
     config: RunDescription, data: FederatedDataModule, task: TaskModule, sites: Sequence[str]
 ) -> Federation:
-    """Runs two short rounds at one site, which also answers for all others.
-
-    `task`: the task for these data; it is trained, so do not use it afterwards. Returns the
-    federation, whose ledger counts everything.
-    """
+    """Runs two short rounds at one site, which also answers for all others."""
     (client,) = data.clients.values()
     together = copy.copy(data)
     together.clients = {name: replace(client, id=name) for name in sites}
@@ -245,10 +241,7 @@ def check_plan(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
 
 
 def describe_site(terms: Agreed, file: SiteFile, config: RunDescription, folder: Path) -> None:
-    """Writes what a site has, without numbers of fewer patients than its policy and all allow.
-
-    `config`: the configuration of both. `folder`: a new or empty folder.
-    """
+    """Writes what a site has, without numbers of fewer patients than its policy and all allow."""
     policy.check_study(file.policy, config)
     data = _data_of(terms, file, read_start(config)[1])
     data.plan()

@@ -56,29 +56,17 @@ class Lost(Exception):  # noqa: N818 - it leads to another attempt
 
 
 class Masks(NamedTuple):
-    """What the coordinator knows of the masks of one phase: nothing that unmasks a site.
+    """What the coordinator knows of the masks of one phase: nothing that unmasks a site."""
 
-    Attributes:
-        context: See :func:`medfed.sites.masks.context_of`.
-        keys: What each site has announced.
-        boxes: Of each site the shares for each other, encrypted.
-    """
-
-    context: str
-    keys: dict[str, wire.PublicKeys]
-    boxes: dict[str, dict[str, str]]
+    context: str  # see :func:`medfed.sites.masks.context_of`
+    keys: dict[str, wire.PublicKeys]  # what each site has announced
+    boxes: dict[str, dict[str, str]]  # of each site the shares for each other, encrypted
 
     @classmethod
     def of(
         cls, announced: Mapping[str, wire.Announced], ask: Callable[..., Mapping[str, wire.Shared]]
     ) -> Masks:
-        """Lets all sites that have announced keys divide their secrets among them.
-
-        `ask`: sends a kind of request with its content to all sites, of which each must answer.
-
-        Raises:
-            Lost: If a site leaves another one out.
-        """
+        """Lets all sites that have announced keys divide their secrets among them."""
         keys = {c: reply.keys for c, reply in announced.items()}
         boxes = {c: reply.boxes for c, reply in ask(wire.Shares, keys=keys).items()}
         wrong = {c: "its shares are not for all sites" for c in keys if {*boxes[c], c} != {*keys}}
@@ -93,11 +81,7 @@ class Masks(NamedTuple):
     def rest(
         self, sent: Sequence[str], replies: Mapping[str, wire.Unmasked], length: int, **kind: Any
     ) -> Any:
-        """What to add to the sum of what some sites have sent, so that no mask is left in it.
-
-        Raises:
-            SiteError: If the shares do not fit together.
-        """
+        """What to add to the sum of what some sites have sent, so that no mask is left in it."""
         shares = {c: reply.shares for c, reply in replies.items()}
         try:
             return unmasked(self.context, self.keys, sent, shares, length, **kind)
@@ -110,22 +94,15 @@ class Masks(NamedTuple):
 
 @dataclass(eq=False)
 class Requests:
-    """Sends the requests of a round to sites, and refuses replies that no site can have.
-
-    Args:
-        attendance: Who takes part.
-
-    Attributes:
-        diverged: Sites at which the last evaluation says so.
-        points: Of tested sites, with the digits that leave them.
-        small: Whether tested sites have too few test patients for a verdict.
-        usual: The names of the metrics of most sites, by split.
-    """
+    """Sends the requests of a round to sites, and refuses replies that no site can have."""
 
     attendance: Attendance
-    diverged: list[str] = field(default_factory=list)
+    diverged: list[str] = field(default_factory=list)  # sites at which the last evaluation says so
+    # Of tested sites, with the digits that leave them.
     points: dict[str, Point] = field(default_factory=dict)
+    # Whether tested sites have too few test patients for a verdict.
     small: dict[str, bool] = field(default_factory=dict)
+    # The names of the metrics of most sites, by split.
     usual: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -140,12 +117,7 @@ class Requests:
         return {c: self.caller.request(kind, c, at=at[c], **place) for c in current.recipients}
 
     def keys(self, current: Round, where: Mapping[str, int]) -> Masks:
-        """Lets the sites of a phase make keys for masks, and share their secrets.
-
-        Raises:
-            Lost: If a site does not; also where the sites have given their shares to a sum of
-                others of this round, before the coordinator was restarted.
-        """
+        """Lets the sites of a phase make keys for masks, and share their secrets."""
         sites = current.recipients
         if self.federation.channel.sums is None or len(sites) < FEWEST:
             return Masks("", {}, {})
@@ -164,12 +136,7 @@ class Requests:
     def unmasked(
         self, current: Round, where: Mapping[str, int], masks: Masks, packets: dict[str, Packet]
     ) -> dict[str, Packet]:
-        """Returns packets whose sum has no mask; each of them still has.
-
-        Raises:
-            Lost: If too few sites give their shares.
-            SiteError: If the shares do not fit together.
-        """
+        """Returns packets whose sum has no mask; each of them still has."""
         sums, sites = self.federation.channel.sums, current.recipients
         if sums is None or not sites or not (length := len(sums.read(packets[sites[0]]))):
             return packets
@@ -203,11 +170,7 @@ class Requests:
                 raise CodecError("Its summed parts are not those of the other sites.")
 
     def check_sizes(self, replies: Mapping[str, Message]) -> None:
-        """Leaves out sites whose numbers are so large that sums of all would overflow.
-
-        Raises:
-            Lost: If there are any.
-        """
+        """Leaves out sites whose numbers are so large that sums of all would overflow."""
         if not (sizes := {site: _largest(reply) for site, reply in replies.items()}):
             return
         usual = sorted(sizes.values())[(len(sizes) - 1) // 2]
@@ -284,10 +247,7 @@ def impossible(metrics: Mapping[str, float], names: frozenset[str]) -> str:
 
 @dataclass(eq=False)
 class Coordinator:
-    """Runs rounds across sites.
-
-    `losses`: of the last round's training steps, by site.
-    """
+    """Runs rounds across sites."""
 
     attendance: Attendance
     best: Callable[[], int | None] = lambda: None
@@ -295,6 +255,7 @@ class Coordinator:
     def __post_init__(self) -> None:
         self.requests = Requests(self.attendance)  # what is asked and summed
         self.caller, self.federation = self.attendance.caller, self.attendance.federation
+        # The losses of the last round's training steps, by site.
         self.progress, self.losses = self.attendance.progress, dict[str, float]()
         self._turn = 0
         self._at: Mapping[str, int] = {}  # the last round of each site up to the tested one
@@ -410,28 +371,21 @@ class Coordinator:
         self.attendance.leave_out(lost, number)
         return again
 
-    def _evaluate(self, where: dict[str, int], trained: Sequence[str]) -> Metrics:
+    def _evaluate(self, where: Mapping[str, Any], trained: Sequence[str]) -> Metrics:
         """Evaluates all sites that answer; those that have trained must answer."""
         self.attendance.say("evaluates", where["round"])
         at, there = self.progress.at, self.attendance.there
-        asked = {c: self._measure(c, "val", c in trained, at, where) for c in there}
+        where = {**where, "split": "val"}
+        asked = {c: self._measure(c, at, trained=c in trained, **where) for c in there}
         metrics, why = self.requests.measured(asked)
         if lost := {c: reason for c, reason in why.items() if c in trained}:
             raise Lost(lost)
         self.attendance.leave_out(why, where["round"])
         return metrics
 
-    def _measure(
-        self,
-        site: str,
-        split: str,
-        trained: bool,
-        at: Mapping[str, int],
-        where: dict[str, int],
-        **more: Any,
-    ) -> wire.Evaluate:
-        place = {"at": at[site], "body": self.federation.delivery(site).to_bytes(), **more, **where}
-        return self.caller.request(wire.Evaluate, site, split=split, trained=trained, **place)
+    def _measure(self, site: str, at: Mapping[str, int], **asked: Any) -> wire.Evaluate:
+        body = self.federation.delivery(site).to_bytes()
+        return self.caller.request(wire.Evaluate, site, at=at[site], body=body, **asked)
 
     def _commit(self, where: dict[str, int], trained: Sequence[str]) -> None:
         asked, progress = dict[str, wire.Commit](), self.progress
@@ -461,23 +415,18 @@ class Coordinator:
         return {"server": self.federation.digests()["server"], **digests}
 
     def test(self, rounds: int, selected: int | None) -> Metrics:
-        """Evaluates the model of the selected round on every site's test data.
-
-        `selected`: the selected round; ``None``: the last one.
-        """
+        """Evaluates the model of the selected round on every site's test data."""
         self.attendance.say("tests", rounds)
         self._turn += 1
         last = rounds - 1 if selected is None else selected
         at = self._at = self.progress.rounds.get(last, self.progress.at)
-        where = {"round": rounds, "attempt": self._turn}
-        chosen = {"selected": START if selected is None else selected}
+        chosen = START if selected is None else selected
+        where: dict[str, Any] = {"round": rounds, "attempt": self._turn, "selected": chosen}
         tested: Metrics = {}
 
         def ask(sites: Sequence[str], more: Mapping[str, Mapping[str, Any]]) -> None:
-            asked = {
-                c: self._measure(c, "test", False, at, where, **chosen, **more.get(c, {}))
-                for c in sites
-            }
+            place = {**where, "split": "test", "trained": False}
+            asked = {c: self._measure(c, at, **place, **more.get(c, {})) for c in sites}
             metrics, why = self.requests.measured(asked)
             tested.update(metrics)
             self.attendance.leave_out(why, rounds)

@@ -59,29 +59,20 @@ BEGUN, FINISHED, STOPPED = "begun", "finished", "stopped"
 
 @dataclass(frozen=True)
 class Deployment:
-    """The task of the process at FLARE's server.
+    """The task of the process at FLARE's server."""
 
-    Attributes:
-        name: The experiment's.
-        agreed: The agreement, from :meth:`medfed.sites.agreement.Agreed.record`.
-        coordinator_only: Overrides that apply only at the coordinator.
-        folder: The run folder, on the server's machine.
-        resume: Whether to continue the existing run.
-        terms: Keywords of :class:`medfed.sites.calls.Terms`.
-        output: Folder for its output and its result.
-        onboard: The last of the sites, which joins the finished run in the folder; empty: all sites
-            run the experiment.
-        bundles: Folders of the bundles of a study, by name.
-    """
-
-    name: str
-    agreed: Mapping[str, Any]
-    folder: str
-    coordinator_only: tuple[str, ...] = ()
-    resume: bool = False
+    name: str  # the experiment's
+    agreed: Mapping[str, Any]  # the agreement, from :meth:`medfed.sites.agreement.Agreed.record`
+    folder: str  # the run folder, on the server's machine
+    coordinator_only: tuple[str, ...] = ()  # overrides that apply only at the coordinator
+    resume: bool = False  # whether to continue the existing run
+    # Keywords of :class:`medfed.sites.calls.Terms`.
     terms: Mapping[str, Any] = field(default_factory=dict)
-    output: str = ""
+    output: str = ""  # folder for its output and its result
+    # The last of the sites, which joins the finished run in the folder; empty: all sites run the
+    # experiment.
     onboard: str = ""
+    # Folders of the bundles of a study, by name.
     bundles: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -129,12 +120,7 @@ def outcome(folder: Path) -> tuple[str, str]:
 
 
 def run_coordinator(text: str, transport: Transport) -> None:
-    """Runs or resumes the experiment of a deployment; its output goes to a file, line by line.
-
-    Args:
-        text: The deployment, from :meth:`Deployment.text`.
-        transport: Reaches the sites.
-    """
+    """Runs or resumes the experiment of a deployment; its output goes to a file, line by line."""
     deployment = Deployment.of(text)
     output = Path(deployment.output)
     write_json(output / OUTCOME, {"how": BEGUN, "why": ""})
@@ -210,17 +196,11 @@ def start_site(
 
 @dataclass(frozen=True)
 class Broken:
-    """A site that cannot start, and answers so.
+    """A site that cannot start, and answers so."""
 
-    Attributes:
-        name: The site's.
-        reason: The error's type; of what the site refuses, a word.
-        status: Whether it has failed or refuses.
-    """
-
-    name: str
-    reason: str
-    status: Literal["failed", "refused"] = "failed"
+    name: str  # the site's
+    reason: str  # the error's type; of what the site refuses, a word
+    status: Literal["failed", "refused"] = "failed"  # whether it has failed or refuses
 
     def answer(self, request: bytes) -> bytes:
         """Answers so."""
@@ -292,34 +272,20 @@ def _print(line: str) -> None:
 
 @dataclass
 class Follower:
-    """Runs a deployment, over as many jobs as it takes.
+    """Runs a deployment, over as many jobs as it takes."""
 
-    Attributes:
-        deployment: What is to be done.
-        kit: Of who submits.
-        attempts: How many jobs in a row may end without a new round before giving up.
-        patience: Seconds to wait for a site to connect, or for a lost server.
-        look: Seconds between checks whether a site was restarted.
-        say: Prints a line for the user.
-    """
-
-    deployment: Deployment
-    kit: Path
-    attempts: int = 5
-    patience: float = 3600.0
-    look: float = 15.0
-    say: Callable[[str], None] = _print
+    deployment: Deployment  # what is to be done
+    kit: Path  # of who submits
+    attempts: int = 5  # how many jobs in a row may end without a new round before giving up
+    patience: float = 3600.0  # seconds to wait for a site to connect, or for a lost server
+    look: float = 15.0  # seconds between checks whether a site was restarted
+    say: Callable[[str], None] = _print  # prints a line for the user
 
     def __post_init__(self) -> None:
         self._passed_on = 0  # characters of the server's output that were already shown
 
     def run(self) -> None:
-        """Submits until the run has finished.
-
-        Raises:
-            ConfigError: If FLARE is not installed.
-            SiteError: If a site, the server or the run itself gives up; the sentence is theirs.
-        """
+        """Submits until the run has finished."""
         check_flare()
         failed = 0
         while True:

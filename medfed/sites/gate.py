@@ -34,6 +34,11 @@ class Refusal(Exception):  # noqa: N818 - it becomes a reply
         self.reason, self.status = reason, status
 
 
+def _refuse_if(wrong: object, reason: str, status: Status = "refused") -> None:
+    if wrong:
+        raise Refusal(reason, status)
+
+
 class Agreement(Protocol):
     """What a site must know of its workplace: see :class:`medfed.sites.site.ConfiguredSite`."""
 
@@ -123,13 +128,11 @@ class Gate:
 
     def trains(self, asked: Request) -> None:
         """The agreement is one to train."""
-        if self.workplace.joins or self.workplace.parts:
-            raise Refusal("order")
+        _refuse_if(self.workplace.joins or self.workplace.parts, "order")
 
     def counts(self, asked: Request) -> None:
         """The agreement is one of a study of statistics."""
-        if not self.workplace.parts:
-            raise Refusal("order")
+        _refuse_if(not self.workplace.parts, "order")
 
     def may_evaluate(self, asked: wire.Bring) -> None:
         """The site's file allows to evaluate models from elsewhere."""
@@ -138,89 +141,70 @@ class Gate:
     def keys_for_sum(self, asked: wire.Ask) -> None:
         """Of a sum, keys were made for this step; estimates need none."""
         if isinstance(self.workplace.parts[asked.round], Separate):
-            if asked.boxes:
-                raise Refusal("message")
+            _refuse_if(asked.boxes, "message")
         else:
             self.keys_made(asked)
-            if not asked.boxes:
-                raise Refusal("sums")
+            _refuse_if(not asked.boxes, "sums")
 
     def alone(self, asked: Request) -> None:
         """The site has a session of its own, as it joins no finished run."""
-        if self.workplace.joins:
-            raise Refusal("order")
+        _refuse_if(self.workplace.joins, "order")
 
     def may_join(self, asked: wire.Onboard) -> None:
         """The agreement is one by which this site joins the others as the last."""
-        members = self.workplace.members
-        names = [client.id for client in asked.clients]
-        if not self.workplace.joins or (members is not None and names != [*members[:-1]]):
-            raise Refusal("order")
-        if self.workplace.name in names or len({*names}) < len(names):
-            raise Refusal("message")
-        if self.workplace.facts() is None:
-            raise Refusal("order", "unready")
+        members, names = self.workplace.members, [client.id for client in asked.clients]
+        _refuse_if(not self.workplace.joins, "order")
+        _refuse_if(members is not None and names != [*members[:-1]], "order")
+        _refuse_if(self.workplace.name in names or len({*names}) < len(names), "message")
+        _refuse_if(self.workplace.facts() is None, "order", "unready")
 
     def next_question(self, asked: wire.Onboard) -> None:
         """It is the next question."""
-        if asked.phase and asked.phase != self.asked:
-            raise Refusal("order", "unready")
+        _refuse_if(asked.phase and asked.phase != self.asked, "order", "unready")
 
     def named_job(self, asked: wire.Begin | wire.Onboard) -> None:
         """The federation's name is plain."""
-        if not re.fullmatch(r"\w{1,64}", asked.job):
-            raise Refusal("job")
+        _refuse_if(not re.fullmatch(r"\w{1,64}", asked.job), "job")
 
     def all_members(self, asked: wire.Begin) -> None:
         """The sites are those of the agreement, this one with its samples."""
-        if not asked.session:
-            raise Refusal("session")
+        _refuse_if(not asked.session, "session")
         if (facts := self.workplace.facts()) is None:
             raise Refusal("order", "unready")
         everyone = [ClientInfo(c.id, c.num_samples) for c in asked.clients]
         names, members = [c.id for c in everyone], self.workplace.members
         this = ClientInfo(self.workplace.name, facts.num_samples)
-        if this not in everyone or len({*names}) < len(names):
-            raise Refusal("message")
-        if members is not None and names != [*members]:
-            raise Refusal("message")
+        _refuse_if(this not in everyone or len({*names}) < len(names), "message")
+        _refuse_if(members is not None and names != [*members], "message")
 
     def in_session(self, asked: Request) -> None:
         """The session is the last one that began."""
-        if not self.session:
-            raise Refusal("session", "unready")
-        if asked.session != self.session:
-            raise Refusal("session")
+        _refuse_if(not self.session, "session", "unready")
+        _refuse_if(asked.session != self.session, "session")
 
     def training_round(self, asked: Request) -> None:
         """Round and phase are those of the agreed method, and no test came before."""
-        if not 0 <= asked.round < self.workplace.rounds:
-            raise Refusal("round")
-        if not 0 <= asked.phase < len(self.plan(asked.round)):
-            raise Refusal("order")
-        if self.tested:  # a run that trains on after the test would select by it
-            raise Refusal("order")
+        _refuse_if(not 0 <= asked.round < self.workplace.rounds, "round")
+        _refuse_if(not 0 <= asked.phase < len(self.plan(asked.round)), "order")
+        # A run that trains on after the test would select by it.
+        _refuse_if(self.tested, "order")
 
     def in_cohort(self, asked: wire.Keys | wire.Fit) -> None:
         """This site is in the round's cohort, and does not outweigh the others."""
         cohort = asked.cohort
-        if self.workplace.name not in cohort or not {*cohort} <= {*self.ids}:
-            raise Refusal("message")
+        _refuse_if(self.workplace.name not in cohort or not {*cohort} <= {*self.ids}, "message")
         self.workplace.check_cohort(cohort)
 
     def several(self, asked: wire.Keys) -> None:
         """At least three sites, each once."""
-        if len({*asked.cohort}) < max(FEWEST, len(asked.cohort)):
-            raise Refusal("message")
+        _refuse_if(len({*asked.cohort}) < max(FEWEST, len(asked.cohort)), "message")
 
     def turn(self, asked: Request) -> None:
         """The round that the request names is kept, and no later one was asked for."""
         turn = (asked.round, asked.attempt)
-        if turn < self.latest:
-            raise Refusal("stale")
+        _refuse_if(turn < self.latest, "stale")
         if turn == self.latest and self.phases:
-            if asked.at != self.base:
-                raise Refusal("order")
+            _refuse_if(asked.at != self.base, "order")
             return
         self.go_to(asked.at)
         self.here = asked.at
@@ -230,15 +214,12 @@ class Gate:
 
     def new_phase(self, asked: Request) -> None:
         """The phase comes after those that were answered."""
-        if asked.phase in self.phases:
-            raise Refusal("replay")
-        if any(phase > asked.phase for phase in self.phases):
-            raise Refusal("order")
+        _refuse_if(asked.phase in self.phases, "replay")
+        _refuse_if(any(phase > asked.phase for phase in self.phases), "order")
 
     def keys_made(self, asked: Request) -> None:
         """Keys were made for this phase."""
-        if self.half is None or self.half.phase != asked.phase:
-            raise Refusal("order")
+        _refuse_if(self.half is None or self.half.phase != asked.phase, "order")
 
     def keys_if_boxes(self, asked: wire.Fit) -> None:
         """With shares of others, keys were made for this phase."""
@@ -247,22 +228,19 @@ class Gate:
 
     def enough_in_sum(self, asked: wire.Unmask) -> None:
         """The phase was trained, and more than two thirds of its sites are in the sum."""
-        if asked.phase not in self.phases:
-            raise Refusal("order")
+        _refuse_if(asked.phase not in self.phases, "order")
         assert self.half is not None
         there, sites = {*asked.sent}, {*self.half.sites}
-        if len(there) < masks.needed(len(sites)) or not {self.workplace.name} <= there <= sites:
-            raise Refusal("message")
+        _refuse_if(len(there) < masks.needed(len(sites)), "message")
+        _refuse_if(not {self.workplace.name} <= there <= sites, "message")
 
     def after_training(self, asked: Request) -> None:
         """A phase of the round was trained."""
-        if not self.phases:
-            raise Refusal("order", "unready")
+        _refuse_if(not self.phases, "order", "unready")
 
     def before_training(self, asked: Request) -> None:
         """No phase of the round was trained."""
-        if self.phases:
-            raise Refusal("order")
+        _refuse_if(self.phases, "order")
 
     def as_trained(self, asked: wire.Evaluate) -> None:
         """The site has trained in the round if the request says so, and only then."""
@@ -271,15 +249,12 @@ class Gate:
     def measured_round(self, asked: wire.Evaluate | wire.Across) -> None:
         """The round is one of the agreement; for the test the first round has ended."""
         is_test = not (isinstance(asked, wire.Evaluate) and asked.split == "val")
-        if is_test and asked.round < 1:
-            raise Refusal("order")
-        if not 0 <= asked.round < self.workplace.rounds + is_test:
-            raise Refusal("round")
+        _refuse_if(is_test and asked.round < 1, "order")
+        _refuse_if(not 0 <= asked.round < self.workplace.rounds + is_test, "round")
 
     def after_test(self, asked: Request) -> None:
         """The session's test metrics were asked for."""
-        if not self.tested:
-            raise Refusal("order")
+        _refuse_if(not self.tested, "order")
 
     def may_cross(self, asked: wire.Across) -> None:
         """The site's file allows to send its model, or to evaluate another's."""
@@ -372,12 +347,8 @@ RULES: dict[type[Request], Rule] = {
     ),
     wire.Across: Rule(
         (
-            Gate.trains,
-            Gate.in_session,
-            Gate.may_cross,
-            Gate.measured_round,
-            Gate.after_test,
-            Gate.turn,
+            *(Gate.trains, Gate.in_session, Gate.may_cross),
+            *(Gate.measured_round, Gate.after_test, Gate.turn),
         ),
         "the personal model, or test metrics of another's in four digits",
         ("send_model", "evaluate_models", "test_metrics"),

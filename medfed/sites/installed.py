@@ -66,10 +66,7 @@ def _code() -> dict[str, Path]:
 
 
 def pack(package: str, folder: Path) -> Path:
-    """Packs a wheel of an installed package; the same files give the same bytes.
-
-    `package`: its name; medfed may be installed from a clone.
-    """
+    """Packs a wheel of an installed package; the same files give the same bytes."""
     try:
         found = metadata.distribution(package)
     except metadata.PackageNotFoundError as error:

@@ -151,10 +151,7 @@ def context_of(head: Head, sites: Sequence[str]) -> str:
 
 
 class Half:
-    """A site's half of one sum.
-
-    `signer`: its certificate; ``None``: the keys are not signed.
-    """
+    """A site's half of one sum; without a signer its keys are not signed."""
 
     def __init__(self, name: str, asked: Head, sites: Sequence[str], signer: Signer | None) -> None:
         self.name, self.phase, self.sites = name, asked.phase, sorted(sites)

@@ -50,24 +50,7 @@ def onboard(
     like: Facts | None = None,
     point: Mapping[str, float] | None = None,
 ) -> tuple[int, dict[str, float], Ledger]:
-    """Onboards a newcomer by the method's rule; the coordinator's half.
-
-    Args:
-        caller: Reaches it.
-        federation: The trained federation at the coordinator.
-        site: The newcomer, which took part in no round.
-        answers: The answers to all sites before the first round.
-        job: Names the federation.
-        like: The facts of a site of the federation, to compare.
-        point: See :func:`medfed.functional.points.for_newcomer`.
-
-    Returns:
-        Its training samples, its metrics on its test patients, and what travelled.
-
-    Raises:
-        SiteError: If it does not answer or contradicts the agreement, or has trained with the
-            others.
-    """
+    """Onboards a newcomer by the method's rule; the coordinator's half."""
     if site in federation.ids:
         raise SiteError(
             f"Site {shown(site)} has already trained with the others, so it cannot join."
@@ -122,11 +105,7 @@ def learned(
     packet: Packet,
     others: Mapping[str, float] | None = None,
 ) -> tuple[Tensors, dict[str, float]]:
-    """Trains by the method's rule on the last message; the newcomer's half.
-
-    Returns:
-        The model, and its metrics on the test patients.
-    """
+    """Trains by the method's rule on the last message; the newcomer's half."""
     rules, client = onboarding.rules_of(module.federation.algorithm), newcomer.client
     model = rules.onboard(client, newcomer.begin(packet))
     model, metrics = tested(module, client, model, others)
@@ -135,25 +114,15 @@ def learned(
 
 @dataclass(frozen=True)
 class Joined:
-    """A hospital that has joined; fields as those of :class:`medfed.run.onboarding.Row`.
+    """A hospital that has joined; fields as those of :class:`medfed.run.onboarding.Row`."""
 
-    Attributes:
-        client: The hospital.
-        samples: Its training samples.
-        rule: ``own``, the method's.
-        steps: Gradient steps that it was allowed.
-        metrics: On its test patients.
-        up: Bytes to the server, what it said of its columns among them.
-        down: Bytes to the hospital.
-    """
-
-    client: str
-    samples: int
-    rule: str
-    steps: int
-    metrics: Mapping[str, float | None]
-    up: int
-    down: int
+    client: str  # the hospital
+    samples: int  # its training samples
+    rule: str  # ``own``, the method's
+    steps: int  # gradient steps that it was allowed
+    metrics: Mapping[str, float | None]  # on its test patients
+    up: int  # bytes to the server, what it said of its columns among them
+    down: int  # bytes to the hospital
 
 
 class _Record(TypedDict):
@@ -163,17 +132,7 @@ class _Record(TypedDict):
 
 
 def agreed_for(folder: Path, site: str, steps: int) -> Agreed:
-    """Returns the agreement for a newcomer: that of the others, with the newcomer as the last site.
-
-    Args:
-        folder: The folder of a finished run across sites.
-        site: The newcomer.
-        steps: Gradient steps that it may take.
-
-    Raises:
-        CheckpointError: If the run has not finished.
-        ConfigError: If it is a simulation, or the site has trained with the others.
-    """
+    """Returns the agreement for a newcomer: that of the others, with it as the last site."""
     run = Run(folder)
     _sites_of(run, site)
     if not run.agreed_json.is_file():
@@ -192,17 +151,6 @@ def join(
 
     The run folder gets ``onboarding.csv`` and ``onboarding.json``, with a row for each hospital
     that has joined; model, bundle and ledger are in the hospital's folder.
-
-    Args:
-        config: The run's initial configuration, without facts of the data; its folder is the run's.
-        transport: Reaches the site.
-        site: The newcomer.
-        steps: Gradient steps that it may take.
-        terms: How long to wait for it.
-
-    Raises:
-        MedfedError: If the run cannot be joined, or the site does not answer or contradicts the
-            agreement.
     """
     run = Run(Path(config.folder))
     kept, others = _sites_of(run, site), _joined_before(run)

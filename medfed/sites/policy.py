@@ -1,21 +1,7 @@
 """What a site allows, independent of the coordinator: approved agreements, and a policy.
 
-Both stand in the site's file, which a person of the hospital writes; no command writes there.
-
-.. code-block:: yaml
-
-    agreed: 5f0c...                      # the line that medfed site check prints; or a list of them
-    policy:
-      parts: [shared]                    # parts of messages that may leave
-      least: 50                          # patients behind everything that leaves
-      least_per_message: 5               # patients behind one message; as least if it is left out
-      largest_share: 0.6                 # of a round's training samples, that one site may have
-      test_metrics: 1                    # models whose test metrics may be asked for; 0: none
-      plugins: false                     # whether code from outside medfed may run
-      pictures: false                    # whether pictures of patients are drawn
-      send_model: false                  # whether the personal model may go to the other sites
-      evaluate_models: false             # whether other sites' models are tested here
-      privacy: {epsilon: 8, delta: 1e-4} # the most that all runs of this file may spend together
+Both stand in the site's file, which a person of the hospital writes; no command writes there. Its
+keys are the fields of :class:`Policy`; ``agreed`` is a line that ``medfed site check`` prints.
 """
 
 from __future__ import annotations
@@ -58,12 +44,7 @@ Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class VetoError(errors.ConfigError):
-    """A site refuses a study.
-
-    Args:
-        text: The sentence for the site's log.
-        reason: The word that the coordinator receives.
-    """
+    """A site refuses a study."""
 
     status: Literal["refused"] = "refused"
 
@@ -82,21 +63,6 @@ class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits that a site sets for every study.
 
-    Attributes:
-        parts: The parts of messages that may leave, by the method's names; ``None``: all.
-        least: Patients of a split, a statistic or a message, below which nothing that is computed
-            from them leaves. Statistics have the floor of :mod:`medfed.common.floors` anyway.
-        least_per_message: Of a message; ``None``: as `least`.
-        largest_share: Share of a round's training samples that one site may have.
-        test_metrics: Models of one agreement whose test metrics may leave; ``None``: any number.
-        plugins: Whether code from outside medfed may run here.
-        pictures: Whether pictures of patients are drawn, which stay in the site's folder.
-        send_model: Whether the personal model may leave, to be evaluated at other sites.
-        evaluate_models: Whether models of other sites, and bundles of a study, are evaluated here.
-        privacy: The most that all runs may spend; studies without noise are then refused.
-        plans: How many times over a fifth of the pooled patients' worth of numbers may leave in
-            studies of statistics, of one data set.
-
     Example:
         >>> Policy(least=20).check_split("training", 12)
         Traceback (most recent call last):
@@ -105,24 +71,28 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 site's file asks for 20; do not take part, or lower policy.least.
     """
 
+    # The parts of messages that may leave, by the method's names; ``None``: all.
     parts: tuple[str, ...] | None = None
+    # Patients of a split, a statistic or a message, below which nothing that is computed from them
+    # leaves. Statistics have the floor of :mod:`medfed.common.floors` anyway.
     least: schemas.Count = 0
-    least_per_message: schemas.Count | None = None
-    largest_share: _Share = 1.0
+    least_per_message: schemas.Count | None = None  # of a message; ``None``: as `least`
+    largest_share: _Share = 1.0  # share of a round's training samples that one site may have
+    # Models of one agreement whose test metrics may leave; ``None``: any number.
     test_metrics: schemas.Count | None = None
-    plugins: bool = True
-    pictures: bool = True
-    send_model: bool = False
+    plugins: bool = True  # whether code from outside medfed may run here
+    pictures: bool = True  # whether pictures of patients are drawn, which stay in the site's folder
+    send_model: bool = False  # whether the personal model may leave, to be evaluated at other sites
+    # Whether models of other sites, and bundles of a study, are evaluated here.
     evaluate_models: bool = False
+    # The most that all runs may spend; studies without noise are then refused.
     privacy: Ceiling | None = None
+    # How many times over a fifth of the pooled patients' worth of numbers may leave in studies of
+    # statistics, of one data set.
     plans: schemas.Count = 3
 
     def check_parts(self, parts: Sequence[str]) -> None:
-        """Refuses parts that may not leave.
-
-        Raises:
-            VetoError: If there is one.
-        """
+        """Refuses parts that may not leave."""
         others = [] if self.parts is None else [part for part in parts if part not in self.parts]
         if others:
             raise VetoError(
@@ -131,11 +101,7 @@ site's file asks for 20; do not take part, or lower policy.least.
             )
 
     def check_statistics(self, statistics: Iterable[floors.Statistic]) -> None:
-        """Refuses statistics of few patients, also where the file has no policy.
-
-        Raises:
-            VetoError: If there is one; its key is named.
-        """
+        """Refuses statistics of few patients, also where the file has no policy."""
         for statistic in statistics:
             if line := statistic.too_few(self.least):
                 raise VetoError(
@@ -143,14 +109,9 @@ site's file asks for 20; do not take part, or lower policy.least.
                 )
 
     def check_message(self, patients: int) -> None:
-        """Refuses messages of few patients.
-
-        Raises:
-            VetoError: If they are fewer than the least.
-        """
-        key, least = "least_per_message", self.least_per_message
-        if least is None:
-            key, least = "least", self.least
+        """Refuses messages of few patients."""
+        key = "least" if self.least_per_message is None else "least_per_message"
+        least: int = getattr(self, key)
         if patients < least:
             raise VetoError(
                 f"{behind_a_message(patients)}, and policy.{key} of this site's file asks for "
@@ -158,11 +119,7 @@ site's file asks for 20; do not take part, or lower policy.least.
             )
 
     def check_split(self, name: str, patients: int) -> None:
-        """Refuses a split of few patients; an empty one reveals nothing.
-
-        Raises:
-            VetoError: If they are fewer than the least.
-        """
+        """Refuses a split of few patients; an empty one reveals nothing."""
         if 0 < patients < self.least:
             raise VetoError(
                 f"There are {patients} {name} patients, and policy.least of this site's file asks "
@@ -170,11 +127,7 @@ site's file asks for 20; do not take part, or lower policy.least.
             )
 
     def check_across(self, sends: bool) -> None:
-        """Refuses to send the personal model, or to evaluate another site's, unless allowed.
-
-        Raises:
-            VetoError: If the site's file does not allow it.
-        """
+        """Refuses to send the personal model, or to evaluate another site's, unless allowed."""
         if not (self.send_model if sends else self.evaluate_models):
             key = "send_model" if sends else "evaluate_models"
             what = "sends this site's model to the others" if sends else "tests other models here"
@@ -184,14 +137,7 @@ site's file asks for 20; do not take part, or lower policy.least.
             )
 
     def check_sizes(self, samples: Mapping[str, int]) -> None:
-        """Refuses a round in which one site outweighs the others.
-
-        Args:
-            samples: Training samples of each site that takes part.
-
-        Raises:
-            VetoError: If one has more than the largest share.
-        """
+        """Refuses a round in which one site outweighs the others."""
         largest = max(samples, key=lambda site: samples[site])
         share = samples[largest] / sum(samples.values())
         if share > self.largest_share:
@@ -207,21 +153,13 @@ NO_LIMITS = Policy()
 
 
 def check_study(policy: Policy, config: RunDescription) -> None:
-    """Refuses a study whose keys alone a site does not allow, before data are read.
-
-    Raises:
-        VetoError: If it does not allow something.
-    """
+    """Refuses a study whose keys alone a site does not allow, before data are read."""
     policy.check_parts(build(config.algorithm).parts_sent)
     check_noise(policy, config)
 
 
 def check_noise(policy: Policy, config: RunDescription) -> None:
-    """Refuses a study without noise where the site's file asks for it.
-
-    Raises:
-        VetoError: If it does.
-    """
+    """Refuses a study without noise where the site's file asks for it."""
     keys = config.privacy.example
     if policy.privacy is not None and (keys is None or keys.unit != "patient"):
         raise VetoError(
@@ -239,12 +177,6 @@ def patients_of_message(
     Steps take batches without replacement until an epoch ends, so the fewest patients are those
     with the most samples. Where noise protects patients, chance decides who is in a step; there may
     be nobody.
-
-    Args:
-        config: The run's description.
-        data: The site's, or at least the rows of its table or the plan of its patients.
-        site: Its name.
-        joins: Steps that the site may take if it joins; ``None``: those of the configuration.
     """
     if config.privacy.example is not None:
         return 0
@@ -267,10 +199,6 @@ def patients_of_message(
 def fewest_patients(samples: Sequence[int], taken: int) -> int:
     """Returns the fewest patients that so many different samples can be of.
 
-    Args:
-        samples: How many each patient has.
-        taken: How many are taken.
-
     Example:
         >>> [fewest_patients([1, 6, 2], taken) for taken in (1, 6, 7, 9)]
         [1, 1, 2, 3]
@@ -292,19 +220,7 @@ def check_data(
     tells: bool,
     joins: int | None = None,
 ) -> None:
-    """Refuses a study of too few patients of the site, before anything computed from them leaves.
-
-    Args:
-        policy: The site's.
-        config: Its run.
-        data: Its own, planned.
-        site: Its name.
-        tells: Whether it describes its columns to the server.
-        joins: See `patients_of_message`.
-
-    Raises:
-        VetoError: If a split has too few patients, or its columns may not be described.
-    """
+    """Refuses a study of too few patients of the site, before anything of them leaves."""
     names = {"train": "training", "val": "validation"}
     counts = {split: len(patients) for split, patients in data.plans[site].patients.items()}
     for split, count in counts.items():
@@ -317,20 +233,14 @@ def check_data(
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Holds a file's lock, so that the jobs of a site read and write it one after another."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock")):
-        yield
-
-
-@contextmanager
 def remembered(path: Path, kind: type[Content], keep: bool = True) -> Iterator[Content]:
     """Reads a file that all jobs of a site share, and writes what the caller has made of it.
 
-    After an error, and if it is not to be kept, the file stays as it is.
+    After an error, and if it is not to be kept, the file stays as it is. Jobs take turns.
     """
-    with alone(path) if keep else nullcontext():
+    if keep:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")) if keep else nullcontext():
         content = _read(path, kind)
         yield content
         if keep:
@@ -347,27 +257,13 @@ class FullError(Exception):
 
 @dataclass(frozen=True)
 class Counted:
-    """What a site has answered of an agreement, over all its jobs, processes and restarts.
+    """What a site has answered of an agreement, over all its jobs, processes and restarts."""
 
-    Attributes:
-        path: The file that remembers it, of all federations of the site.
-        agreement: Hash of the agreement.
-    """
-
-    path: Path
-    agreement: str = ""
+    path: Path  # the file that remembers it, of all federations of the site
+    agreement: str = ""  # hash of the agreement
 
     def add(self, key: str, item: str, most: int) -> None:
-        """Counts something; what is known counts once.
-
-        Args:
-            key: The counter.
-            item: What is counted.
-            most: How many the counter may have.
-
-        Raises:
-            FullError: If it has as many already.
-        """
+        """Counts something; what is known counts once."""
         with remembered(self.path, _Counters) as every:
             items = every.setdefault(self.agreement, {}).setdefault(key, [])
             if item not in items:
@@ -380,11 +276,7 @@ class Counted:
         return _read(self.path, _Counters).get(self.agreement, {}).get(key, [])
 
     def add_test(self, model: bytes, most: int | None) -> None:
-        """Counts a model by what was received of it, before its test metrics leave.
-
-        Raises:
-            VetoError: If the coordinator has asked for too many.
-        """
+        """Counts a model by what was received of it, before its test metrics leave."""
         if most is None:
             return
         try:
@@ -398,18 +290,7 @@ class Counted:
     def add_patients(
         self, data: str, patients: Sequence[str], least: int = 0, keep: bool = True
     ) -> None:
-        """Remembers the patients behind statistics, of all agreements, before these leave.
-
-        Args:
-            data: Where the patients' data are.
-            patients: The patients; none: no statistic leaves.
-            least: See :class:`Policy`.
-            keep: Whether to remember them.
-
-        Raises:
-            VetoError: If statistics of them, together with earlier ones, would show fewer patients
-                than the floor: their difference, for example.
-        """
+        """Remembers the patients behind statistics, of all agreements, before these leave."""
         path, floor = self.path.with_name(PATIENTS), max(floors.LEAST, least)
         if not patients:
             return
@@ -427,17 +308,7 @@ class Counted:
             sets.append(new)
 
     def add_numbers(self, data: str, what: str, count: int, most: int) -> None:
-        """Remembers how many numbers about some data leave, of all agreements, before they do.
-
-        Args:
-            data: Where the patients' data are.
-            what: What the numbers are; what is known counts once.
-            count: How many.
-            most: How many may leave.
-
-        Raises:
-            VetoError: If they were too many.
-        """
+        """Remembers how many numbers about some data leave, of all agreements, before they do."""
         path = self.path.with_name(NUMBERS)
         with remembered(path, dict[str, dict[str, int]]) as every:
             known = every.setdefault(data, {})
@@ -454,9 +325,6 @@ def fewest_in_combinations(sets: Sequence[Sequence[str]]) -> float:
 
     A combination gives each patient a weight. A patient whose share of all squared weights is h is
     one of 1/h; the largest share over all combinations is the leverage in the matrix of the sets.
-
-    Args:
-        sets: The patients of each.
 
     Example:
         >>> [fewest_in_combinations([["a", "b", "c"], other]) for other in (["a", "b"], ["d", "e"])]
@@ -480,27 +348,17 @@ class _Spent:
 
 @dataclass(frozen=True)
 class Spending:
-    """Adds up what all runs of a site's file have spent on its patients.
+    """Adds up what all runs of a site's file have spent on its patients."""
 
-    Attributes:
-        ceiling: The most; ``None``: any amount, which is recorded.
-        path: The file that remembers it.
-    """
-
-    ceiling: Ceiling | None
-    path: Path
+    ceiling: Ceiling | None  # the most; ``None``: any amount, which is recorded
+    path: Path  # the file that remembers it
 
     def draws(self, run: str) -> int:
         """Returns the draws of a run, including those of rounds that were repeated."""
         return sum(one.draws for one in self._entries() if one.run == run)
 
     def epsilon(self, delta: float, planned: Mapping[str, Protection] | None = None) -> float:
-        """Returns what is spent; with runs that are planned, what they will have spent at least.
-
-        Args:
-            delta: Of the guarantee.
-            planned: The noise of runs, by name.
-        """
+        """Returns what is spent; with runs that are planned, what they will have spent at least."""
         entries = self._entries()
         for run, one in (planned or {}).items():
             more = max(0, one.draws - self.draws(run))
@@ -509,11 +367,7 @@ class Spending:
         return epsilon_of(total, delta)
 
     def check(self, run: str, planned: Protection) -> None:
-        """Refuses a run that would spend too much.
-
-        Raises:
-            VetoError: If it would.
-        """
+        """Refuses a run that would spend too much."""
         if self.ceiling is None:
             return
         delta = self.ceiling.delta
@@ -527,11 +381,7 @@ class Spending:
             )
 
     def add(self, run: str, by: Protection, gradients: int) -> None:
-        """Remembers noisy gradients before what is computed from them leaves.
-
-        Raises:
-            VetoError: If too much is spent, as after repeated rounds.
-        """
+        """Remembers noisy gradients before what is computed from them leaves."""
         kind, draws = (run, by.rate, by.noise_of_draw), math.ceil(gradients / by.uses)
         with remembered(self.path, list[_Spent]) as entries:
             if same := [e for e in entries if (e.run, e.rate, e.noise) == kind]:

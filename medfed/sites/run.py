@@ -77,10 +77,7 @@ class SitesEvaluation(PersonalEvaluation):
 
 
 class SitesModule(FederatedModule):
-    """Lets a coordinator run the rounds, each as one task.
-
-    `task`: the task; it says how a round is selected.
-    """
+    """Lets a coordinator run the rounds, each as one task."""
 
     needs_rounds = False
 
@@ -242,10 +239,7 @@ def _coordinate(
 
 
 def as_before(folder: Path, facts: Mapping[str, Facts], caller: calls.Caller) -> dict[str, Facts]:
-    """Compares the sites' facts with those at the start of the run.
-
-    `caller`: continues without the sites that claim another number of training samples.
-    """
+    """Compares the sites' facts with those at the start of the run."""
     kept = SitesRecord.read(folder).clients
     for site, now in facts.items():
         calls.compare_models(kept[site], now, "when the run began", site)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
@@ -52,6 +52,9 @@ from medfed.standalone.errors import CheckpointError, CodecError, DataError
 from medfed.standalone.neighbours import store_in
 from medfed.studies.parts import Part, Separate
 
+if TYPE_CHECKING:
+    from medfed.sites.site_folder import SiteFolder
+
 Kept = dict[str, Any]
 
 
@@ -65,41 +68,16 @@ class _Round(TypedDict):
     client: dict[str, dict[str, Any]]
 
 
-class Keeper(Protocol):
-    """Keeps a site's results in its folder."""
-
-    def begin(self, site: Site, asked: wire.Begin) -> None:
-        """Called at the start of a session."""
-
-    def guard(self, site: Site) -> None:
-        """Called when the site has joined a federation, before it trains."""
-
-    def after(self, site: Site, asked: Request, reply: Reply) -> None:
-        """Called before the answer to a request leaves; an error it raises becomes the answer."""
-
-    def joined(
-        self, site: Site, newcomer: Newcomer, model: Tensors, metrics: dict[str, float]
-    ) -> None:
-        """Called with the model of a site that has joined a trained federation."""
-
-    def epsilon(self, site: Site) -> float | None:
-        """Returns what the run has spent on the site's patients, if it may be said."""
-
-
 @dataclass(eq=False)
 class Site:
-    """Answers a coordinator; see :class:`medfed.sites.wire.Answers`.
-
-    `folder`: the folder of kept rounds of one federation; with a keeper, which keeps results, the
-    prefix of the folders of all federations. `signer`: signs the keys of masks; ``None``: they are
-    not signed. `counted`: what the site has answered; ``None``: a file in its folder remembers it.
-    """
+    """Answers a coordinator; see :class:`medfed.sites.wire.Answers`."""
 
     workplace: Agreement
+    # Of the kept rounds of one federation; with a keeper the prefix of the folders of all.
     folder: Path
-    keeper: Keeper | None = None
-    signer: masks.Signer | None = None
-    counted: policy.Counted | None = None
+    keeper: SiteFolder | None = None  # keeps results in the folder
+    signer: masks.Signer | None = None  # of the keys of masks; ``None``: they are not signed
+    counted: policy.Counted | None = None  # what the site has answered; ``None``: in its folder
 
     def __post_init__(self) -> None:
         self.name, self._root = self.workplace.name, self.folder
@@ -242,7 +220,7 @@ class Site:
     def _evaluate(self, asked: wire.Evaluate) -> Reply:
         module, is_test = self._module, asked.split == "test"
         module.next_round = asked.round + 1
-        with self._arrived(self._packet(asked)), torch.no_grad():
+        with self.arrived(self._packet(asked)), torch.no_grad():
             self.metrics = module.evaluate_client(self.name, asked.split, keep=is_test)
         point = None
         if is_test and module.chooser is not None:
@@ -265,7 +243,7 @@ class Site:
                     "The personal model holds features of training patients, so it is not sent to "
                     "other sites (across=true)."
                 )
-            with self._arrived(packet):
+            with self.arrived(packet):
                 model = module.federation.personal_model(self.name)
             message = Message("across", {"model": model})
             body = channel.encode(message, "down", MessageContext(self.name))[0].to_bytes()
@@ -334,7 +312,8 @@ class Site:
         return self._root.with_name(f"{self._root.name}-{asked.job[:8]}{more}")
 
     @contextmanager
-    def _arrived(self, packet: Packet) -> Iterator[None]:
+    def arrived(self, packet: Packet) -> Iterator[None]:
+        """Has a delivered packet in the federation for a while."""
         arrived = self.federation.arrived
         arrived[self.name] = packet
         try:
@@ -417,19 +396,15 @@ class SiteModule(FederatedModule):
 
 @dataclass(eq=False)
 class ConfiguredSite:
-    """A site's components, from a configuration: its data, the model, and the agreement.
+    """A site's components, from a configuration: its data, the model, and the agreement."""
 
-    `config`: the composed configuration, with the site's keys (data, device, folders). `sites`: all
-    sites, in order, if the data belong to this site only; None if the data of all sites are here,
-    as in a rehearsal, and the agreed partition divides them. `members`: all sites of the agreement;
-    ``None``: any.
-    """
-
-    config: RunDescription
+    config: RunDescription  # with the site's keys (data, device, folders)
     name: str
+    # All sites, in order, if the data belong to this site only; None if the data of all sites are
+    # here, as in a rehearsal, and the agreed partition divides them.
     sites: Sequence[str] | None = None
     policy: Policy = NO_LIMITS
-    members: Sequence[str] | None = None
+    members: Sequence[str] | None = None  # all sites of the agreement; ``None``: any
     joins: int = 0
     parts: Sequence[Part | Separate] = ()
     data: FederatedDataModule = field(init=False, repr=False)  # the data, once they are read
@@ -470,11 +445,7 @@ class ConfiguredSite:
         return self._greeting
 
     def agree(self, number: int, answer: bytes) -> bytes | None:
-        """Returns the site's messages about its data, for the coordinator.
-
-        `answer`: the coordinator's answer to the last message; empty at first. The result is the
-        next message; None after the last one, when the data are read.
-        """
+        """Returns the site's messages about its data, for the coordinator."""
         self.greeting()
         if number and self._answers[number - 1 : number] not in ([], [answer]):
             raise DataError(
@@ -551,10 +522,7 @@ class ConfiguredSite:
 
 
 def facts_of(config: RunDescription, data: FederatedDataModule) -> dict[str, Any]:
-    """Returns the facts of the data that all sites must share and the coordinator needs.
-
-    `config`: the configuration, facts of the data filled in.
-    """
+    """Returns the facts of the data that all sites must share and the coordinator needs."""
     (client,) = data.clients.values()
     return {key: getattr(config.facts, key) for key in FACTS} | {
         "personal": config.model.get("personal"),

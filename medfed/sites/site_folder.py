@@ -219,12 +219,9 @@ class SiteFolder:
         config = self.workplace.config.replacing({"folder": str(site.folder)})
         experiment = self._experiment(site, config, metrics)
         experiment.evaluation.history, experiment.module.next_round = self.history, asked.round
-        federation.arrived[self.name] = packet
-        try:
+        with site.arrived(packet):
             results.save_models(experiment)
             results.save_predictions(experiment)
-        finally:
-            del federation.arrived[self.name]
         best = None if asked.selected == START else asked.selected
         # Steps count all rounds, not only those up to the selected one.
         self._report(site, experiment, best, self._spent)
@@ -263,11 +260,7 @@ class SiteFolder:
 
 
 def listen(name: str, folder: Path) -> logging.Logger:
-    """Writes the log of a site, and of no other in this process, to files.
-
-    `folder`: of all its federations. Returns the log; what its child ``refused`` gets is in the
-    file of refusals, too.
-    """
+    """Writes the log of a site, and of no other in this process, to files."""
     folder.mkdir(parents=True, exist_ok=True)
     log = logging.getLogger(f"medfed.sites.site.{name}")
     log.setLevel(logging.INFO)

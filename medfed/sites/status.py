@@ -43,10 +43,7 @@ class Traffic:
         self._lock = Lock()
 
     def add(self, site: str, kind: str, down: int, up: int, requests: int = 1) -> None:
-        """Adds a request and its reply.
-
-        `up`: bytes from it; 0 if no reply came.
-        """
+        """Adds a request and its reply."""
         with self._lock:
             before = self.counts.get((site, kind), (0, 0, 0))
             now = zip(before, (requests, down, up), strict=True)

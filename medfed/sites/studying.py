@@ -11,7 +11,7 @@ import json
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,26 +50,17 @@ _MASKED = np.uint64
 
 @dataclass(eq=False)
 class StudyPlace:
-    """What a site must know of a study: see :class:`medfed.sites.gate.Agreement`.
+    """What a site must know of a study: see :class:`medfed.sites.gate.Agreement`."""
 
-    Attributes:
-        config: The agreed configuration with the site's keys.
-        plan: What is asked.
-        name: This site.
-        members: All sites, in order.
-        policy: What the site allows.
-        cut: Whether all sites hold the same data set; see :class:`medfed.sites.agreement.Agreed`.
-        open_bundle: Opens the folder of a bundle.
-        models: The folders of the bundles that arrived, by name.
-    """
-
-    config: RunDescription
-    plan: Plan
-    name: str
-    members: Sequence[str] | None
-    policy: Policy
+    config: RunDescription  # the agreed configuration with the site's keys
+    plan: Plan  # what is asked
+    name: str  # this site
+    members: Sequence[str] | None  # all sites, in order
+    policy: Policy  # what the site allows
+    # Whether all sites hold the same data set; see :class:`medfed.sites.agreement.Agreed`.
     cut: bool = False
-    open_bundle: Opener | None = None
+    open_bundle: Opener | None = None  # opens the folder of a bundle
+    # The folders of the bundles that arrived, by name.
     models: dict[str, Path] = field(default_factory=dict)
     joins: int = 0
     parts: Sequence[Part | Separate] = field(init=False)
@@ -83,11 +74,7 @@ class StudyPlace:
 
     @property
     def rows(self) -> Rows:
-        """The site's rows, read once.
-
-        Raises:
-            VetoError: If they are of too few patients.
-        """
+        """The site's rows, read once."""
         if self._rows is None:
             data = assembly.unread_data(self.config)
             if not self.cut:
@@ -151,15 +138,13 @@ class StudySite(Site):
 
     def _reply(self, asked: Request) -> Reply:  # type: ignore[override]
         """Does what an admitted request asks."""
-        if isinstance(asked, wire.Begin):
-            return self._opened(asked)
-        if isinstance(asked, wire.Bring):
-            return self._brought(asked)
-        if isinstance(asked, wire.Ask):
-            return self._asked(asked)
+        handlers: dict[type[Request], Callable[[Any], Reply]]
+        handlers = {wire.Begin: self._opened, wire.Bring: self._brought, wire.Ask: self._asked}
         if isinstance(asked, wire.Hello | wire.Agree | wire.Keys | wire.Shares | wire.Unmask):
             return super()._reply(asked)
-        raise Refusal("order")
+        if type(asked) not in handlers:
+            raise Refusal("order")
+        return handlers[type(asked)](asked)
 
     def _opened(self, asked: wire.Begin) -> Reply:
         self.gate.start(asked.session, [c.id for c in asked.clients])
@@ -223,11 +208,7 @@ def place_of(
 def study_site(
     agreed: Agreed, file: SiteFile, signer: masks.Signer | None, open_bundle: Opener
 ) -> StudySite:
-    """Makes a site from the agreement of a study and its file.
-
-    Raises:
-        MedfedError: If they contradict each other.
-    """
+    """Makes a site from the agreement of a study and its file."""
     file.check_approved(agreed)
     place = place_of(agreed, file, file.config(agreed), open_bundle)
     listen(file.site, file.folder)
@@ -237,31 +218,17 @@ def study_site(
 
 @dataclass(eq=False)
 class Conductor:
-    """The coordinator of a study.
+    """The coordinator of a study."""
 
-    Attributes:
-        caller: Reaches the sites.
-        plan: What is asked.
-        job: Names the study.
-        bundles: The bundles of the plan as they travel, by name.
-        remarks: Who took no part in what, and why.
-    """
-
-    caller: calls.Caller
-    plan: Plan
-    job: str
+    caller: calls.Caller  # reaches the sites
+    plan: Plan  # what is asked
+    job: str  # names the study
+    # The bundles of the plan as they travel, by name.
     bundles: Mapping[str, bytes] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)  # who took no part in what, and why
 
     def run(self) -> list[Table]:
-        """Asks all parts of the plan.
-
-        Returns:
-            The results.
-
-        Raises:
-            SiteError: If a site does not start, or too few answer.
-        """
+        """Asks all parts of the plan."""
         caller = self.caller
         calls.greet(caller)
         facts, _, _ = calls.agree_on_data(caller, _nothing())
@@ -372,19 +339,7 @@ def conduct(
     terms: calls.Terms,
     bundles: Mapping[str, str],
 ) -> None:
-    """Runs a study across sites, and writes its page.
-
-    Args:
-        content: The plan that all have agreed on.
-        transport: Reaches the sites.
-        sites: Their names.
-        folder: A new or empty folder.
-        terms: How long to wait.
-        bundles: The folders of the plan's bundles, by name.
-
-    Raises:
-        SiteError: If sites do not start, or too few answer.
-    """
+    """Runs a study across sites, and writes its page."""
     plan = plan_of(content, "The agreement")
     models = {name: packed(Path(place)) for name, place in bundles.items()}
     with calls.Caller(transport, sites, terms) as caller:

@@ -14,17 +14,11 @@ as a site answers one request at a time; ``unready``, as the site was restarted 
 first; ``refused``, with a word of :data:`REASONS`; ``failed``, with only the type of the error: its
 text, which may hold anything, stays in the log of the site.
 
-The module also defines the transport of bytes: a protocol.
-
 A transport does not interpret the bytes. At the coordinator it sends a request to a site and
 returns the reply, or raises :class:`Silent` if none arrives in time; one thread per site calls it,
 in parallel. At a site it passes each request to :class:`Answers` and sends the result; it may use
-several threads, deliver a request twice, late, or never, and lose a reply. Nothing else is
-required: both ends refuse foreign bytes.
-
-A new transport is a class with :meth:`Transport.call`, and at the other end a call of
-:meth:`Answers.answer`. It must ensure that only the named site can answer to its name (by mutual
-TLS, say), as names are trusted.
+several threads, deliver a request twice, late, or never, and lose a reply. It must ensure that only
+the named site can answer to its name (by mutual TLS, say), as names are trusted.
 """
 
 from __future__ import annotations
@@ -436,7 +430,4 @@ class Transport(Protocol):
     """The coordinator's end."""
 
     def call(self, site: str, request: bytes, timeout: float) -> bytes:
-        """Sends a request to a site and waits for its reply; called from many threads in parallel.
-
-        `timeout`: seconds to wait.
-        """
+        """Sends a request to a site and waits for its reply; many threads call in parallel."""

@@ -125,19 +125,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle whose hashes and versions agree.
+    """A bundle whose hashes and versions agree."""
 
-    Attributes:
-        folder: Where it lies.
-        metadata: All of ``configs/metadata.json``.
-        state: Weights and buffers by name, dense; tied ones under their first name.
-        hashes: SHA-256 of its files by name.
-    """
-
-    folder: Path
-    metadata: dict[str, Any]
-    state: dict[str, Tensor]
-    hashes: Mapping[str, str]
+    folder: Path  # where it lies
+    metadata: dict[str, Any]  # all of ``configs/metadata.json``
+    state: dict[str, Tensor]  # weights and buffers by name, dense; tied ones under their first name
+    hashes: Mapping[str, str]  # SHA-256 of its files by name
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -193,17 +186,7 @@ def write_bundle(
     onnx: bool = False,
     samples: Tensor | None = None,
 ) -> dict[str, Any]:
-    """Writes a bundle in the place of one that is there already.
-
-    Args:
-        folder: Where to.
-        facts: The part ``medfed`` of the metadata, see :mod:`medfed.delivery.bundle.metadata`,
-            without what is known only once weights are written.
-        dense: Tensors that stay as they are, by name.
-        books: Quantised tensors, by name.
-        onnx: Whether it holds an ONNX file, too, if the network can be written as one.
-        samples: Training inputs; the ONNX file then computes with 8-bit integers.
-    """
+    """Writes a bundle in the place of one that is there already."""
     _check_place(folder)
     state = weights.with_codebooks(dense, books)
     with files.writing(folder, "choose another out=FOLDER"), files.replacing_folder(folder) as made:

@@ -3,64 +3,10 @@
 The metadata have MONAI's own entries, and under ``medfed`` all facts. The pages for people are made
 of these, too (:mod:`medfed.delivery.bundle.bundle`).
 
-================  ==================================================================================
-``medfed`` entry
-================  ==================================================================================
-format_version    7
-task              ``segmentation``, ``classification``, ``findings``, ``risk``, ``regression``,
-                  ``survival`` or ``detection``
-client, method    the hospital, and the algorithm that made its model
-network           ``_target_`` and arguments, plain data; see
-                  :mod:`medfed.delivery.bundle.networks`
-packages          versions of the libraries that the network is of
-spatial_dims      2 or 3; ``null`` for tables
-slices            whether a 2-D model runs over the axial slices of a volume (those without any
-                  non-zero voxel are background, as training never saw one)
-channels          all input channels (or features) in order
-present           those that the hospital was trained with; the others are zero after normalisation
-channels_of_cases  how many of its cases have a channel, of how many, where some lack it: a scan may
-                  come without it
-labels            regions or classes in the order of the output, the outcome of a regression, or
-                  the times until which survival is predicted
-annotated         those of them that the hospital annotates, where some hospital leaves some out
-normalization, input, orientation, spacing, spacing_range, resampled_to, crop_foreground
-                  what training did to the data: ``FederatedDataModule.preprocessing``
-site              the simulated scanner of the hospital's training data, or ``null``
-patch_size        window of the inference; ``null``: whole slices or volumes
-overlap, window_batch
-                  of the segmentation or detection, else ``null``
-anchors, boxes    of a detection: sides in voxels of the boxes at each cell, and the most boxes of a
-                  scan
-threshold         of a segmentation's regions, one for all or one for each, which validation
-                  chose; of a detection's boxes; of two classes that of the probability of the
-                  second one, which validation chose; else ``null``
-calibration       of a classification: logarithms of probabilities are multiplied by the first
-                  number, and the second one is added to that of the second class; or ``null``
-coverage          the ``level`` at which sets of classes and intervals are to hold the truth, the
-                  ``quantiles`` that bound them (:mod:`medfed.functional.conformal`; by region of a
-                  segmentation) and of how many of the hospital's ``patients`` they are, 0 if of all
-                  hospitals; or ``null``
-activation        ``sigmoid``: regions may overlap, an output for each; ``softmax``: they are
-                  exclusive, the first output is the background; ``null`` of other tasks
-outcome_scale     of a regression: the network's output times the second number plus the first is
-                  the outcome; ``null``: it is the outcome
-largest_part      regions of which only the largest connected part is kept, or ``null``
-bits              bits per weight of the quantised tensors, by name
-sizes             bytes: ``fp32`` (models/model.pt), ``packed`` (models/packed.pt, or the same file
-                  where nothing is quantised), ``onnx`` (models/model.onnx) where there is one
-data_hash         SHA-256 over the hashes of the data files and the hospital's patients
-test_metrics      of this bundle's weights; ``null`` where they could not be measured
-run_test_metrics  of the model as trained, before it was quantised for the bundle
-quantization      what was done at export, with validation metrics before and after
-card              patients, hospitals, round, intervals and hashes for ``docs/model_card.md``
-training_config   the run's configuration, without the paths of its machine
-adopted           of a bundle from elsewhere (``medfed adopt``): a sentence on where it comes from
-commit, versions  of the code and its packages at training
-================  ==================================================================================
-
-The hashes of all files, these among them, are in ``configs/manifest.json``. What an entry must be
-is checked before a prediction goes by it. Bundles of version 6, whose ``models/model.pt`` has the
-form of ``models/packed.pt``, are read, too; those of other versions are not.
+What a prediction goes by is :class:`Facts`, which is checked before; the rest is for people
+(:meth:`medfed.delivery.export.run_record.RunRecord.facts`). The hashes of all files, these
+among them, are in ``configs/manifest.json``. Bundles of version 6, whose ``models/model.pt`` has
+the form of ``models/packed.pt``, are read, too; those of other versions are not.
 """
 
 from __future__ import annotations
@@ -230,45 +176,61 @@ NotNegative = Annotated[float, Meta(ge=0)]
 
 
 class Coverage(Struct):
-    """The entry ``coverage``."""
+    """The level at which sets of classes and intervals hold the truth, and what bounds them."""
 
     level: Annotated[float, Meta(ge=0.5, lt=1)]
     quantiles: Annotated[dict[str, NotNegative], Meta(min_length=1)]
-    patients: dict[str, Annotated[int, Meta(ge=0)]]
+    patients: dict[str, Annotated[int, Meta(ge=0)]]  # behind each; 0 if of all hospitals
 
 
 class Facts(Struct, kw_only=True):
     """The entries of every bundle that a prediction goes by."""
 
     task: Kind
-    network: dict[str, Any]
-    channels: Names
+    network: dict[str, Any]  # ``_target_`` and arguments, see `medfed.delivery.bundle.networks`
+    channels: Names  # all input channels (or features) in order
+    # Those that the hospital was trained with; the others are zero after normalisation.
     present: Names
+    # Regions or classes in the order of the output, the outcome of a regression, or the times until
+    # which survival is predicted.
     labels: Names
     input: Volumes | Pictures | Images | CTPatches | CTScans | Table
-    client: Text | None = None
-    method: Text | None = None
-    spatial_dims: Literal[2, 3, None] = None
+    client: Text | None = None  # the hospital
+    method: Text | None = None  # the algorithm that made its model
+    spatial_dims: Literal[2, 3, None] = None  # none for tables
+    # Whether a 2-D model runs over the axial slices of a volume (those without any non-zero voxel
+    # are background, as training never saw one).
     slices: bool | None = None
+    # How many of its cases have a channel, of how many, where some lack it: a scan may lack it.
     channels_of_cases: dict[str, tuple[int, int]] | None = None
+    # Those of the labels that the hospital annotates, where some hospital leaves some out.
     annotated: Names | None = None
+    # What training did to the data: ``FederatedDataModule.preprocessing``; so the next ones.
     normalization: dict[str, Any] | None = None
-    packages: dict[str, Text] | None = None
+    packages: dict[str, Text] | None = None  # versions of the libraries that the network is of
     spacing: Lengths | None = None
     spacing_range: tuple[Lengths, Lengths] | None = None
     resampled_to: list[float] | None = None
     crop_foreground: bool | None = None
-    patch_size: Size | None = None
-    overlap: Share | None = None
+    patch_size: Size | None = None  # window of the inference; none: whole slices or volumes
+    overlap: Share | None = None  # of windows of a segmentation or detection, as the next one
     window_batch: Above0 | None = None
+    # Of a segmentation's regions, one for all or one for each, or of two classes, which validation
+    # chose; or of a detection's boxes.
     threshold: Level | list[Level] | None = None
+    # Of a detection: sides in voxels of the boxes at each cell, and the most boxes of a scan.
     anchors: Annotated[list[tuple[Above0, Above0, Above0]], Meta(min_length=1)] | None = None
     boxes: Above0 | None = None
+    # Logarithms of probabilities are multiplied by the first number, and the second one is added to
+    # that of the second class.
     calibration: tuple[Length, float] | None = None
     coverage: Coverage | None = None
+    # ``sigmoid``: regions may overlap, an output for each; ``softmax``: they are exclusive, the
+    # first output is the background; none of other tasks.
     activation: Literal["sigmoid", "softmax", None] = None
+    # Of a regression: the output times the second number plus the first is the outcome.
     outcome_scale: tuple[float, Length] | None = None
-    largest_part: Names | None = None
+    largest_part: Names | None = None  # regions of which only the largest connected part is kept
 
 
 def check_facts(facts: Mapping[str, Any], path: Path, then: str = "export the bundle anew") -> None:

@@ -208,12 +208,7 @@ def bounded(entries: int, numbers: int) -> Iterator[None]:
 
 
 def check_state(network: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Compares shapes, so that a network of other sizes is refused before it takes memory.
-
-    Args:
-        network: May be on the device ``meta``.
-        state: Its weights and float buffers, each under one of its names; counters may be absent.
-    """
+    """Compares shapes, so that a network of other sizes is refused before it takes memory."""
     kept = network.state_dict(keep_vars=True)
     filled = {id(kept[name]) for name in state if name in kept}
     absent = [n for n, t in float_entries(network).items() if id(t) not in filled]

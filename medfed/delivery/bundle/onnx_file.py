@@ -136,10 +136,6 @@ def save_int8(path: Path, samples: Tensor) -> None:
 
     Weights have a scale per output channel; activations have one range per layer, which the samples
     give (static quantisation, QDQ format, by ONNX Runtime). All else stays in single precision.
-
-    Args:
-        path: A file of :func:`save_onnx`.
-        samples: ``(N, C, *spatial)`` or ``(N, F)`` inputs as in training.
     """
     if samples.ndim > _IMAGES_2D:
         raise ConfigError(
@@ -174,9 +170,6 @@ _IMAGES_2D = 4  # axes of a batch
 
 def trace_shape(facts: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns the shape ``(C, *spatial)`` that a bundle's network is traced with.
-
-    Returns:
-        The window or patch, or 64 along each axis where whole slices or volumes of any size go in.
 
     Example:
         >>> trace_shape({"channels": ["a", "b", "c"], "spatial_dims": None, "input": {}})

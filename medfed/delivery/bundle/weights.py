@@ -121,11 +121,6 @@ def _check_tensors(numbers: Mapping[str, Tensor], planes: Sequence[Tensor], size
 class Codebook:
     """A tensor whose elements are few different numbers: for each, the index of its centre.
 
-    Attributes:
-        indices: ``(n,)`` int64, which centre each element is.
-        centers: ``(m,)`` the sorted numbers, m from 1 to 256.
-        shape: The tensor's shape, of n elements.
-
     Example:
         >>> book = Codebook(torch.tensor([1, 0, 1, 1]), torch.tensor([-0.5, 2.0]), (2, 2))
         >>> book.dense(), book.bits
@@ -133,9 +128,9 @@ class Codebook:
                 [ 2.0000,  2.0000]]), 1)
     """
 
-    indices: Tensor
-    centers: Tensor
-    shape: tuple[int, ...]
+    indices: Tensor  # ``(n,)`` int64, which centre each element is
+    centers: Tensor  # ``(m,)`` the sorted numbers, m from 1 to 256
+    shape: tuple[int, ...]  # the tensor's shape, of n elements
 
     @property
     def bits(self) -> int:
@@ -149,10 +144,6 @@ class Codebook:
 
 def from_centers(tensor: Tensor, centers: Tensor) -> Codebook:
     """Looks up a tensor in the centres that its elements equal.
-
-    Args:
-        tensor: Any shape; every element equals a centre exactly.
-        centers: ``(m,)`` sorted, m from 1 to 256, of the tensor's type.
 
     Example:
         >>> from_centers(torch.tensor([[2.0, -1.0]]), torch.tensor([-1.0, 2.0])).indices
@@ -173,10 +164,6 @@ def from_centers(tensor: Tensor, centers: Tensor) -> Codebook:
 def kmeans(tensor: Tensor, bits: int) -> Codebook:
     """Quantises a trained tensor by k-means of its elements.
 
-    Args:
-        tensor: Any shape, finite.
-        bits: 1 to 8; there are ``2**bits`` centres, or fewer where there are fewer numbers.
-
     Example:
         >>> kmeans(torch.tensor([0.0, 0.2, 1.0, 1.2]), bits=1).centers
         tensor([0.1000, 1.1000])
@@ -191,14 +178,7 @@ def kmeans(tensor: Tensor, bits: int) -> Codebook:
 
 
 def pack(indices: Tensor, bits: int) -> Tensor:
-    """Packs integers into bit planes; `scripts.decode.unpack` undoes it.
-
-    Args:
-        indices: Integers of any shape, n in all, each in ``[0, 2**bits)``.
-        bits: Bits per integer, 1 to 8.
-
-    Returns:
-        ``(bits, ceil(n / 8))`` uint8.
+    """Packs n integers into ``(bits, ceil(n / 8))`` bit planes; `scripts.decode.unpack` undoes it.
 
     Example:
         >>> pack(torch.tensor([3, 0, 1]), bits=2)
@@ -232,13 +212,7 @@ def with_codebooks(weights: Mapping[str, Tensor], books: Mapping[str, Codebook])
 
 
 def save_weights(path: Path, dense: Mapping[str, Tensor], books: Mapping[str, Codebook]) -> None:
-    """Writes a file with packed tensors.
-
-    Args:
-        path: Where to.
-        dense: Tensors that stay as they are, by name.
-        books: Quantised tensors, by name.
-    """
+    """Writes a file with packed tensors."""
     planes = _together({n: pack(b.indices, b.bits) for n, b in books.items()})
     centers = _together({n: b.centers for n, b in books.items()})
     parts = ((n, planes[n], centers[n], list(b.shape)) for n, b in books.items())
@@ -255,11 +229,7 @@ def save(path: Path, content: object) -> None:
 
 
 def load_weights(path: Path) -> Tensors:
-    """Reads a weight file; no code in it is ever run.
-
-    Returns:
-        All weights by name, dense; of tied ones the first name.
-    """
+    """Reads a weight file; no code in it is ever run."""
     with reading(path, "copy the bundle again"):
         size = path.stat().st_size
         check_archive(path, size)

@@ -32,15 +32,11 @@ NEGLIGIBLE = 1e-7  # single precision does not resolve so small a share of a pro
 
 @dataclass(frozen=True)
 class ClientModel:
-    """A network and its weights.
+    """A network and its weights."""
 
-    Attributes:
-        plain: The network, see :mod:`medfed.delivery.bundle.networks`.
-        weights: All float entries, in single precision, and other tensors of the state dict that
-            training has changed.
-    """
-
-    plain: dict[str, Any]
+    plain: dict[str, Any]  # the network, see :mod:`medfed.delivery.bundle.networks`
+    # All float entries, in single precision, and other tensors of the state dict that training has
+    # changed.
     weights: Tensors
 
     def network(self) -> nn.Module:
@@ -64,13 +60,7 @@ class ClientModel:
 
 
 def checked(plain: dict[str, Any], weights: Tensors, source: str) -> ClientModel:
-    """Puts a model together.
-
-    Args:
-        plain: The network.
-        weights: Its float entries, of any precision, in any order; also its counters.
-        source: Whose they are, for the error.
-    """
+    """Puts a model together."""
     network = with_store_of(build_network(plain), weights)
     _check_entries(network, weights, source)
     ordered = {n: weights[n] for n in network.state_dict() if n in weights}
@@ -81,15 +71,7 @@ def checked(plain: dict[str, Any], weights: Tensors, source: str) -> ClientModel
 def from_canonical(
     network: Canonical, plain: dict[str, Any], places: list[str], loaded: Tensors, source: str
 ) -> ClientModel:
-    """Puts a canonical model into the form that a bundle holds.
-
-    Args:
-        network: The run's canonical network; of mixed parameters, its weights are set.
-        plain: The ordinary network.
-        places: Layers of the canonical part, from `part_roots`.
-        loaded: The float entries of the client's canonical model.
-        source: Whose they are, for the error.
-    """
+    """Puts a canonical model into the form that a bundle holds."""
     _check_entries(network, loaded, source)
     if network.mix == "parameters":
         fill(network.to(next(iter(loaded.values())).dtype), loaded)
@@ -101,18 +83,7 @@ def from_canonical(
 def used_instances(
     plain: dict[str, Any], places: list[str], activation: str, loaded: Tensors
 ) -> tuple[dict[str, Any], Tensors]:
-    """Keeps of mixed outputs what the client uses.
-
-    Args:
-        plain: The ordinary network.
-        places: Layers of the canonical part, from `part_roots`.
-        activation: Of the mixture.
-        loaded: The entries of the client's canonical model, of tied ones all names.
-
-    Returns:
-        A network and its weights. Instances with a membership below :data:`NEGLIGIBLE` are left
-        out: no probability changes by more.
-    """
+    """Keeps of mixed outputs what the client uses."""
     membership = loaded["membership"]
     kept = (membership >= NEGLIGIBLE).nonzero().flatten().tolist()
     if len(kept) == 1:
@@ -141,9 +112,6 @@ def _names(network: nn.Module) -> dict[str, str]:
 
 def collapse(network: Canonical) -> Tensors:
     """Returns the entries of the one network that mixed parameters amount to.
-
-    Returns:
-        Entries under the names of the ordinary network.
 
     Example:
         >>> nets = [nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)) for _ in range(2)]
@@ -210,10 +178,5 @@ def choose_bits(
 
 
 def quantise(weights: Mapping[str, Tensor], bits: Mapping[str, int]) -> dict[str, Codebook]:
-    """Fits a codebook to each chosen tensor, see :func:`medfed.delivery.bundle.weights.kmeans`.
-
-    Args:
-        weights: All entries of the model.
-        bits: Bits by name.
-    """
+    """Fits a codebook to each chosen tensor, see :func:`medfed.delivery.bundle.weights.kmeans`."""
     return {name: kmeans(weights[name], count) for name, count in bits.items()}

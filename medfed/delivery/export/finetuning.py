@@ -55,17 +55,7 @@ if TYPE_CHECKING:
 def measured_statistics(
     network: nn.Module, weights: Mapping[str, Tensor], data: ClientData, seed: int
 ) -> Tensors | None:
-    """Estimates the running statistics of normalisation again, under given weights.
-
-    Args:
-        network: The network, which is left as it is.
-        weights: All float entries.
-        data: The client's data.
-        seed: Of the order of its batches.
-
-    Returns:
-        All entries; None where the network keeps no statistics.
-    """
+    """Estimates the running statistics of normalisation again, under given weights."""
     network = fill(copy.deepcopy(network), weights)
     first = next(network.parameters())
 
@@ -89,21 +79,7 @@ def distil(
     rate: float,
     seed: int,
 ) -> tuple[Tensors, dict[str, Codebook]]:
-    """Moves centres, and what is not quantised, towards the answers of the trained model.
-
-    Args:
-        network: The network, which is left as it is.
-        trained: The weights whose logits are wanted.
-        weights: All entries to begin with; quantised ones are taken from the codebooks.
-        books: Codebooks by name.
-        data: The client's data.
-        steps: Gradient steps, 0 or more.
-        rate: Step size of Adam.
-        seed: Of the order of batches.
-
-    Returns:
-        All entries, and the codebooks with new centres.
-    """
+    """Moves centres, and what is not quantised, towards the answers of the trained model."""
     start = with_codebooks(weights, books)
     if not steps:
         return start, dict(books)
@@ -178,22 +154,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Quantised:
-    """A model on its way into a bundle.
+    """A model on its way into a bundle."""
 
-    Attributes:
-        weights: All float entries, dense.
-        books: Codebooks of the quantised ones.
-        stage: Which of :data:`STAGES` it is.
-        validation: The selection metric on validation data after each stage; ``None`` where it was
-            not measured.
-        test: Test metrics of these weights, or ``None``.
-    """
-
-    weights: Tensors
-    books: dict[str, Codebook]
-    stage: str
+    weights: Tensors  # all float entries, dense
+    books: dict[str, Codebook]  # codebooks of the quantised ones
+    stage: str  # which of :data:`STAGES` it is
+    # The selection metric on validation data after each stage; ``None`` where it was not measured.
     validation: dict[str, float | None]
-    test: dict[str, float] | None = None
+    test: dict[str, float] | None = None  # test metrics of these weights, or ``None``
 
 
 def quantise_and_tune(
@@ -280,15 +248,7 @@ class _Bench:
 def say_int8(
     run: RunRecord, model: ClientModel, data: ClientData, path: Path, weights: Mapping[str, Tensor]
 ) -> None:
-    """Says in one line what 8-bit integers change of the selection metric on validation data.
-
-    Args:
-        run: The run.
-        model: The client's trained model.
-        data: The client's data.
-        path: The bundle's ONNX file.
-        weights: The bundle's weights.
-    """
+    """Says in one line what 8-bit integers change of the selection metric on validation data."""
     bench = _Bench(run, model, data)
     before = bench.score(weights)
     bench.task.network = OnnxNetwork(path)

@@ -127,6 +127,7 @@ class RunRecord(RunFolder):
             "spatial_dims": dims,
             "slices": segments and dims == 2,
             **self.preprocessing[client],
+            # The simulated scanner of the hospital's training data, or None.
             "site": self.splits.get("partition", {}).get(client, {}).get("site"),
             **{key: model[key] if segments or detects else None for key in inference},
             "threshold": level,
@@ -135,7 +136,9 @@ class RunRecord(RunFolder):
             "coverage": covering(point),
             "activation": chosen,
             "outcome_scale": model.get("scale") if task == "regression" else None,
+            # Of the hashes of the data files and the hospital's patients.
             "data_hash": data_hash(self.splits, client),
+            # Of this bundle's weights, and as trained; quantising changes the former.
             "test_metrics": metrics,
             "run_test_metrics": metrics,
             "card": self.card(client),

@@ -254,23 +254,15 @@ _AGAIN = "{done} of {all} are done and whole; the same command goes on from ther
 
 @dataclass(frozen=True)
 class Case:
-    """What is predicted at once.
+    """What is predicted at once."""
 
-    Attributes:
-        name: Its path below the input, without suffix.
-        source: A file or folder.
-        inputs: Lists the files that it is made of.
-        write: Writes its files into a folder, and returns what :func:`columns` names.
-        targets: The files that are written, in one folder, the mask or masks first.
-        left_out: Says what of the source is not part of the case.
-    """
-
-    name: str
-    source: Path
-    inputs: Callable[[], list[Path]]
+    name: str  # its path below the input, without suffix
+    source: Path  # a file or folder
+    inputs: Callable[[], list[Path]]  # lists the files that it is made of
+    # Writes its files into a folder, and returns what :func:`columns` names.
     write: Callable[[Path], Mapping[str, float | str]]
-    targets: tuple[Path, ...]
-    left_out: Callable[[], list[str]] = list
+    targets: tuple[Path, ...]  # the files that are written, in one folder, the mask or masks first
+    left_out: Callable[[], list[str]] = list  # says what of the source is not part of the case
 
 
 def predict_cases(
@@ -361,11 +353,7 @@ def left_out(scan: ScanFiles) -> list[str]:
 
 
 def box_cases(predictor: Predictor, options: PredictOptions) -> tuple[list[Case], str, str]:
-    """Returns a case for a CT scan, or for every one of a folder.
-
-    Returns:
-        The cases, what they are called, in plural, and what is counted.
-    """
+    """Returns a case for a CT scan, or for every one of a folder."""
     output, label = Path(options.output), predictor.labels[0]
     if not options.into_folder:
         raise ConfigError(

@@ -64,14 +64,7 @@ def highdicom() -> ModuleType:
 def _save_segments(
     masks: Mapping[str, NDArray[Any]], scan: scans.Scan, target: Path, title: str
 ) -> None:
-    """Writes masks as one DICOM SEG, with the patient, study and frame of reference of the scan.
-
-    Args:
-        masks: ``(H, W, D)`` in RAS, by the name of the region.
-        scan: A DICOM series.
-        target: The file to write; whole, or not at all.
-        title: What made them, for the description of the new series.
-    """
+    """Writes masks as one DICOM SEG, with the patient, study and frame of reference of the scan."""
     hd, pydicom = highdicom(), import_module("pydicom")
     series, geometry = scan.source, scan.geometry
     if not series.is_dir():
@@ -177,11 +170,7 @@ def _description(hd: ModuleType, number: int, name: str) -> Any:
 
 
 def mask_cases(predictor: Predictor, options: PredictOptions) -> tuple[list[Case], str, str]:
-    """Returns a case for a scan or picture, or for every one of a folder.
-
-    Returns:
-        The cases, what they are called, in plural, and the unit of a region's size.
-    """
+    """Returns a case for a scan or picture, or for every one of a folder."""
     output, facts = Path(options.output), predictor.facts
     in_pictures = facts["input"]["kind"] == "pictures"
     if options.format is not None and in_pictures:

@@ -1,38 +1,9 @@
 """What ``medfed predict`` does: a hospital's own model on its scans, images or rows.
 
 Nothing of the bundle is executed: the network is built from the plain data of its metadata, and
-scans are read by the functions that read the training data. What training does to an input, and
-where it is done here:
-
-==========  ==============================================================  ======================
-Kind        What happens between the file and the network                   Read by
-==========  ==============================================================  ======================
-volumes     Axes towards right, anterior, superior (``read_volume``). Cropped   `scans.read_scan`,
-            to the body, normalised channel by channel and resampled where  `Predictor.regions`
-            training did so (`datamodules.preparation`); z-scored over
-            voxels that are not zero by default. Channels that the client
-            lacks are zero. A 2-D model sees the axial slices with any
-            voxel that is not zero, whole or by windows, with their
-            neighbours as channels where training did so; a 3-D model sees
-            windows of the training patches' size, blended by a Gaussian,
-            and a smaller volume is padded with zeros. Logits are
-            interpolated back to the scan's own grid.
-pictures    Resampled by the scale of training, each channel normalised     `load_picture`
-            by itself over the whole picture; windows of the training       `load_picture`
-            patches' size; probabilities resampled to the picture's size.
-ct_patches  Axes right to left, front to back, foot to head; a patch whose  `samples`
-            centre is the candidate's voxel, air beyond the border,
-            resampled where training was; HU clipped to the window and
-            scaled to [-1, 1].
-ct_scans    Axes likewise; HU clipped to the window, resampled linearly to  `ct_scans.read_scan`,
-            the spacing of training, scaled to [0, 1]; overlapping windows  `Predictor.boxes`
-            blended by a Gaussian. Of boxes that overlap the best stays.
-images      Resized and converted where training did so; 0 to white         `samples`
-            becomes -1 to 1.
-table       Features by name; the training rows' minimum and maximum        `samples`
-            become -1 and 1, beyond them values are clipped; missing cells
-            become 0, with indicators where training had them.
-==========  ==============================================================  ======================
+scans are read by the functions that read the training data. What training did to an input is done
+again: to volumes by `scans.read_scan` and `Predictor.regions`, to pictures by `load_picture`, to CT
+scans by `ct_scans.read_scan` and `Predictor.boxes`, to all others by `samples`.
 
 A simulated scanner (``partition.scanners``) is part of the training data, not of this list.
 """

@@ -155,24 +155,18 @@ _ADOPTED = {"network": "model.", "data": "data."}
 
 @dataclass(frozen=True)
 class Pretrained:
-    """Weights to start from.
+    """Weights to start from."""
 
-    Attributes:
-        weights: A file or folder; ``None``: random weights.
-        part: ``all``, ``shared``, ``personal``, or name patterns of entries that may be set.
-        client: Of a run folder, whose model; ``None``: what its clients have in common.
-        strict: Whether everything must match.
-        rename: Old prefixes of names to new ones.
-        spread: Noise on canonical instances but the first, as a share of each entry's size.
-        adopt: What else a bundle or run gives: its ``network``, how its ``data`` were prepared.
-    """
-
-    weights: str | None = None
+    weights: str | None = None  # a file or folder; ``None``: random weights
+    # ``all``, ``shared``, ``personal``, or name patterns of entries that may be set.
     part: str | Sequence[str] = "all"
+    # Of a run folder, whose model; ``None``: what its clients have in common.
     client: str | None = None
-    strict: bool = False
-    rename: Mapping[str, str] = field(default_factory=dict)
+    strict: bool = False  # whether everything must match
+    rename: Mapping[str, str] = field(default_factory=dict)  # old prefixes of names to new ones
+    # Noise on canonical instances but the first, as a share of each entry's size.
     spread: float = 0.1
+    # What else a bundle or run gives: its ``network``, how its ``data`` were prepared.
     adopt: Sequence[str] = ()
 
     def __post_init__(self) -> None:

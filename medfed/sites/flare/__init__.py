@@ -44,10 +44,7 @@ def write_job(
     server: tuple[str, Mapping[str, Any]],
     site: tuple[str, Mapping[str, Any]],
 ) -> None:
-    """Writes a job that names classes and holds no code.
-
-    `folder`: the job's folder; its name is the job's name.
-    """
+    """Writes a job that names classes and holds no code."""
     template = Path(__file__).parents[1] / "templates" / "job.yml"
     text = filled(template, name=folder.name, sites=list(sites), server=server, site=site)
     for name, content in yaml.safe_load(text).items():

@@ -24,10 +24,7 @@ class CollabTransport:
         return tuple(self._proxies)
 
     def call(self, site: str, request: bytes, timeout: float) -> bytes:
-        """Sends a request to a site; several threads may call in parallel.
-
-        `timeout`: seconds to wait; a dead site is not noticed earlier.
-        """
+        """Sends a request to a site; several threads may call in parallel."""
         try:
             return bytes(self._proxies[site](timeout=timeout).answer(request))
         except RunAborted as error:

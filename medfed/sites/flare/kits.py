@@ -49,10 +49,7 @@ def provision(
     renew: bool = False,
     lock: Path | None = None,
 ) -> Path:
-    """Makes a federation: its root, an invitation, and the kits of the server and coordinator.
-
-    `folder`: where; what an earlier call has made stays, but for the folder ``install``.
-    """
+    """Makes a federation: its root, an invitation, and the kits of the server and coordinator."""
     check_flare()
     invitation, root = folder / INVITATION, folder / ROOT
     if renew and not (root / "rootCA.key").is_file():
@@ -82,10 +79,7 @@ def provision(
 
 
 def request(invitation: Path, folder: Path, name: str, kind: str = "client") -> tuple[Path, str]:
-    """Makes a key that stays in the folder of a kit, and the request for its certificate.
-
-    `folder`: of the kit; one that is there gets a new key when it is made again.
-    """
+    """Makes a key that stays in the folder of a kit, and the request for its certificate."""
     about = read_yaml(invitation / PROFILE, _Profile)
     ports = {key: value for key, value in about["server"].items() if key != "host"}
     more = {"server": ports, "admin": {"role": "lead"}}.get(kind, {})
@@ -112,11 +106,7 @@ def approve(folder: Path, request: Path) -> dict[str, Any]:
 
 
 def make_kit(signed: Path, fingerprint: str, folder: Path) -> str:
-    """Makes a kit, or renews its keys; the folder ``local`` of one that is there stays.
-
-    `fingerprint`: of the federation's root, as the coordinator has said it. Returns the name in the
-    federation.
-    """
+    """Makes a kit, or renews its keys; the folder ``local`` of one that is there stays."""
     home = folder / "request"
     if not home.is_dir():
         raise ConfigError(f"{folder} has made no request; begin by medfed site request.")
