@@ -104,10 +104,7 @@ _TUNED = (
 
 
 def report_on(folders: Sequence[Path], metric: str | None = None, pictures: bool = True) -> Report:
-    """Judges finished runs.
-
-    `metric`: the metric of the verdicts; None: the one that selected the rounds.
-    """
+    """Judges finished runs."""
     kept, repeated = runs.without_repeats([Run(folder) for folder in folders])
     runs.check_same_patients(kept)
     methods, left_out = runs.pool(kept)

@@ -85,10 +85,8 @@ def common_folder(runs: Sequence[Path]) -> Path:
 
 
 def differences(one: Run, other: Run) -> list[str]:
-    """Returns the keys in which two configurations differ; what makes another split does not count.
-
-    Seeds, folds and run conditions are left out: with others of them it is the same method.
-    """
+    """Returns the keys in which two configurations differ, but for those of another split."""
+    # Seeds, folds and run conditions are left out: with others of them it is the same method.
     # What followed from the data of a split is no choice.
     mine, others = ({**leaves(run.config), **run.config.get("derived", {})} for run in (one, other))
     changed = (c.split(": ")[0] for c in changed_keys(mine, others, _NO_METHOD))
@@ -102,12 +100,7 @@ def place(run: Run) -> Place:
 
 
 def grouped(items: Iterable[T], same: Callable[[T, T], bool]) -> list[list[T]]:
-    """Groups equal items, in the order of the first item of each group.
-
-    Example:
-        >>> grouped([1, 2, 3, 5], lambda a, b: a % 2 == b % 2)
-        [[1, 3, 5], [2]]
-    """
+    """Groups equal items, in the order of the first item of each group."""
     groups: list[list[T]] = []
     for item in items:
         group = next((g for g in groups if same(g[0], item)), None)
@@ -241,10 +234,9 @@ def _listed(runs: Iterable[Run]) -> str:
 
 
 def with_references(methods: Runs) -> tuple[dict[str, Sequence[Run]], list[str]]:
-    """Calls the best local training, by validation, ``local``, and so FedAvg and pooling.
-
-    Where a reference was run with several settings, the best of them is what others must beat.
-    """
+    """Calls the best local training, by validation, ``local``, and so FedAvg and pooling."""
+    # Where a reference was run with several settings, the best of them is what others must
+    # beat.
     names = {name: name for name in methods}
     notes = []
     for reference in (*REFERENCES, CEILINGS[0]):

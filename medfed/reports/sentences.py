@@ -27,6 +27,7 @@ from medfed.reports.verdicts import (
     Verdicts,
     best_of,
     better_than,
+    by_mean,
     floor_of,
     in_one_place,
 )
@@ -36,23 +37,20 @@ LABELS = {"local": "local training", "fedavg": "FedAvg"}
 
 
 def answer(task: Task, verdicts: Verdicts) -> list[str]:
-    """Returns a few sentences: which method, and who would be harmed.
-
-    `verdicts`: by method; at least one that hospitals can use.
-    """
+    """Returns a few sentences: which method, and who would be harmed."""
     best = best_of(verdicts)
     where = "On the test patients of the only split: " if task.single else ""
-    sentences = [where + _which(task, verdicts, best), *small_of(task)]
+    sentences = [where + _which(task, verdicts, best), *_small_of(task)]
     few_splits = f"{task.splits} splits are too few for intervals, which take {LEAST_SPLITS}."
     sentences += [few_splits] * (1 < task.splits < LEAST_SPLITS)
-    sentences += chosen_of(task, verdicts, best)
+    sentences += _chosen_of(task, verdicts, best)
     for name in dict.fromkeys((best, "fedavg")):
         if name in verdicts and verdicts[name].harm is not None:
             sentences.append(_who(name, verdicts[name], task))
     return sentences
 
 
-def chosen_of(task: Task, verdicts: Verdicts, best: str) -> list[str]:
+def _chosen_of(task: Task, verdicts: Verdicts, best: str) -> list[str]:
     """Says what methods reach where each hospital's validation patients have set the level."""
     names = [n for n in dict.fromkeys((best, *REFERENCES)) if n in verdicts]
     found = []
@@ -63,7 +61,7 @@ def chosen_of(task: Task, verdicts: Verdicts, best: str) -> list[str]:
     return found
 
 
-def small_of(task: Task) -> list[str]:
+def _small_of(task: Task) -> list[str]:
     """Names the hospitals that are too small to decide, in a sentence."""
     least = f"{LEAST_CASES} test patients over all splits, and as many of each class or with events"
     if task.small:
@@ -76,24 +74,19 @@ def small_of(task: Task) -> list[str]:
 
 def _which(task: Task, verdicts: Verdicts, best: str) -> str:
     methods = {n: v for n, v in verdicts.items() if n not in CEILINGS}
-    alone, average = (better_than(methods, r) for r in REFERENCES)
-    chosen = verdicts[best]
-    shown = {r: a.difference for r, a in chosen.against.items() if a.verdict == "better"}
-    by = {r: f"{LABELS[r]} (by {signed(gain)})" for r, gain in shown.items()}
-    named = f"{LABELS.get(best, best)} ({task.raw(chosen.mean.mean):.4f})"
-    if by and len(by) == len(REFERENCES):
-        more = [n for n in alone if n in average and n != best]
-        return f"{named} is better than {' and than '.join(by.values())}{_so_are(more)}."
-    if best == "fedavg" and by:
-        more = [n for n in alone if n != best]
-        return (
-            f"{named} is better than {by['local']}{_so_are(more)}. No method is shown to be better "
-            f"than FedAvg.{_room(task, verdicts, best)}"
-        )
-    if by:
-        (reference,) = by
-        more = [n for n in (alone if reference == "local" else average) if n != best]
-        return f"{named} is better than {by[reference]}{_so_are(more)}.{_fedavg(verdicts)}"
+    gains = {r: a for r, a in verdicts[best].against.items() if a.verdict == "better"}
+    named = f"{LABELS.get(best, best)} ({task.raw(verdicts[best].mean.mean):.4f})"
+    if gains:
+        alike = set.intersection(*({*better_than(methods, r)} for r in gains)) - {best}
+        more = few([name for name in by_mean(methods) if name in alike], 4)
+        so = f"; so {'is' if len(alike) == 1 else 'are'} {more}" if more else ""
+        than = (f"{LABELS[r]} (by {signed(a.difference)})" for r, a in gains.items())
+        text = f"{named} is better than {' and than '.join(than)}{so}."
+        if len(gains) == len(REFERENCES):
+            return text
+        if best != "fedavg":
+            return text + _fedavg(verdicts)
+        return f"{text} No method is shown to be better than FedAvg.{_room(task, verdicts, best)}"
     if best == "local" or any(best in v.against for v in methods.values()):
         rest = _room(task, verdicts, best) + _fedavg(verdicts)
         return f"No method is shown to be better than {named}.{rest}"
@@ -110,10 +103,6 @@ def signed(difference: Sequence[float]) -> str:
     """
     mean, low, high = difference[:3]
     return f"{mean:+.4f}" if math.isnan(low) else f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"
-
-
-def _so_are(more: Sequence[str]) -> str:
-    return f"; so {'is' if len(more) == 1 else 'are'} {few(more, 4)}" if more else ""
 
 
 def _fedavg(verdicts: Verdicts) -> str:
@@ -137,42 +126,37 @@ def room(task: Task, verdicts: Verdicts, reference: str) -> str:
     if not gaps:
         return ""
     name = max(gaps, key=lambda n: gaps[n].mean)
-    target = target_of(task, verdicts, reference)
+    largest, target = gaps[name].mean, _target_of(task, verdicts, reference)
     over = f" over {LABELS.get(reference, reference)}"
-    possible = target <= task.limits[1] - verdicts[reference].mean.mean
-    wanted = {f"a gain of {target:.4g}": target} if possible else {}
-    start = f"No method gains{over} here."
-    if (seen := gaps[name].mean) > 0:
-        start = f"The largest gain{over} is that of {name}, {seen:+.4f}."
-        wanted = {"one as large": seen, **wanted}
-    takes = {
-        what: takes_to_show(task, gaps[name], gain, len(gaps)) for what, gain in wanted.items()
-    }
+    start, wanted = f"No method gains{over} here.", dict[str, float]()
+    if largest > 0:
+        start = f"The largest gain{over} is that of {name}, {largest:+.4f}."
+        wanted["one as large"] = largest
+    if target <= task.limits[1] - verdicts[reference].mean.mean:
+        wanted[f"a gain of {target:.4g}"] = target
+    takes = {w: takes_to_show(task, gaps[name], gain, len(gaps)) for w, gain in wanted.items()}
     limit = "; more splits of the same patients will not do"
     patients = any("times as many patients" in of for of in takes.values()) and not task.single
     unsure = not task.small and any(count < LEAST_CASES for count, _ in task.fewest.values())
     if not takes or unsure or gaps[name].error == 0:  # nobody knows how much chance there is
         return start
-    same = " or ".join(takes) if len({*takes.values()}) == 1 else ""
-    each = [f"{what} takes {of}" for what, of in takes.items()]
-    listed = f"{same} takes {next(iter(takes.values()))}" if same else ", and ".join(each)
+    listed = ", and ".join(f"{what} takes {of}" for what, of in takes.items())
+    if len({*takes.values()}) == 1:
+        listed = f"{' or '.join(takes)} takes {next(iter(takes.values()))}"
     return f"{start} To show {listed}{limit * patients}."
 
 
 _ENOUGH = 20  # splits: more make the estimated spread hardly more certain
 
 
-def target_of(task: Task, verdicts: Verdicts, reference: str) -> float:
+def _target_of(task: Task, verdicts: Verdicts, reference: str) -> float:
     """Returns the gain worth knowing: as stated; else 0.02, or 2 % of a score without limits."""
     usual = 1.0 if all(map(math.isfinite, task.limits)) else abs(verdicts[reference].mean.mean)
     return task.target or 0.02 * usual
 
 
 def takes_to_show(task: Task, now: Difference, gain: float, comparisons: int) -> str:
-    """Says how many splits, or else patients, show a gain in 8 of 10 cases.
-
-    `comparisons`: the number of such differences.
-    """
+    """Says how many splits, or else patients, show a gain in 8 of 10 cases."""
     if now.detectable <= gain:
         return "no more than there is"
     if not task.single and (
@@ -191,12 +175,7 @@ def takes_to_show(task: Task, now: Difference, gain: float, comparisons: int) ->
 
 
 def about(count: float) -> int:
-    """Rounds a number of splits, patients or times up to two digits, as no more are known.
-
-    Example:
-        >>> about(12.3), about(1234)
-        (13, 1300)
-    """
+    """Rounds a number of splits, patients or times up to two digits, as no more are known."""
     digits = 10.0 ** max(0, len(str(int(count))) - 2)
     return int(math.ceil(count / digits) * digits)
 
@@ -321,11 +300,8 @@ class Shown(NamedTuple):
     average: float  # bytes that FedAvg sends; NaN where it has not run
 
 
-def shown_by(task: Task, verdicts: Verdicts, scarce: bool = False) -> Shown | None:
-    """Returns the method that a task shows to be the one to use; None where it shows none.
-
-    Training alone is shown where FedAvg is worse.
-    """
+def _shown_by(task: Task, verdicts: Verdicts, scarce: bool = False) -> Shown | None:
+    """Returns the method that a task shows to be the one to use; None where it shows none."""
     name, words = best_of(verdicts), _words(verdicts[best_of(verdicts)])
     if name == "local":
         against = verdicts["fedavg"].against.get("local") if "fedavg" in verdicts else None
@@ -347,7 +323,7 @@ def shown_by(task: Task, verdicts: Verdicts, scarce: bool = False) -> Shown | No
 
 def _saving(task: Task, verdicts: Verdicts) -> Shown | None:
     """A method with the verdicts of the best one that sends less than it and than FedAvg."""
-    usual, saving = shown_by(task, verdicts), shown_by(task, verdicts, scarce=True)
+    usual, saving = _shown_by(task, verdicts), _shown_by(task, verdicts, scarce=True)
     if usual is None or saving is None or saving.name == usual.name:
         return None
     return saving if sum(saving.verdict.scores.sent) < saving.average else None
@@ -366,17 +342,15 @@ def _as_good(verdict: Verdict, words: Mapping[str, str]) -> bool:
 
 
 def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:
-    """Returns the decision card: lines for each situation, by how many tasks show the method.
-
-    Generated and real data are situations of their own.
-    """
+    """Returns the decision card: lines for each situation, by how many tasks show the method."""
+    # Generated and real data are situations of their own.
     situations: dict[tuple[str, str], list[tuple[Task, Verdicts]]] = {}
     kinds: dict[str, list[tuple[Task, Verdicts]]] = {}
     for task, verdicts in tasks:
         at = (task.situation or task.name, task.data)
         situations.setdefault(at, []).append((task, verdicts))
         kinds.setdefault(task.data, []).append((task, verdicts))
-    shown = {at: [shown_by(*one) for one in ones] for at, ones in situations.items()}
+    shown = {at: [_shown_by(*one) for one in ones] for at, ones in situations.items()}
     surest = sorted(shown, key=lambda at: -sum(map(bool, shown[at])) / len(shown[at]))
     rows = [row for at in surest for row in _rows(*at, situations[at], shown[at])]
     for data, judged in kinds.items():
