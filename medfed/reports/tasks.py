@@ -229,6 +229,12 @@ class Task:
         return self.splits == 1
 
     @property
+    def is_unsure(self) -> bool:
+        """Whether all decide, also small hospitals, as there are fewer than two others."""
+        has_few = any(count < scores.LEAST_CASES for count, _ in self.fewest.values())
+        return has_few and not self.small
+
+    @property
     def limits(self) -> tuple[float, float]:
         """The least and the greatest possible score, larger is better."""
         low, high = scores.limits_of(self.metric)

@@ -119,6 +119,10 @@ class Verdict:
     against: Mapping[str, Gain]  # by reference
     harm: Harm | None  # against local training; None for that itself
 
+    def is_better_than(self, reference: str) -> bool:
+        """Whether it is shown to be better than a reference."""
+        return reference in self.against and self.against[reference].verdict == "better"
+
 
 def judge(task: Task) -> dict[str, Verdict]:
     """Judges all methods of a task."""
@@ -257,8 +261,7 @@ def best_of(verdicts: Verdicts) -> str:
 
 def better_than(methods: Verdicts, reference: str) -> list[str]:
     """Returns those that are better than a reference, best first."""
-    known = {n: v.against.get(reference) for n, v in methods.items()}
-    names = [n for n, a in known.items() if a is not None and a.verdict == "better"]
+    names = [n for n, v in methods.items() if v.is_better_than(reference)]
     return sorted(names, key=lambda n: -methods[n].mean.mean)
 
 
