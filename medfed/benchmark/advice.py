@@ -494,12 +494,7 @@ def sentences(advice: Advice) -> list[str]:
 
 
 def duration(hours: float) -> str:
-    """Returns a time as people write it.
-
-    Example:
-        >>> duration(0.0003), duration(0.5), duration(30)
-        ('1.1 s', '30 min', '30 h')
-    """
+    """Returns a time as people write it."""
     if hours * 60 < 2:
         return f"{brief(3600 * hours)} s"
     return f"{60 * hours:.0f} min" if hours < 2 else f"{hours:.0f} h"

@@ -139,14 +139,13 @@ class Group:
 def best_trial(results: Sequence[Mapping[str, Any]]) -> int:
     """Returns the trial with the best validation score; of equal ones the first.
 
-    A run that failed, or has no score, is worse than any other.
-
     Example:
         >>> best_trial([{"score": 0.5}, {"failed": "…"}, {"score": 0.7}, {"score": None}])
         2
         >>> best_trial([{"failed": "…"}, {"failed": "…"}])
         0
     """
+    # A run that failed, or has no score, is worse than any other.
     scores = [r.get("score") for r in results]
     known = [-math.inf if s is None or math.isnan(s) else float(s) for s in scores]
     return known.index(max(known))
@@ -194,11 +193,6 @@ def groups(
 
 
 def shard_of(all_groups: Sequence[Group], shard: str | None) -> Iterator[Group]:
-    """Yields the groups of one job of several.
-
-    Example:
-        >>> list(shard_of(["a", "b", "c"], "2/2"))
-        ['b']
-    """
+    """Yields the groups of one job of several."""
     i, n = suites.check_shard(shard)
     yield from list(all_groups)[i - 1 :: n]

@@ -36,10 +36,8 @@ class Progress:
     wanted: list[Cell] = field(default_factory=list)  # the cells of the stage that it is in
 
     def missing(self, out: Path) -> list[Cell]:
-        """Reads the cells that are there; returns those of the present stage that are not.
-
-        Once all settings are tried, it chooses the best one, and the next stage begins.
-        """
+        """Reads the cells that are there; returns those of the present stage that are not."""
+        # Once all settings are tried, it chooses the best one, and the next stage begins.
         if self.trial is None:
             self.wanted = self.group.tuning
             if lacking := [cell for cell in self.wanted if not self._reads(out, cell)]:

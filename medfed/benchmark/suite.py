@@ -62,13 +62,7 @@ class Arm:
         return [*kept, *self.overrides]
 
     def setting(self, tuned: Mapping[str, float]) -> dict[str, float]:
-        """Returns the tuned values, without those of keys that the arm sets.
-
-        Example:
-            >>> arm = Arm("pfednet", ("algorithm.strength=0",))
-            >>> arm.setting({"optimizer.lr": 0.1, "algorithm.strength": 0.03})
-            {'optimizer.lr': 0.1}
-        """
+        """Returns the tuned values, without those of keys that the arm sets."""
         return {key: value for key, value in tuned.items() if key not in self.own}
 
     def scale(self, source: dict[str, Any]) -> None:
@@ -87,13 +81,7 @@ def chosen_arms(
     by_suite: Mapping[str, Mapping[str, Arm]],
     methods: Collection[str] = (),
 ) -> dict[str, list[Arm]]:
-    """Returns the wanted arms, by suite.
-
-    Example:
-        >>> arms = {"digits": {"apart": Arm("pfednet", name="apart")}, "heart": {}}
-        >>> [[arm.name for arm in some] for some in chosen_arms(True, arms).values()]
-        [['apart'], []]
-    """
+    """Returns the wanted arms, by suite."""
     for suite, arms in by_suite.items():
         if taken := sorted(set(arms) & set(methods)):
             raise ConfigError(f"suite={suite}: the arm {taken[0]} has the name of a method.")
@@ -197,12 +185,7 @@ class Suite:
         return self.sizes[size]
 
     def seeds(self, split: int) -> dict[str, Any]:
-        """Returns the keys by which a split differs from others.
-
-        Example:
-            >>> suites()["diabetes"].seeds(7)
-            {'seed': 7, 'data.seed': 1, 'data.fold': [2, 5]}
-        """
+        """Returns the keys by which a split differs from others."""
         if self.splits == "sample":
             return {"seed": split, "data.generated.sample": split + 1}
         if self.splits == "seed":
@@ -212,12 +195,7 @@ class Suite:
 
 
 def chosen(wanted: str | Sequence[str], known: Collection[str], sentence: str) -> list[str]:
-    """Returns the wanted names.
-
-    Example:
-        >>> chosen("all", ["a", "b"], ""), chosen("b", ["a", "b"], "")
-        (['a', 'b'], ['b'])
-    """
+    """Returns the wanted names."""
     names = [wanted] if isinstance(wanted, str) else list(wanted)
     names = list(known) if names == ["all"] else names
     for name in names:
@@ -290,12 +268,7 @@ def _check_arm(name: str, arm: Arm, variants: Collection[str]) -> None:
 
 
 def check_shard(shard: str | None) -> tuple[int, int]:
-    """Returns which of how many jobs this is.
-
-    Example:
-        >>> check_shard("2/4"), check_shard(None)
-        ((2, 4), (1, 1))
-    """
+    """Returns which of how many jobs this is."""
     i, _, n = (shard or "1/1").partition("/")
     if not (i.isdecimal() and n.isdecimal() and 1 <= int(i) <= int(n)):
         raise ConfigError(f"shard={shard} must be i/n, the i-th of n jobs, such as 1/4.")
@@ -316,12 +289,7 @@ def check_paths(paths: Mapping[str, str | None], known: Iterable[Suite]) -> None
 
 
 def chosen_suites(wanted: str | Sequence[str], folders: Sequence[str | Path] = ()) -> list[Suite]:
-    """Returns the wanted suites.
-
-    Example:
-        >>> [suite.name for suite in chosen_suites(["digits", "heart"])]
-        ['digits', 'heart']
-    """
+    """Returns the wanted suites."""
     known = suites(folders)
     whole = f"Unknown suite {{!r}}{{}}; the suites are {', '.join(known)}, or all, or published."
     if wanted in ("all", "published", ["all"], ["published"]):
@@ -353,12 +321,7 @@ class Method:
 def chosen_methods(
     wanted: str | Sequence[str] | None, usual: str | Sequence[str], known: Sequence[str]
 ) -> list[Method]:
-    """Returns the wanted methods, after those that every suite runs.
-
-    Example:
-        >>> [m.name for m in chosen_methods(["ditto"], [], ["ditto", "local"])]
-        ['local', 'fedavg', 'pooled', 'pooled_finetuned', 'ditto']
-    """
+    """Returns the wanted methods, after those that every suite runs."""
     asked = usual if wanted is None else wanted
     whole = "Unknown method {!r}{}; medfed methods lists them."
     names = chosen(known if asked in ("all", ["all"]) else asked, [*known, *ALWAYS], whole)
@@ -383,31 +346,17 @@ def wanted_of(
 
 
 def search_space(card: Card, lr: Range) -> dict[str, Range]:
-    """Returns the ranges of tuning by key: the learning rate, then those of the card.
-
-    Example:
-        >>> list(search_space(Card(tune={"mu": Range(0.1, 1.0)}), Range(0.01, 0.1)))
-        ['optimizer.lr', 'algorithm.mu']
-    """
+    """Returns the ranges of tuning by key: the learning rate, then those of the card."""
     return {LR: lr, **{f"algorithm.{name}": over for name, over in card.tune.items()}}
 
 
 def trial_settings(space: dict[str, Range], trials: int) -> list[dict[str, float]]:
-    """Returns the settings that are tried: the default, then the same quasi-random points for all.
-
-    Their coordinates are those of one Halton sequence, the first of which is the learning rate's;
-    so all methods try the same learning rates. Its first point, the middle, is left out, as it is
-    where defaults are.
-
-    Source: J. H. Halton, "On the efficiency of certain quasi-random sequences of points",
-    Numerische Mathematik, 1960; SciPy's ``qmc.Halton``.
-
-    Example:
-        >>> one = trial_settings({"lr": Range(0.01, 1.0)}, 3)
-        >>> two = trial_settings({"lr": Range(0.01, 1.0), "mu": Range(0.1, 1.0)}, 3)
-        >>> one, [p["lr"] for p in one[1:]] == [p["lr"] for p in two[1:]]
-        ([{}, {'lr': 0.03162}, {'lr': 0.3162}], True)
-    """
+    """Returns the settings to try: the default, then the same quasi-random points for all."""
+    # Their coordinates are those of one Halton sequence, the first of which is the learning
+    # rate's; so all methods try the same learning rates. Its first point, the middle, is left
+    # out, as it is where defaults are.
+    # Source: J. H. Halton, "On the efficiency of certain quasi-random sequences of points",
+    # Numerische Mathematik, 1960; SciPy's ``qmc.Halton``.
     from scipy.stats import qmc  # names are checked before anything large is loaded
 
     shares = qmc.Halton(len(space), scramble=False).fast_forward(2).random(trials - 1)

@@ -147,12 +147,11 @@ def crossings(
 ) -> list[tuple[float, float]]:
     """Returns between which measured points two curves cross.
 
-    Where between them is not known: a dial such as a number of groups has no values there.
-
     Example:
         >>> crossings([0, 1, 2], [0.9, 0.7, 0.5], [0.6, 0.6, 0.6])
         [(1, 2)]
     """
+    # Where between them is not known: a dial such as a number of groups has no values there.
     gaps = [a - b for a, b in zip(first, second, strict=True)]
     return [ends for ends, (a, b) in zip(pairwise(dial), pairwise(gaps), strict=True) if a * b < 0]
 

@@ -34,15 +34,15 @@ _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)  #
 def file_names(names: Iterable[str]) -> dict[str, str]:
     """Gives every name a unique file name, without a folder and valid on every system.
 
-    An ordinary name is its own file name. In a name that some system would refuse, ``_`` replaces
-    the characters, and a hash is added; names that differ only by upper case get a hash, too.
-
     Example:
         >>> file_names(["hospital_0", "St. Mary's"])
         {'hospital_0': 'hospital_0', "St. Mary's": "St. Mary's"}
         >>> file_names(["../x", "a", "A"])
         {'../x': '_x-d6b96a97', 'a': 'a-ca978112', 'A': 'A-559aead0'}
     """
+    # An ordinary name is its own file name. In a name that some system would refuse, ``_``
+    # replaces the characters, and a hash is added; names that differ only by upper case get a
+    # hash, too.
     files = {name: safe if (safe := _safe(name)) == name else _marked(name) for name in names}
     while True:
         count = Counter(map(_folded, files.values()))
@@ -53,23 +53,13 @@ def file_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def shown(name: str, most: int = _SHOWN) -> str:
-    r"""Returns a name for a sentence or a picture: on one line, printable, and not too long.
-
-    Example:
-        >>> shown("hospital_0"), shown("a\nb\x1b[31m"), shown(""), len(shown("x" * 300))
-        ('hospital_0', 'a\\nb\\x1b[31m', "''", 40)
-    """
+    r"""Returns a name for a sentence or a picture: on one line, printable, and not too long."""
     text = visible(name) or "''"
     return text if len(text) <= most else f"{text[: most - 9]}…{text[-8:]}"
 
 
 def evenly(names: Sequence[str], most: int) -> list[str]:
-    """Picks some of very many names, spread evenly; the same names every time.
-
-    Example:
-        >>> evenly(["a", "b", "c", "d", "e"], 2), evenly(["a"], 2)
-        (['a', 'c'], ['a'])
-    """
+    """Picks some of very many names, spread evenly; the same names every time."""
     count = min(most, len(names))
     return [names[n * len(names) // count] for n in range(count)]
 
@@ -86,8 +76,6 @@ def visible(text: str) -> str:
 
 def in_markdown(value: Any) -> Any:
     r"""Returns texts for a Markdown page, also those in lists and mappings.
-
-    Names from outside bring no line, HTML, link, picture or column with them.
 
     Example:
         >>> in_markdown("p < 0.05"), in_markdown("A</h1><img src=x>")
@@ -108,22 +96,12 @@ _LATEX |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
 def in_latex(text: str) -> str:
-    r"""Returns a text for LaTeX, in which it is words alone.
-
-    Example:
-        >>> print(in_latex("a_b\n\\input{x}"))
-        a\_b\textbackslash{}n\textbackslash{}input\{x\}
-    """
+    r"""Returns a text for LaTeX, in which it is words alone."""
     return "".join(_LATEX.get(c, c) for c in visible(text))
 
 
 def caption(name: str, most: int = _DRAWN) -> str:
-    r"""Returns a name for a figure, with its dollar signs escaped, as these begin a formula.
-
-    Example:
-        >>> caption("hospital_0"), caption("a$b$")
-        ('hospital_0', 'a\\$b\\$')
-    """
+    r"""Returns a name for a figure, with its dollar signs escaped, as these begin a formula."""
     text = shown(name, most).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text  # legends omit names with _
 
@@ -153,11 +131,10 @@ def _folded(file: str) -> str:
 
 
 class Terminal(Console):
-    """A console that prints a string as it is, on one line, on any encoding.
+    """A console that prints a string as it is, on one line, on any encoding."""
 
-    Names come from outside: none brings colours, emoji or lines, or controls the terminal. What has
-    several lines is a :class:`rich.text.Text`.
-    """
+    # Names come from outside: none brings colours, emoji or lines, or controls the terminal.
+    # What has several lines is a :class:`rich.text.Text`.
 
     def render_str(self, text: str, **how: Any) -> Text:  # type: ignore[override]
         """Returns a string as Rich draws it in titles, cells, branches of trees, and lines."""
@@ -245,22 +222,12 @@ def output_refused(failed: OSError | None = None) -> str:
 
 
 def size(count: int) -> str:
-    """Returns a number of bytes in a readable unit.
-
-    Example:
-        >>> size(512), size(2_500_000)
-        ('512 B', '2.5 MB')
-    """
+    """Returns a number of bytes in a readable unit."""
     return re.sub("bytes?", "B", filesize.decimal(count))
 
 
 def brief(value: float) -> str:
-    """Writes a number in two digits, a larger one whole.
-
-    Example:
-        >>> brief(0.123), brief(99.4), brief(99.6), brief(1234.0)
-        ('0.12', '99', '100', '1234')
-    """
+    """Writes a number in two digits, a larger one whole."""
     return f"{value:.2g}" if abs(value) < 99.5 else f"{value:.0f}"
 
 
@@ -333,10 +300,7 @@ class RunStream:
 
 
 def _was_said(block: str) -> bool:
-    """Whether a run of the same sweep has said it, in whichever process; if not, it is now.
-
-    Other numbers, such as those of another split, say nothing new.
-    """
+    """Whether a run of the same sweep has said it, in whichever process; if not, it is now."""
     folder = os.environ.get(SAID)
     if folder is None:
         return False

@@ -63,12 +63,7 @@ def legend_below(figure: Figure, lines: Sequence[Artist], size: float = 10.0, **
 
 
 def colours(count: int, few: Sequence[str]) -> list[str]:
-    """Returns a colour for each of several things: distinct colours, or a scale for many things.
-
-    Example:
-        >>> colours(2, ["#0072B2", "#D55E00"]), colours(3, ["#0072B2", "#D55E00"])
-        (['#0072B2', '#D55E00'], ['#440154', '#21918c', '#fde725'])
-    """
+    """Returns a colour for each of several things: distinct colours, or a scale for many things."""
     if count <= len(few):
         return list(few[:count])
     from matplotlib import colormaps

@@ -37,12 +37,10 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Ends the process with status 130 on Ctrl-C and 143 on SIGTERM, and one line on stderr.
-
-    The line is the exception's message if it has one, which says how to continue. Only the first
-    signal counts, so that a second one does not interrupt the clean-up. A process that ignores a
-    signal, like those of ``nohup`` and background jobs, still ignores it.
-    """
+    """Ends the process with status 130 on Ctrl-C and 143 on SIGTERM, and one line on stderr."""
+    # The line is the exception's message if it has one, which says how to continue. Only the
+    # first signal counts, so that a second one does not interrupt the clean-up. A process
+    # that ignores a signal, like those of ``nohup`` and background jobs, still ignores it.
     before = {number: signal.getsignal(number) for number in _BOTH}
     main = threading.current_thread() is threading.main_thread()
     ours = [n for n, old in before.items() if main and old is not signal.SIG_IGN]
@@ -69,10 +67,9 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextmanager
 def held(*numbers: signal.Signals) -> Iterator[None]:
-    """Blocks signals; processes that are started meanwhile never get them.
-
-    This is for processes that another process ends: on Ctrl-C a terminal signals all of them.
-    """
+    """Blocks signals; processes that are started meanwhile never get them."""
+    # This is for processes that another process ends: on Ctrl-C a terminal signals all of
+    # them.
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -112,16 +109,9 @@ class Launched(NamedTuple):
 
 
 def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
-    """Returns the launcher that has started this process as one of several, if there is one.
-
-    The script of a SLURM job is not one of several, although SLURM sets its variables there, too.
-
-    Example:
-        >>> told = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
-        >>> launched({"TORCHELASTIC_RUN_ID": "none", **told})
-        Launched(by='torchrun', rank=3, ranks=4, machines=2)
-        >>> launched({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})
-    """
+    """Returns the launcher that has started this process as one of several, if there is one."""
+    # The script of a SLURM job is not one of several, although SLURM sets its variables
+    # there, too.
 
     def variable(name: str, otherwise: int) -> int:
         return int(environ.get(name, otherwise))
@@ -138,22 +128,15 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
 
 
 def go_by_rank() -> None:
-    """Makes a process of srun use its process number as its rank from here on.
-
-    Not all processes of srun are ranks: srun may also start unrelated runs. So only callers that
-    know that this run takes several devices call this function.
-    """
+    """Makes a process of srun use its process number as its rank from here on."""
+    # Not all processes of srun are ranks: srun may also start unrelated runs. So only callers
+    # that know that this run takes several devices call this function.
     if (place := launched()) is not None:
         os.environ["RANK"] = str(place.rank)
 
 
 def number(environ: Mapping[str, str] = os.environ) -> int:
-    """Returns this process's rank, as far as it is known; only the first process of a run has 0.
-
-    Example:
-        >>> number({"NODE_RANK": "1", "LOCAL_RANK": "0"}), number({})
-        (1, 0)
-    """
+    """Returns this process's rank, as far as it is known; only the first process of a run has 0."""
     ranks = [int(environ.get(name, "0")) for name in ("RANK", "NODE_RANK", "LOCAL_RANK")]
     return next(filter(None, ranks), 0)
 
@@ -167,13 +150,13 @@ EVERY = 1.0  # seconds between two checks
 
 
 class WatchedPool(ProcessPoolExecutor):
-    """A pool that breaks instead of waiting for ever if a process is killed while it sends.
+    """A pool that breaks instead of waiting for ever if a process is killed while it sends."""
 
-    The pool of the standard library reads a result to its end before it checks whether its
-    processes live. Half a result never ends, because all processes and the pool itself hold the
-    other end of the pipe open. Here a thread checks: if a process is dead and the pool has not
-    noticed by the next check, the thread ends the others and closes the pipe, which wakes the pool.
-    """
+    # The pool of the standard library reads a result to its end before it checks whether its
+    # processes live. Half a result never ends, because all processes and the pool itself hold
+    # the other end of the pipe open. Here a thread checks: if a process is dead and the pool
+    # has not noticed by the next check, the thread ends the others and closes the pipe, which
+    # wakes the pool.
 
     _watch: threading.Thread | None = None
 
@@ -240,10 +223,8 @@ _gpu: list[Any] = []  # the lock that this process holds to its end
 
 
 def take_gpu() -> None:
-    """Shows this process one of the visible GPUs: one that no other process has taken, if possible.
-
-    It must come before the process first uses a GPU.
-    """
+    """Shows this process one of the visible GPUs, if possible one that no other has taken."""
+    # It must come before the process first uses a GPU.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         import torch
@@ -284,11 +265,9 @@ def _watch(pool: WatchedPool) -> None:
 
 
 def _end_of(writer: Any) -> None:
-    """Ends a pipe from the writing side, and lets the pool close the connection.
-
-    The pool wakes up at once and closes the connection in its thread. A second close of the same
-    file descriptor would fail there, or close what another thread has just opened.
-    """
+    """Ends a pipe from the writing side, and lets the pool close the connection."""
+    # The pool wakes up at once and closes the connection in its thread. A second close of the
+    # same file descriptor would fail there, or close what another thread has just opened.
     if os.name != "posix":
         writer.close()
         return

@@ -29,22 +29,10 @@ _MOST = 100  # a longer list is one of samples, not of transforms
 
 
 class RandomStates:
-    """The global random states and all that some objects hold; a block uses them under a seed.
+    """The global random states and all that some objects hold; a block uses them under a seed."""
 
-    Each block continues where the last one stopped. Outside of the blocks all states are as if
-    there had been none, so blocks of several seeds may take turns.
-
-    Example:
-        >>> draw = partial(lambda rng, _: int(rng.integers(100)), np.random.default_rng())
-        >>> def three(seed):
-        ...     states = RandomStates(seed, draw)
-        ...     for _ in range(3):
-        ...         with states:
-        ...             number = draw(None)
-        ...         yield number
-        >>> list(three(1)) == list(three(1)) != list(three(2))
-        True
-    """
+    # Each block continues where the last one stopped. Outside of the blocks all states are as
+    # if there had been none, so blocks of several seeds may take turns.
 
     def __init__(self, seed: int, *objects: object) -> None:
         everywhere: dict[str, State] = {"python": random._inst, "numpy": np.random.mtrand._rand}  # type: ignore[attr-defined]
@@ -76,8 +64,6 @@ class RandomStates:
 
 def _states_in(*objects: object) -> Iterator[tuple[str, State]]:
     """Yields the random states that objects hold at any depth, with a name from where they are.
-
-    The name of a state stays the same when others come and go, as in some of MONAI's transforms.
 
     Example:
         >>> class Noise:

@@ -158,11 +158,9 @@ def _finite(text: str) -> float:
 
 
 def packed(rows: Sequence[Any]) -> bytes:
-    """Packs rows of plain values.
-
-    A checkpoint of 1,000 clients and 100 rounds has a million such values. ``torch.save`` calls
-    Python for each of them, at ten times the cost.
-    """
+    """Packs rows of plain values."""
+    # A checkpoint of 1,000 clients and 100 rounds has a million such values. ``torch.save``
+    # calls Python for each of them, at ten times the cost.
     return msgspec.msgpack.encode(rows)
 
 

@@ -57,30 +57,18 @@ class Record(NamedTuple):
 
 
 def smaller_is_better(metric: str) -> bool:
-    """Returns whether smaller values of a metric are better.
-
-    Example:
-        >>> smaller_is_better("loss"), smaller_is_better("iou/whole")
-        (True, False)
-    """
+    """Returns whether smaller values of a metric are better."""
     worst, best = _ends(metric)
     return worst > best
 
 
 def worst_value(metric: str) -> float:
-    """Returns the worst possible value of a metric, which a failed model gets.
-
-    Example:
-        >>> worst_value("iou/whole"), worst_value("brier"), worst_value("loss"), worst_value("r2")
-        (0.0, 1.0, inf, -inf)
-    """
+    """Returns the worst possible value of a metric, which a failed model gets."""
     return _ends(metric)[0]
 
 
 def rounded(value: float) -> float:
     """Returns a metric with the digits that leave a hospital, by which rounds are also selected.
-
-    All digits of a loss over few patients would tell more of each. Whole numbers stay.
 
     Example:
         >>> rounded(0.123456), rounded(1234.56), rounded(12345.0)
@@ -90,12 +78,7 @@ def rounded(value: float) -> float:
 
 
 def limits_of(metric: str) -> tuple[float, float]:
-    """Returns the least and the greatest possible value of a metric.
-
-    Example:
-        >>> limits_of("dice/whole"), limits_of("rmse"), limits_of("r2")
-        ((0.0, 1.0), (0.0, inf), (-inf, 1.0))
-    """
+    """Returns the least and the greatest possible value of a metric."""
     worst, best = _ends(metric)
     return min(worst, best), max(worst, best)
 
@@ -103,12 +86,7 @@ def limits_of(metric: str) -> tuple[float, float]:
 def failures_count(
     metrics: Mapping[str, float], undefined: Collection[str] | None = None
 ) -> dict[str, float]:
-    """Returns a client's metrics, with the worst possible value for those of a failed model.
-
-    Example:
-        >>> failures_count({"loss": math.inf, "iou": math.nan, "auroc": math.nan}, {"auroc"})
-        {'loss': inf, 'iou': 0.0, 'auroc': nan}
-    """
+    """Returns a client's metrics, with the worst possible value for those of a failed model."""
     if undefined is None:
         undefined = undefined_in(metrics)
     settled = {n: v if math.isfinite(v) else worst_value(n) for n, v in metrics.items()}
@@ -116,24 +94,13 @@ def failures_count(
 
 
 def undefined_in(metrics: Mapping[str, float]) -> list[str]:
-    """Returns the metrics that a client's data leave undefined.
-
-    Example:
-        >>> undefined_in({"loss": 0.5, "auroc": math.nan})
-        ['auroc']
-    """
+    """Returns the metrics that a client's data leave undefined."""
     return [name for name, value in metrics.items() if math.isnan(value)]
 
 
 def failed(clients: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Returns the clients whose models have failed: a metric, mostly the loss, is infinite.
-
-    A user's metrics do not count: a distance may be infinite by its definition.
-
-    Example:
-        >>> failed({"a": {"loss": 0.5}, "b": {"loss": math.inf, "iou": 0.0}})
-        ['b']
-    """
+    """Returns the clients whose models have failed: a metric, mostly the loss, is infinite."""
+    # A user's metrics do not count: a distance may be infinite by its definition.
     return [
         client
         for client, metrics in clients.items()
@@ -144,12 +111,7 @@ def failed(clients: Mapping[str, Mapping[str, float]]) -> list[str]:
 def undefined_sentences(
     clients: Mapping[str, Mapping[str, float]], split: str, where: str = ""
 ) -> list[str]:
-    """Says which clients have no value of which metric.
-
-    Example:
-        >>> undefined_sentences({"a": {"loss": 0.5, "auroc": math.nan}}, "test")
-        ['The test data of a leave auroc undefined; its statistics omit a.']
-    """
+    """Says which clients have no value of which metric."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for client, metrics in clients.items():
         missing = undefined_in(metrics)
@@ -167,13 +129,7 @@ def undefined_sentences(
 def failure_sentences(
     clients: Mapping[str, Mapping[str, float]], split: str, where: str = ""
 ) -> list[str]:
-    """Says which clients get the worst possible values; arguments as `undefined_sentences`.
-
-    Example:
-        >>> failure_sentences({"b": {"loss": math.inf}}, "test", "Round 3: ")
-        ['Round 3: The loss or the predictions of b on its test data are not finite; b gets the \
-worst possible values.']
-    """
+    """Says which clients get the worst possible values; arguments as `undefined_sentences`."""
     lost = failed(clients)
     sentences = [
         f"{where}The loss or the predictions of {client} on its {split} data are not finite; "
@@ -187,16 +143,15 @@ worst possible values.']
 def federation_statistics(values: Sequence[float], falls: bool = False) -> dict[str, float]:
     """Returns mean, standard deviation, worst client and worst decile over clients.
 
-    The clients are the whole population, not a sample: the standard deviation is the root of the
-    mean squared deviation (n, not n - 1). The mean includes clients whose models have failed: if
-    the value of one is infinite, so is the mean.
-
     Example:
         >>> federation_statistics([0.5, 1.0, math.nan])
         {'mean': 0.75, 'sd': 0.25, 'worst': 0.5, 'worst_decile': 0.5}
         >>> federation_statistics([0.5, math.inf], falls=True)
         {'mean': inf, 'sd': nan, 'worst': inf, 'worst_decile': inf}
     """
+    # The clients are the whole population, not a sample: the standard deviation is the root
+    # of the mean squared deviation (n, not n - 1). The mean includes clients whose models
+    # have failed: if the value of one is infinite, so is the mean.
     known = sorted((v for v in values if not math.isnan(v)), reverse=falls)
     if not known:
         return dict.fromkeys(("mean", "sd", "worst", "worst_decile"), math.nan)
@@ -221,16 +176,9 @@ FEW_CASES = f"fewer than {LEAST_CASES} test patients, or of a class or with an e
 
 
 def fewest(cases: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
-    """Returns on how few test patients the scores of a hospital rest, and on which.
-
-    The result is the patients; of those of a classification the ones outside of the commonest
-    class, of a survival task the ones with an event.
-
-    Example:
-        >>> row = {"probability/0": 0.5, "probability/1": 0.5}
-        >>> fewest([{"patient": p, "label": "0" if p else "1", **row} for p in range(4)])
-        (1, 'test patients of a class')
-    """
+    """Returns on how few test patients the scores of a hospital rest, and on which."""
+    # The result is the patients; of those of a classification the ones outside of the
+    # commonest class, of a survival task the ones with an event.
     rows = list(cases)
     names = rows[0].keys() if rows else ()
     counts = {"test patients": len({row["patient"] for row in rows})}
@@ -247,21 +195,13 @@ def fewest(cases: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
 
 
 def too_small(cases: Iterable[Mapping[str, Any]]) -> bool:
-    """Says whether a hospital has too few test cases, of those that it has, for a verdict.
-
-    `cases`: rows of a meter, in which ``case`` is the number of a patient.
-    """
+    """Says whether a hospital has too few test cases, of those that it has, for a verdict."""
     rows = [{"patient": row["case"], **row} for row in cases]
     return bool(rows) and fewest(rows)[0] < LEAST_CASES
 
 
 def mean_of_known(table: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    """Returns means over the values that are not NaN (NaN without any), without a warning.
-
-    Example:
-        >>> mean_of_known(np.array([[1.0, math.nan], [math.nan, math.nan]]), axis=1).tolist()
-        [1.0, nan]
-    """
+    """Returns means over the values that are not NaN (NaN without any), without a warning."""
     unknown = np.isnan(table)
     count = (~unknown).sum(axis)
     total = np.where(unknown, 0.0, table).sum(axis)
@@ -271,13 +211,13 @@ def mean_of_known(table: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
 def redrawn(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Draws resamples that leave a metric undefined anew, from those that define it.
 
-    So each resample has a value of each client, and a mean over clients is always of the same ones.
-    `values`: (W,) a metric of each resample; NaN where it is undefined, or in all of them.
-
     Example:
         >>> redrawn(np.array([0.5, np.nan, 1.0, np.nan])).tolist()
         [0.5, 1.0, 1.0, 1.0]
     """
+    # So each resample has a value of each client, and a mean over clients is always of the
+    # same ones. `values`: (W,) a metric of each resample; NaN where it is undefined, or in
+    # all of them.
     lost = np.isnan(values)
     return values if lost.all() else np.where(lost, np.resize(values[~lost], len(values)), values)
 
@@ -285,12 +225,12 @@ def redrawn(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def over_seeds(values: Sequence[float]) -> tuple[float, float | None]:
     """Returns the mean of one value per seed, and the sample standard deviation of several.
 
-    What the data of a seed leave undefined is no part of it; a run that has failed (infinite) is.
-
     Example:
         >>> over_seeds([0.5, 1.0, 1.5]), over_seeds([2.0]), over_seeds([0.5, math.inf])
         ((1.0, 0.5), (2.0, None), (inf, None))
     """
+    # What the data of a seed leave undefined is no part of it; a run that has failed
+    # (infinite) is.
     known = [v for v in values if not math.isnan(v)]
     if not known:
         return math.nan, None
@@ -299,33 +239,18 @@ def over_seeds(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def span(counts: Iterable[int]) -> str:
-    """Writes counts of clients: one number if they are equal, else from least to greatest.
-
-    Example:
-        >>> span([4, 4]), span([9, 2, 4])
-        ('4', '2 to 9')
-    """
+    """Writes counts of clients: one number if they are equal, else from least to greatest."""
     least, most = min(numbers := list(counts)), max(numbers)
     return f"{least}" if least == most else f"{least} to {most}"
 
 
 def number(value: float) -> str:
-    """Writes a metric for a table; a dash if it is undefined.
-
-    Example:
-        >>> number(0.25), number(math.nan), number(math.inf)
-        ('0.2500', '–', 'inf')
-    """
+    """Writes a metric for a table; a dash if it is undefined."""
     return "–" if math.isnan(value) else f"{value:.4f}"
 
 
 def interval(ends: Sequence[float] | None) -> str:
-    """Writes an interval for a table.
-
-    Example:
-        >>> interval([0.25, 0.75]), interval([math.nan, math.nan]), interval(None)
-        ('[0.250, 0.750]', '–', '')
-    """
+    """Writes an interval for a table."""
     if ends is None:
         return ""
     low, high = ends
@@ -333,12 +258,7 @@ def interval(ends: Sequence[float] | None) -> str:
 
 
 def label_of(metric: str) -> str:
-    """Returns a metric's readable name, with its unit if it has one.
-
-    Example:
-        >>> label_of("iou"), label_of("balanced_accuracy"), label_of("hd95")
-        ('IoU', 'balanced accuracy', 'Hausdorff distance, 95th percentile (mm)')
-    """
+    """Returns a metric's readable name, with its unit if it has one."""
     known = {
         "iou": "IoU",
         "iou_both": "IoU with background, as pFedNet prints it",
@@ -357,14 +277,13 @@ def label_of(metric: str) -> str:
 def still_improving(scores: Sequence[float]) -> bool:
     """Says whether validation was still improving when training ended.
 
-    So it was if the best of six evaluations or more is in the last tenth of them, and the last
-    third is better on average than the third before.
-
     Example:
         >>> rising, flat = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0.1, 0.5, 0.7, 0.6, 0.6, 0.6]
         >>> still_improving(rising), still_improving(flat)
         (True, False)
     """
+    # So it was if the best of six evaluations or more is in the last tenth of them, and the
+    # last third is better on average than the third before.
     known = [score for score in scores if math.isfinite(score)]
     third = len(known) // 3
     if third < 2 or known.index(max(known)) < len(known) - max(1, len(known) // 10):

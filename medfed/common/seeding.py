@@ -18,52 +18,22 @@ if TYPE_CHECKING:
 
 
 def derive_seed(*key: object) -> int:
-    """Turns names and numbers into one 31-bit seed that depends only on them.
-
-    Python's ``hash`` would differ between processes.
-
-    Example:
-        >>> derive_seed(7, "split", "hospital_0") == derive_seed(7, "split", "hospital_0")
-        True
-        >>> derive_seed(0, 1, "hospital_0") == derive_seed(0, 11, "hospital_0")
-        False
-    """
+    """Turns names and numbers into one 31-bit seed that depends only on them."""
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:4], "big") >> 1
 
 
 def numpy_rng(*key: object) -> np.random.Generator:
-    """Returns a separate NumPy generator for the given purpose.
-
-    Example:
-        >>> int(numpy_rng(0, "a").integers(100)) == int(numpy_rng(0, "a").integers(100))
-        True
-    """
+    """Returns a separate NumPy generator for the given purpose."""
     return np.random.default_rng(derive_seed(*key))
 
 
 def torch_rng(*key: object) -> torch.Generator:
-    """Returns a separate PyTorch generator on the CPU for the given purpose.
-
-    Example:
-        >>> import torch
-        >>> a, b = torch_rng(0, "a"), torch_rng(0, "a")
-        >>> bool((torch.randperm(9, generator=a) == torch.randperm(9, generator=b)).all())
-        True
-    """
+    """Returns a separate PyTorch generator on the CPU for the given purpose."""
     import torch
 
     return torch.Generator().manual_seed(derive_seed(*key))
 
 
 def coin(chance: float, *key: object) -> bool:
-    """Tosses a coin with the same outcome for everyone who asks.
-
-    A method with random rounds tosses it in ``phases`` and again in ``round``.
-
-    Example:
-        >>> [coin(0.5, 7, number, "talk") for number in range(6)]
-        [False, False, True, True, False, False]
-        >>> coin(0.0, 7), coin(1.0, 7)
-        (False, True)
-    """
+    """Tosses a coin with the same outcome for everyone who asks."""
     return derive_seed(*key) < chance * 2**31

@@ -22,41 +22,20 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 @contextmanager
 def own_stream(seed: int) -> Iterator[None]:
-    """Gives this thread a separate generator for everything that it draws on the CPU.
-
-    The numbers are those after ``torch.manual_seed(seed)``. Neither other threads nor PyTorch's
-    global stream are affected. Each operation becomes some microseconds slower.
-
-    Example:
-        >>> before = torch.get_rng_state()
-        >>> with own_stream(3):
-        ...     mine = torch.rand(2), torch.nn.Linear(2, 2).weight
-        >>> bool((torch.get_rng_state() == before).all())
-        True
-        >>> random = torch.Generator().manual_seed(3)
-        >>> torch.equal(mine[0], torch.rand(2, generator=random))
-        True
-    """
+    """Gives this thread a separate generator for everything that it draws on the CPU."""
+    # The numbers are those after ``torch.manual_seed(seed)``. Neither other threads nor
+    # PyTorch's global stream are affected. Each operation becomes some microseconds slower.
     with _OwnStream(torch.Generator().manual_seed(seed)):
         yield
 
 
 @contextmanager
 def seeded(seed: int = 0, device: torch.device = _CPU) -> Iterator[None]:
-    """Runs its body (dropout, augmentation) under ``seed`` and restores the global streams.
-
-    In the main thread the body draws from the global stream: this costs nothing per operation, and
-    checkpointed activations and compiled code need it. Any other thread uses an :func:`own_stream`
-    on the CPU. PyTorch cannot give operations on a GPU another stream, so only one thread at a time
-    may train there.
-
-    Example:
-        >>> with seeded(3):
-        ...     first = torch.nn.functional.dropout(torch.ones(9))
-        >>> with seeded(3):
-        ...     torch.equal(first, torch.nn.functional.dropout(torch.ones(9)))
-        True
-    """
+    """Runs its body (dropout, augmentation) under ``seed`` and restores the global streams."""
+    # In the main thread the body draws from the global stream: this costs nothing per
+    # operation, and checkpointed activations and compiled code need it. Any other thread uses
+    # an :func:`own_stream` on the CPU. PyTorch cannot give operations on a GPU another
+    # stream, so only one thread at a time may train there.
     if device.type == "cpu" and not has_global_stream():
         with own_stream(seed):
             yield

@@ -55,10 +55,8 @@ def read_json(path: Path, kind: type[T] = dict[str, Any]) -> T:  # type: ignore[
 
 
 def read_yaml(path: Path, kind: Any = dict[str, Any]) -> dict[str, Any]:
-    """Reads a YAML file with a mapping of plain values, as a program writes it.
-
-    It refuses aliases, which can expand without end, extreme nesting, and tags.
-    """
+    """Reads a YAML file with a mapping of plain values, as a program writes it."""
+    # It refuses aliases, which can expand without end, extreme nesting, and tags.
     import yaml  # type: ignore[import-untyped]
 
     loader = _yaml_loader()

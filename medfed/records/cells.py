@@ -64,12 +64,7 @@ def hash_of(modules: frozenset[str]) -> str:
 
 
 def _module_file(module: str) -> Path | None:
-    """Returns the file of a module without importing it: only its package is looked up.
-
-    Example:
-        >>> _module_file("medfed.records.cells").name, _module_file("medfed").name
-        ('cells.py', '__init__.py')
-    """
+    """Returns the file of a module without importing it: only its package is looked up."""
     top, *rest = module.split(".")
     try:
         spec = find_spec(top)
@@ -100,10 +95,8 @@ def _module(name: str) -> str:
 
 @cache
 def read_code(file: Path) -> tuple[str, tuple[str, ...]]:
-    """Returns a hash of a file's code, and its imports, relative ones as they are.
-
-    A file is read once: what a process has loaded does not change while it is edited.
-    """
+    """Returns a hash of a file's code, and its imports, relative ones as they are."""
+    # A file is read once: what a process has loaded does not change while it is edited.
     tree = ast.parse(file.read_bytes())
     imported: set[str] = set()
     for node in ast.walk(tree):

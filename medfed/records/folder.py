@@ -180,11 +180,10 @@ def _some(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class RunFolder(Places):
-    """The files of a run: each file's path and content.
+    """The files of a run: each file's path and content."""
 
-    The first access to a file's content reads and checks it; a missing, damaged or invalid file
-    raises a ``CheckpointError`` that names it.
-    """
+    # The first access to a file's content reads and checks it; a missing, damaged or invalid
+    # file raises a ``CheckpointError`` that names it.
 
     folder: Path  # the run folder
 

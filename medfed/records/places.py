@@ -133,19 +133,7 @@ or resume=FOLDER.
 
 
 def _was_killed_early(folder: Path) -> bool:
-    """Returns whether a folder holds only the leftovers of a run that was killed before it opened.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> for name in (".lock", ".lock.pid", "versions.json"):
-        ...     (folder / name).touch()
-        >>> _was_killed_early(folder)
-        True
-        >>> (folder / "thesis.tex").touch()
-        >>> _was_killed_early(folder)
-        False
-    """
+    """Whether a folder holds only the leftovers of a run that was killed before it opened."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     others = [n for n in names if n not in BEGUN and not n.startswith(PARTIAL)]
     locked = str(Places.lock_pid) in names or names == [str(Places.lock)]

@@ -31,11 +31,9 @@ class CanonicalParts:
 
 
 def build_task(model: Section, canonical: Section | None, seed: int) -> TaskModule:
-    """Builds the task of a run from initial weights that depend on the seed alone.
-
-    With canonical parts, each further instance is another network under another seed. The first
-    instance and the common parts are those of a run without canonical parts.
-    """
+    """Builds the task of a run from initial weights that depend on the seed alone."""
+    # With canonical parts, each further instance is another network under another seed. The
+    # first instance and the common parts are those of a run without canonical parts.
     return mixed(plain_task(model, seed), model, canonical, seed)
 
 

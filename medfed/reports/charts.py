@@ -80,12 +80,7 @@ _DASHES = (0, (3, 3))
 
 
 def looks_in_order(names: Iterable[str]) -> dict[str, Look]:
-    """Returns a pair of colour and marker for each name, the colours first.
-
-    Example:
-        >>> looks_in_order(["fedavg", "local"])["local"]
-        Look(colour='c1', shape='o')
-    """
+    """Returns a pair of colour and marker for each name, the colours first."""
     pairs = cycle(Look(colour, shape) for shape in SHAPES for colour in SERIES)
     return dict(zip(names, pairs, strict=False))
 
@@ -177,13 +172,12 @@ def _around(values: Sequence[float]) -> tuple[float, float]:
 def reach(rows: Sequence[Row], always: Sequence[float] = ()) -> list[float]:
     """Returns the values that the axis of a forest must show.
 
-    With few splits one interval may be far wider than the others, and one method may be far worse
-    than all others. The axis cuts both, so that the other rows stay legible.
-
     Example:
         >>> reach([Row("a", 0.9, -9.0, 9.0), Row("b", 0.8, 0.7, 0.9)])[:2]
         [0.8, 0.9]
     """
+    # With few splits one interval may be far wider than the others, and one method may be far
+    # worse than all others. The axis cuts both, so that the other rows stay legible.
     values = sorted(row.value for row in rows if math.isfinite(row.value))
     if not values:
         return [*always]
@@ -205,11 +199,7 @@ def _name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def forest(rows: Sequence[Row], lines: Mapping[str, float], label: str) -> Figure:
-    """Draws methods with their intervals, one below another, and lines across all of them.
-
-    `lines`: values by name, such as that of a constant; a value far from all rows is at the edge,
-    with an arrow.
-    """
+    """Draws methods with their intervals, one below another, and lines across all of them."""
     heads = sorted((v, name) for name, v in lines.items() if math.isfinite(v))
     figure, (axes,) = panels(height=_STEP * len(rows) + 14 * len(heads) + 50)
     shown = reach(rows)
@@ -290,11 +280,9 @@ def curves(
     evenly: bool = False,
     axes: Axes | None = None,
 ) -> Figure:
-    """Draws a line for each method.
-
-    `log`: whether the first axis is logarithmic; it leaves out points at 0. `axes`: a panel to draw
-    in, without a legend; ``None``: a new picture.
-    """
+    """Draws a line for each method."""
+    # `log`: whether the first axis is logarithmic; it leaves out points at 0. `axes`: a panel
+    # to draw in, without a legend; ``None``: a new picture.
     whole, axes = axes is None, axes or panels()[1][0]
     places = sorted({x for points in lines.values() for x, _ in points if not log or x > 0})
 
@@ -329,10 +317,7 @@ def curves(
 def scatter(
     points: Mapping[str, Point], front: Sequence[str], y_label: str, looks: Mapping[str, Look]
 ) -> Figure:
-    """Draws methods by the bytes that they send, on a logarithmic axis, and their scores.
-
-    `points`: by method, bytes first; methods that send nothing are at the left end.
-    """
+    """Draws methods by the bytes that they send, on a logarithmic axis, and their scores."""
     figure, (axes,) = panels(height=300)
     known = {n: (x, y) for n, (x, y) in points.items() if math.isfinite(y)}
     sent = [x for x, _ in known.values() if x > 0] or [1.0]

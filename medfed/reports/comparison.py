@@ -49,10 +49,9 @@ def values_of(report: Report) -> Iterator[tuple[str, str, Values]]:
 
 
 def to_csv(report: Report) -> str:
-    """Returns a line per metric, place and method or constant predictor.
-
-    The spread is the sample standard deviation over seeds; one seed has the interval of its run.
-    """
+    """Returns a line per metric, place and method or constant predictor."""
+    # The spread is the sample standard deviation over seeds; one seed has the interval of its
+    # run.
     return csv_text(
         _HEAD,
         (
@@ -76,12 +75,7 @@ def _ends(report: Report, name: str, metric: str, place: str) -> Sequence[float 
 def compare_runs(
     runs: str | Sequence[str], out: Path | None = None, metric: str | None = None, kind: str = "png"
 ) -> Report:
-    """Compares runs, prints the tables and writes ``comparison.csv``, ``.md`` and pictures.
-
-    `out`: the folder for the files; ``None`` takes the folder that holds all runs. `metric`: the
-    metric of verdicts and pictures; ``None`` takes the one that selected rounds. `kind`: the format
-    of pictures; see :func:`medfed.common.figures.save_figures`.
-    """
+    """Compares runs, prints the tables and writes ``comparison.csv``, ``.md`` and pictures."""
     folders = find_runs(runs)
     report = report_on(folders, metric, pictures=kind != "none")
     report.title = _TITLE

@@ -88,26 +88,12 @@ def judged(tasks: Sequence[Task], target: float | None = None) -> Report:
         verdicts = judge(task)
         report.tasks.append((task, verdicts))
         report.answers[task.name] = sentences.answer(task, verdicts)
-        report.notes += sentences.no_better_than_a_constant(task, verdicts)
-        report.notes += [*sentences.short_of(task), *sentences.budget_of(task)]
-        report.notes += sentences.splits_of_target(task, verdicts)
+        report.notes += sentences.notes_on(task, verdicts)
     return report
 
 
-_UNCOUNTED = (
-    "The runs do not say how many patients a hospital has tested, so small ones decide like others."
-)
-_TUNED = (
-    "The settings are those of the runs; the report cannot know whether all methods were tuned "
-    "alike."
-)
-
-
 def report_on(folders: Sequence[Path], metric: str | None = None, pictures: bool = True) -> Report:
-    """Judges finished runs.
-
-    `metric`: the metric of the verdicts; None: the one that selected the rounds.
-    """
+    """Judges finished runs."""
     kept, repeated = runs.without_repeats([Run(folder) for folder in folders])
     runs.check_same_patients(kept)
     methods, left_out = runs.pool(kept)
@@ -117,9 +103,16 @@ def report_on(folders: Sequence[Path], metric: str | None = None, pictures: bool
     report.title, report.runs = f"Runs of {task.suite}", named
     made = " The data are generated: real hospitals may differ." * (task.data == "generated")
     report.remark = _bearing(named, task) + made
-    notes = [*_lacking(named), *references, *runs.notes_on(methods, kept[0].clients), *report.notes]
-    unknown = [_UNCOUNTED] * ("small" not in kept[0].summary)
-    report.notes = [*notes, *left_out, *repeated, *unknown, _TUNED]
+    report.notes = sentences.lines_of(
+        "notes_on_runs.txt",
+        methods=named,
+        references=references,
+        **runs.facts_of(methods, kept[0].clients),
+        of_task=report.notes,
+        left_out=left_out,
+        repeated=repeated,
+        is_counted="small" in kept[0].summary,
+    )
     ones = (run.overrides for of_method in methods.values() for run in of_method)
     report.commands = [shlex.join(["medfed", "train", *typed]) for typed in ones if typed]
     versions = kept[0].versions
@@ -140,18 +133,6 @@ def _bearing(methods: Runs, task: Task) -> str:
         "patients. The intervals cover the test patients alone; other training patients might "
         "reverse a difference. Runs with other values of seed=, data.seed= or data.fold= show it."
     )
-
-
-def _lacking(methods: Runs) -> list[str]:
-    consequences = {
-        "local": "the report cannot say who would be better off alone",
-        "fedavg": "the report compares nothing with one model for all",
-    }
-    return [
-        f"There is no run of {sentences.LABELS[name]}, so {what}; run it with algorithm={name}."
-        for name, what in consequences.items()
-        if name not in methods
-    ]
 
 
 class Finding(NamedTuple):

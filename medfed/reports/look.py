@@ -35,10 +35,7 @@ def read_descriptions(paths: Sequence[Path]) -> list[Description]:
 
 
 def write_look(descriptions: Sequence[Description], folder: Path) -> None:
-    """Writes ``look.html`` and ``look.json``, and prints the tables.
-
-    `folder`: a new or empty folder.
-    """
+    """Writes ``look.html`` and ``look.json``, and prints the tables."""
     by_title, least = tables(descriptions), {d["hospital"]: d["least"] for d in descriptions}
     seen = {"tables": by_title, "pictures": pictures(descriptions, by_title), "least": least}
     with writing(folder, "choose another folder by folder=FOLDER"):
@@ -61,13 +58,7 @@ def _grid(descriptions: Sequence[Description], title: str) -> tuple[list[str], l
 
 
 def tables(descriptions: Sequence[Description]) -> dict[str, Table]:
-    """Returns a table by title; the longer of hospitals and names runs downwards.
-
-    Example:
-        >>> one = {"hospital": "va", "least": 5, "tables": {"Patients": {"train": 9, "val": None}}}
-        >>> tables([one])["Patients"].markdown()[2:]
-        ['| train | 9 |', '| val | withheld |']
-    """
+    """Returns a table by title; the longer of hospitals and names runs downwards."""
     made = {}
     for title in dict.fromkeys(title for d in descriptions for title in d["tables"]):
         hospitals, names, grid = _grid(descriptions, title)

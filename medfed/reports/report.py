@@ -47,11 +47,7 @@ def report_runs(
     figures: bool = True,
     quiet: bool = False,
 ) -> Report:
-    """Judges finished runs, prints the table and writes the page and its files.
-
-    `out`: where to write; None takes ``report`` in the folder that holds all runs. `metric`: that
-    of the verdicts; None: the one that selected the rounds. `figures`: also as vector files.
-    """
+    """Judges finished runs, prints the table and writes the page and its files."""
     folders = find_runs(runs)
     folder = common_folder(folders) / "report" if out is None else out.expanduser()
     html = folder / "report.html"
@@ -223,12 +219,7 @@ def _seen(value: object) -> object:
 
 
 def place(name: str) -> str:
-    """Returns the anchor of a section.
-
-    Example:
-        >>> place("brats/lack_flair")
-        'brats-lack_flair'
-    """
+    """Returns the anchor of a section."""
     return re.sub(r"[^\w.-]+", "-", name)
 
 

@@ -85,10 +85,8 @@ def common_folder(runs: Sequence[Path]) -> Path:
 
 
 def differences(one: Run, other: Run) -> list[str]:
-    """Returns the keys in which two configurations differ; what makes another split does not count.
-
-    Seeds, folds and run conditions are left out: with others of them it is the same method.
-    """
+    """Returns the keys in which two configurations differ, but for those of another split."""
+    # Seeds, folds and run conditions are left out: with others of them it is the same method.
     # What followed from the data of a split is no choice.
     mine, others = ({**leaves(run.config), **run.config.get("derived", {})} for run in (one, other))
     changed = (c.split(": ")[0] for c in changed_keys(mine, others, _NO_METHOD))
@@ -102,12 +100,7 @@ def place(run: Run) -> Place:
 
 
 def grouped(items: Iterable[T], same: Callable[[T, T], bool]) -> list[list[T]]:
-    """Groups equal items, in the order of the first item of each group.
-
-    Example:
-        >>> grouped([1, 2, 3, 5], lambda a, b: a % 2 == b % 2)
-        [[1, 3, 5], [2]]
-    """
+    """Groups equal items, in the order of the first item of each group."""
     groups: list[list[T]] = []
     for item in items:
         group = next((g for g in groups if same(g[0], item)), None)
@@ -241,10 +234,9 @@ def _listed(runs: Iterable[Run]) -> str:
 
 
 def with_references(methods: Runs) -> tuple[dict[str, Sequence[Run]], list[str]]:
-    """Calls the best local training, by validation, ``local``, and so FedAvg and pooling.
-
-    Where a reference was run with several settings, the best of them is what others must beat.
-    """
+    """Calls the best local training, by validation, ``local``, and so FedAvg and pooling."""
+    # Where a reference was run with several settings, the best of them is what others must
+    # beat.
     names = {name: name for name in methods}
     notes = []
     for reference in (*REFERENCES, CEILINGS[0]):
@@ -306,69 +298,36 @@ def _natural(text: str) -> list[tuple[int, str]]:
     return [(int(t), "") if t.isdigit() else (-1, t) for t in re.split(r"(\d+)", text)]
 
 
-_SPENT = {
-    "steps": "Gradient steps per client differ",
-    "gradient_passes": "Gradient passes per client, including those of the steps, differ",
-    "forward_passes": "Forward-only passes per client differ",
-}
-
-
-def notes_on(methods: Runs, clients: Sequence[str]) -> list[str]:
-    """Returns all notes."""
-    return [
-        *budget_notes(methods, clients, ("steps",)),
-        *label_notes(next(iter(methods.values()))[0], clients),
-        *budget_notes(methods, clients, ("gradient_passes", "forward_passes")),
-        *setting_notes(methods),
-        *improving_notes(methods),
-        *dict.fromkeys(score_notes(methods)),
-    ]
-
-
-def label_notes(run: Run, clients: Sequence[str]) -> Iterator[str]:
-    """Says which labels each client annotates, if one does not annotate all."""
+def facts_of(methods: Runs, clients: Sequence[str]) -> dict[str, Any]:
+    """Returns what a reader must know to judge a comparison, such as its budgets."""
+    ones = {name: runs[0] for name, runs in methods.items()}
+    first, *others = ones.values()
+    kinds = ("steps", "gradient_passes", "forward_passes")
+    spent = {
+        kind: {name: [run.summary[kind][c] for c in clients] for name, run in ones.items()}
+        for kind in kinds
+    }
     # A coordinator knows of no preparation.
-    known = run.preprocessing_json.is_file() and not run.sites_json.is_file()
-    steps = run.preprocessing if known else {}
+    known = first.preprocessing_json.is_file() and not first.sites_json.is_file()
+    steps = first.preprocessing if known else {}
     labels = {c: of for c in clients if (of := steps.get(c, {}).get("annotated"))}
-    if labels:
-        listed = few([f"{shown(c)} {', '.join(of)}" for c, of in labels.items()])
-        yield f"Annotated labels: {listed}. A client's means are over its labels alone."
+    rising = {n: sum(bool(r.summary.get("improving")) for r in runs) for n, runs in methods.items()}
+    keys = {key for other in others for key in differences(first, other)}
+    return {
+        "differing": {
+            kind: {name: span(counts) for name, counts in of.items()}
+            for kind, of in spent.items()
+            if any(a != b for a, b in pairwise(of.values()))
+        },
+        "steps": span(next(iter(spent["steps"].values()))),
+        "labelled": [f"{shown(client)} {', '.join(of)}" for client, of in labels.items()],
+        "settings": sorted(key for key in keys if not key.startswith("algorithm.")),
+        "improving": [f"{n} in {k} of {len(methods[n])} runs" for n, k in rising.items() if k],
+        "scores": [*dict.fromkeys(_score_notes(methods))],
+    }
 
 
-def improving_notes(methods: Runs) -> Iterator[str]:
-    """Says of how many runs of a method validation was still improving at the end."""
-    counts = {n: sum(bool(r.summary.get("improving")) for r in runs) for n, runs in methods.items()}
-    listed = [f"{n} in {k} of {len(methods[n])} runs" for n, k in counts.items() if k]
-    if listed:
-        yield (
-            f"Validation was still improving at the end with {few(listed)}: with more rounds the "
-            "methods may differ in another way."
-        )
-
-
-def budget_notes(methods: Runs, clients: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
-    """Says where methods took other steps, or where equal steps are not equal work."""
-    for key in keys:
-        counts = {n: [runs[0].summary[key][c] for c in clients] for n, runs in methods.items()}
-        if any(a != b for a, b in pairwise(counts.values())):
-            yield f"{_SPENT[key]}: {', '.join(f'{n} {span(s)}' for n, s in counts.items())}."
-        elif key == "steps":
-            same = span(next(iter(counts.values())))
-            yield f"Equal budgets: {same} gradient steps per client."
-
-
-def setting_notes(methods: Runs) -> list[str]:
-    """Names settings outside the algorithm in which methods differ."""
-    one, *others = [runs[0] for runs in methods.values()]
-    keys = {k for other in others for k in differences(one, other)}
-    outside = sorted(k for k in keys if not k.startswith("algorithm."))
-    if not outside:
-        return []
-    return [f"Settings besides the algorithm differ between methods: {', '.join(outside)}."]
-
-
-def score_notes(methods: Runs) -> Iterator[str]:
+def _score_notes(methods: Runs) -> Iterator[str]:
     """Names the clients that a metric leaves out, and those whose model failed."""
     seeds: dict[str, dict[int, None]] = {}
     for name, runs in methods.items():

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from medfed.common.console import brief, size
+from medfed.common.console import brief, size, visible
 from medfed.common.scores import CHOSEN, LEAST_CASES
 from medfed.common.tables import Cell, Table
 from medfed.federation.card import CEILINGS, REFERENCES
@@ -26,79 +27,87 @@ from medfed.reports.verdicts import (
     Verdict,
     Verdicts,
     best_of,
-    better_than,
+    by_mean,
     floor_of,
     in_one_place,
 )
 from medfed.standalone.errors import few
+from medfed.standalone.files import filled
 
 LABELS = {"local": "local training", "fedavg": "FedAvg"}
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def lines_of(template: str, folder: Path = TEMPLATES, **facts: Any) -> list[str]:
+    """Returns the sentences of a template, which has one a line; names in lists stay on theirs."""
+
+    def listed(names: Sequence[str], most: int = 20) -> str:
+        return few([visible(name) for name in names], most)
+
+    text = filled(folder / template, few=listed, signed=signed, labels=LABELS, **facts)
+    return [*filter(None, text.split("\n"))]
 
 
 def answer(task: Task, verdicts: Verdicts) -> list[str]:
-    """Returns a few sentences: which method, and who would be harmed.
-
-    `verdicts`: by method; at least one that hospitals can use.
-    """
-    best = best_of(verdicts)
-    where = "On the test patients of the only split: " if task.single else ""
-    sentences = [where + _which(task, verdicts, best), *small_of(task)]
-    few_splits = f"{task.splits} splits are too few for intervals, which take {LEAST_SPLITS}."
-    sentences += [few_splits] * (1 < task.splits < LEAST_SPLITS)
-    sentences += chosen_of(task, verdicts, best)
-    for name in dict.fromkeys((best, "fedavg")):
-        if name in verdicts and verdicts[name].harm is not None:
-            sentences.append(_who(name, verdicts[name], task))
-    return sentences
-
-
-def chosen_of(task: Task, verdicts: Verdicts, best: str) -> list[str]:
-    """Says what methods reach where each hospital's validation patients have set the level."""
+    """Returns a few sentences: which method, and who would be harmed."""
+    methods, best = {n: v for n, v in verdicts.items() if n not in CEILINGS}, best_of(verdicts)
+    against = verdicts[best].against.items()
+    gains = {r: a.difference for r, a in against if a.verdict == "better"}
+    alike = [n for n in by_mean(methods) if n != best]
+    alike = [n for n in alike if all(methods[n].is_better_than(r) for r in gains)]
     names = [n for n in dict.fromkeys((best, *REFERENCES)) if n in verdicts]
-    found = []
-    for words in CHOSEN:
-        means = {LABELS.get(n, n): verdicts[n].scores.chosen_mean(words) for n in names}
-        known = [f"{n} {task.raw(mean):.4f}" for n, mean in means.items() if mean == mean]
-        found += [f"{words.capitalize()} on validation patients: {', '.join(known)}."] * bool(known)
-    return found
+    means_of = {
+        words: [
+            f"{LABELS.get(n, n)} {task.raw(mean):.4f}"
+            for n in names
+            if not math.isnan(mean := verdicts[n].scores.chosen_mean(words))
+        ]
+        for words in CHOSEN
+    }
+    average = verdicts["fedavg"].against.get("local") if "fedavg" in verdicts else None
+    rest = (_room(task, verdicts, best), _pooled(task, verdicts))
+    return lines_of(
+        "answer.txt",
+        task=task,
+        verdicts=verdicts,
+        best=best,
+        gains=gains,
+        alike=alike,
+        fedavg=None if average is None or average.verdict == UNDECIDED else average,
+        room="".join(f" {sentence}" for sentence in rest if sentence),
+        is_reference=any(best in v.against for v in methods.values()),
+        count=len(methods),
+        lacking=[LABELS[r] for r in REFERENCES if r not in verdicts],
+        small=[f"{client} ({what})" for client, what in task.small.items()],
+        least_cases=LEAST_CASES,
+        least_splits=LEAST_SPLITS,
+        means_of=means_of,
+        harms={n: v.harm for n in names if n != "local" and (v := verdicts[n]).harm is not None},
+        shares=shares,
+        names=names_of,
+    )
 
 
-def small_of(task: Task) -> list[str]:
-    """Names the hospitals that are too small to decide, in a sentence."""
-    least = f"{LEAST_CASES} test patients over all splits, and as many of each class or with events"
-    if task.small:
-        has = few([f"{client} ({what})" for client, what in task.small.items()], 8)
-        return [f"Too small to decide or to have a verdict: {has}; it takes {least}."]
-    if any(count < LEAST_CASES for count, _ in task.fewest.values()):
-        return [f"Fewer than two hospitals have {least}; so all decide, and no answer is sure."]
-    return []
-
-
-def _which(task: Task, verdicts: Verdicts, best: str) -> str:
-    methods = {n: v for n, v in verdicts.items() if n not in CEILINGS}
-    alone, average = (better_than(methods, r) for r in REFERENCES)
-    chosen = verdicts[best]
-    shown = {r: a.difference for r, a in chosen.against.items() if a.verdict == "better"}
-    by = {r: f"{LABELS[r]} (by {signed(gain)})" for r, gain in shown.items()}
-    named = f"{LABELS.get(best, best)} ({task.raw(chosen.mean.mean):.4f})"
-    if by and len(by) == len(REFERENCES):
-        more = [n for n in alone if n in average and n != best]
-        return f"{named} is better than {' and than '.join(by.values())}{_so_are(more)}."
-    if best == "fedavg" and by:
-        more = [n for n in alone if n != best]
-        return (
-            f"{named} is better than {by['local']}{_so_are(more)}. No method is shown to be better "
-            f"than FedAvg.{_room(task, verdicts, best)}"
-        )
-    if by:
-        (reference,) = by
-        more = [n for n in (alone if reference == "local" else average) if n != best]
-        return f"{named} is better than {by[reference]}{_so_are(more)}.{_fedavg(verdicts)}"
-    if best == "local" or any(best in v.against for v in methods.values()):
-        rest = _room(task, verdicts, best) + _fedavg(verdicts)
-        return f"No method is shown to be better than {named}.{rest}"
-    lacking = " and ".join(LABELS[r] for r in REFERENCES if r not in verdicts) or "more splits"
-    return f"{named} has the best mean of {len(methods)}; to say more needs a run of {lacking}."
+def notes_on(task: Task, verdicts: Verdicts) -> list[str]:
+    """Returns what else a reader must know of a task."""
+    floor, needed = floor_of(task), list[str]()
+    rises = {name: s.rise for name, s in task.scores.items() if s.rise is not None}
+    still = {name: rise.mean for name, rise in rises.items() if rise.p < 0.05 and rise.mean > 0}
+    # By the spread of the paired differences so far.
+    for name, verdict in verdicts.items() if task.target is not None else ():
+        for reference, one in verdict.against.items():
+            count = sum(reference in v.against for v in verdicts.values())
+            splits = _splits_for(task, one.difference, task.target or 0.0, count)
+            needed.append(f"{name} against {reference} {splits or 'more than 1000'}")
+    return lines_of(
+        "notes_on_task.txt",
+        task=task,
+        floor=floor,
+        weak=[n for n, v in verdicts.items() if v.mean.mean <= floor[1]],
+        has_courses=bool(rises),
+        still=[f"{name} ({rise:+.4f} in the last quarter)" for name, rise in still.items()],
+        needed=needed,
+    )
 
 
 def signed(difference: Sequence[float]) -> str:
@@ -112,24 +121,7 @@ def signed(difference: Sequence[float]) -> str:
     return f"{mean:+.4f}" if math.isnan(low) else f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"
 
 
-def _so_are(more: Sequence[str]) -> str:
-    return f"; so {'is' if len(more) == 1 else 'are'} {few(more, 4)}" if more else ""
-
-
-def _fedavg(verdicts: Verdicts) -> str:
-    """How FedAvg compares with local training, where that is shown."""
-    against = verdicts["fedavg"].against.get("local") if "fedavg" in verdicts else None
-    if against is None or against.verdict == UNDECIDED:
-        return ""
-    return f" FedAvg is {against.verdict} than local training (by {signed(against.difference)})."
-
-
 def _room(task: Task, verdicts: Verdicts, reference: str) -> str:
-    parts = (room(task, verdicts, reference), _pooled(task, verdicts))
-    return "".join(f" {part}" for part in parts if part)
-
-
-def room(task: Task, verdicts: Verdicts, reference: str) -> str:
     """Says what it takes to show the largest gain seen, and a gain worth knowing."""
     against = {n: v.against[reference] for n, v in verdicts.items() if reference in v.against}
     known = {n: a.difference for n, a in against.items()}
@@ -137,47 +129,41 @@ def room(task: Task, verdicts: Verdicts, reference: str) -> str:
     if not gaps:
         return ""
     name = max(gaps, key=lambda n: gaps[n].mean)
-    target = target_of(task, verdicts, reference)
+    largest, target = gaps[name].mean, _target_of(task, verdicts, reference)
     over = f" over {LABELS.get(reference, reference)}"
-    possible = target <= task.limits[1] - verdicts[reference].mean.mean
-    wanted = {f"a gain of {target:.4g}": target} if possible else {}
-    start = f"No method gains{over} here."
-    if (seen := gaps[name].mean) > 0:
-        start = f"The largest gain{over} is that of {name}, {seen:+.4f}."
-        wanted = {"one as large": seen, **wanted}
-    takes = {
-        what: takes_to_show(task, gaps[name], gain, len(gaps)) for what, gain in wanted.items()
-    }
+    start, wanted = f"No method gains{over} here.", dict[str, float]()
+    if largest > 0:
+        start = f"The largest gain{over} is that of {name}, {largest:+.4f}."
+        wanted["one as large"] = largest
+    if target <= task.limits[1] - verdicts[reference].mean.mean:
+        wanted[f"a gain of {target:.4g}"] = target
+    takes = {w: takes_to_show(task, gaps[name], gain, len(gaps)) for w, gain in wanted.items()}
     limit = "; more splits of the same patients will not do"
     patients = any("times as many patients" in of for of in takes.values()) and not task.single
-    unsure = not task.small and any(count < LEAST_CASES for count, _ in task.fewest.values())
-    if not takes or unsure or gaps[name].error == 0:  # nobody knows how much chance there is
+    if (
+        not takes or task.is_unsure or gaps[name].error == 0
+    ):  # nobody knows how much chance there is
         return start
-    same = " or ".join(takes) if len({*takes.values()}) == 1 else ""
-    each = [f"{what} takes {of}" for what, of in takes.items()]
-    listed = f"{same} takes {next(iter(takes.values()))}" if same else ", and ".join(each)
+    listed = ", and ".join(f"{what} takes {of}" for what, of in takes.items())
+    if len({*takes.values()}) == 1:
+        listed = f"{' or '.join(takes)} takes {next(iter(takes.values()))}"
     return f"{start} To show {listed}{limit * patients}."
 
 
 _ENOUGH = 20  # splits: more make the estimated spread hardly more certain
 
 
-def target_of(task: Task, verdicts: Verdicts, reference: str) -> float:
+def _target_of(task: Task, verdicts: Verdicts, reference: str) -> float:
     """Returns the gain worth knowing: as stated; else 0.02, or 2 % of a score without limits."""
     usual = 1.0 if all(map(math.isfinite, task.limits)) else abs(verdicts[reference].mean.mean)
     return task.target or 0.02 * usual
 
 
 def takes_to_show(task: Task, now: Difference, gain: float, comparisons: int) -> str:
-    """Says how many splits, or else patients, show a gain in 8 of 10 cases.
-
-    `comparisons`: the number of such differences.
-    """
+    """Says how many splits, or else patients, show a gain in 8 of 10 cases."""
     if now.detectable <= gain:
         return "no more than there is"
-    if not task.single and (
-        splits := splits_needed(gain, now, task.splits, task.overlap, comparisons)
-    ):
+    if not task.single and (splits := _splits_for(task, now, gain, comparisons)):
         return f"about {about(splits)} splits instead of {task.splits}"
     # Few splits leave the spread uncertain, which is no reason to collect patients.
     count = task.splits if task.single else max(task.splits, _ENOUGH)
@@ -190,13 +176,12 @@ def takes_to_show(task: Task, now: Difference, gain: float, comparisons: int) ->
     return f"about {about(times)} times as many patients{by}"
 
 
-def about(count: float) -> int:
-    """Rounds a number of splits, patients or times up to two digits, as no more are known.
+def _splits_for(task: Task, now: Difference, gain: float, comparisons: int) -> int | None:
+    return splits_needed(gain, now, task.splits, task.overlap, comparisons)
 
-    Example:
-        >>> about(12.3), about(1234)
-        (13, 1300)
-    """
+
+def about(count: float) -> int:
+    """Rounds a number of splits, patients or times up to two digits, as no more are known."""
     digits = 10.0 ** max(0, len(str(int(count))) - 2)
     return int(math.ceil(count / digits) * digits)
 
@@ -206,78 +191,18 @@ def _ends(task: Task, score: Difference) -> str:
     return f"{mean:.4f}" if math.isnan(low) else f"{mean:.4f} [{low:.4f}, {high:.4f}]"
 
 
-def _who(name: str, v: Verdict, task: Task) -> str:
-    harm = v.harm
-    assert harm is not None
-    label = LABELS.get(name, name)
-    if math.isnan(harm.share):
-        return f"With {label}, it is unknown which hospitals are worse off than alone."
-    start = f"With {label}, {shares(harm)} of the hospitals are worse off than alone"
-    if not harm.clients:
-        return f"{start}." if task.same else f"{start}; each split has other hospitals."
-    return f"{start}: {names(harm)}."
-
-
 def shares(harm: Harm) -> str:
     """Writes the share of hospitals that are worse off than alone, with its interval."""
     ends = "" if math.isnan(harm.low) else f" [{harm.low:.0%} to {harm.high:.0%}]"
     return f"{harm.share:.0%}{ends}"
 
 
-def names(harm: Harm) -> str:
+def names_of(harm: Harm) -> str:
     """Names the hospitals that are worse off than alone."""
     perhaps = [c for c in harm.clients if c not in harm.surely]
     parts = [f"surely {few(harm.surely, 8)}"] * bool(harm.surely)
     parts += [f"perhaps {few(perhaps, 8)}"] * bool(perhaps)
     return "; ".join(parts)
-
-
-def no_better_than_a_constant(task: Task, verdicts: Verdicts) -> list[str]:
-    """Names the methods whose mean is no better than that of the best constant prediction."""
-    name, level = floor_of(task)
-    low = [n for n, v in verdicts.items() if v.mean.mean <= level]
-    reached = f"a constant prediction ({task.raw(level):.4f})"
-    what = f"{task.name}: no better than {reached} by mean {task.metric}: {few(low, 12)}."
-    return [what] * bool(name and low)
-
-
-def short_of(task: Task) -> list[str]:
-    """Names the methods that a task leaves out, in one line; its notes have the reasons."""
-    rest = [task.unfinished] * bool(task.unfinished)
-    if not task.left_out:
-        return rest
-    count = "1 method" if len(task.left_out) == 1 else f"{len(task.left_out)} methods"
-    names = few([*task.left_out], 12)
-    return [f"{task.name}: the table leaves out {count}, with the reasons: {names}.", *rest]
-
-
-def budget_of(task: Task) -> list[str]:
-    """Says with which methods validation still rose when the rounds ended."""
-    rises = {name: s.rise for name, s in task.scores.items() if s.rise is not None}
-    still = {name: rise for name, rise in rises.items() if rise.p < 0.05 and rise.mean > 0}
-    if not rises:
-        return []
-    if not still:
-        return [f"{task.name}: validation is not shown to rise at the end with any method."]
-    listed = few([f"{n} ({r.mean:+.4f} in the last quarter)" for n, r in still.items()], 12)
-    return [f"{task.name}: validation still rose with {listed}; more rounds may change the order."]
-
-
-def splits_of_target(task: Task, verdicts: Verdicts) -> list[str]:
-    """Says how many splits a question needs, by the spread of the paired differences so far."""
-    needed, target = {}, task.target
-    if target is None:
-        return []
-    for name, verdict in verdicts.items():
-        for reference, one in verdict.against.items():
-            count = sum(reference in v.against for v in verdicts.values())
-            splits = splits_needed(target, one.difference, task.splits, task.overlap, count)
-            needed[f"{name} against {reference}"] = str(splits) if splits else "more than 1000"
-    listed = "; ".join(f"{pair} {splits}" for pair, splits in needed.items())
-    return [
-        f"{task.name}: splits that detect a difference of {target:g} in 8 of 10 cases, by the "
-        f"spread of {task.splits} splits: {listed}."
-    ] * bool(listed and task.splits > 1)
 
 
 def between(crossed: Iterable[Sequence[float]]) -> str:
@@ -321,11 +246,8 @@ class Shown(NamedTuple):
     average: float  # bytes that FedAvg sends; NaN where it has not run
 
 
-def shown_by(task: Task, verdicts: Verdicts, scarce: bool = False) -> Shown | None:
-    """Returns the method that a task shows to be the one to use; None where it shows none.
-
-    Training alone is shown where FedAvg is worse.
-    """
+def _shown_by(task: Task, verdicts: Verdicts, scarce: bool = False) -> Shown | None:
+    """Returns the method that a task shows to be the one to use; None where it shows none."""
     name, words = best_of(verdicts), _words(verdicts[best_of(verdicts)])
     if name == "local":
         against = verdicts["fedavg"].against.get("local") if "fedavg" in verdicts else None
@@ -347,7 +269,7 @@ def shown_by(task: Task, verdicts: Verdicts, scarce: bool = False) -> Shown | No
 
 def _saving(task: Task, verdicts: Verdicts) -> Shown | None:
     """A method with the verdicts of the best one that sends less than it and than FedAvg."""
-    usual, saving = shown_by(task, verdicts), shown_by(task, verdicts, scarce=True)
+    usual, saving = _shown_by(task, verdicts), _shown_by(task, verdicts, scarce=True)
     if usual is None or saving is None or saving.name == usual.name:
         return None
     return saving if sum(saving.verdict.scores.sent) < saving.average else None
@@ -366,17 +288,15 @@ def _as_good(verdict: Verdict, words: Mapping[str, str]) -> bool:
 
 
 def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:
-    """Returns the decision card: lines for each situation, by how many tasks show the method.
-
-    Generated and real data are situations of their own.
-    """
+    """Returns the decision card: lines for each situation, by how many tasks show the method."""
+    # Generated and real data are situations of their own.
     situations: dict[tuple[str, str], list[tuple[Task, Verdicts]]] = {}
     kinds: dict[str, list[tuple[Task, Verdicts]]] = {}
     for task, verdicts in tasks:
         at = (task.situation or task.name, task.data)
         situations.setdefault(at, []).append((task, verdicts))
         kinds.setdefault(task.data, []).append((task, verdicts))
-    shown = {at: [shown_by(*one) for one in ones] for at, ones in situations.items()}
+    shown = {at: [_shown_by(*one) for one in ones] for at, ones in situations.items()}
     surest = sorted(shown, key=lambda at: -sum(map(bool, shown[at])) / len(shown[at]))
     rows = [row for at in surest for row in _rows(*at, situations[at], shown[at])]
     for data, judged in kinds.items():
@@ -405,7 +325,7 @@ def _rows(
         texts = [situation, data, "none", "", "", "", f"FedAvg: {harms}" * bool(harms), ""]
         why = _unseen(judged)
         if len(judged) == 1:
-            why = room(*judged[0], best_of(judged[0][1])) or _ALONE
+            why = _room(*judged[0], best_of(judged[0][1])) or _ALONE
         return [[Cell(text) for text in (*texts, why)]]
     least = {
         name: min(a.difference.mean for one in shown for a in one.gains.values())
@@ -462,7 +382,7 @@ def _harms_of(ones: Sequence[tuple[Task, Verdict]]) -> str:
     """The share of hospitals that are worse off than alone, and which surely are."""
     if len(ones) == 1 and ones[0][1].harm is not None:
         harm = ones[0][1].harm
-        return ": ".join(filter(None, (shares(harm), names(harm))))
+        return ": ".join(filter(None, (shares(harm), names_of(harm))))
     harms = [v.harm for _, v in ones if v.harm is not None and not math.isnan(v.harm.share)]
     if not harms:
         return ""

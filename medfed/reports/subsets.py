@@ -31,11 +31,9 @@ def heat_map(
     falls: bool = False,
     mean: bool = False,
 ) -> Figure:
-    """Draws a metric per row and subset; dots below say which channels a subset has.
-
-    `values` is ``(rows, subsets)``, NaN where a client lacks a channel. `falls`: whether smaller is
-    better; better values are brighter.
-    """
+    """Draws a metric per row and subset; dots below say which channels a subset has."""
+    # `values` is ``(rows, subsets)``, NaN where a client lacks a channel. `falls`: whether
+    # smaller is better; better values are brighter.
     most = max(1 + row.count("\n") for row in rows)
     heights = (max(0.34, 0.17 * most + 0.06) * len(rows), 0.28 * len(channels))
     figure = Figure(

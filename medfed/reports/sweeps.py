@@ -69,26 +69,14 @@ class Path:
         return sorted({p.x for p in self.points})
 
     def over_seeds(self, score: str) -> list[float]:
-        """Returns the mean over seeds of a score, for each value.
-
-        Example:
-            >>> points = [Point(k, s, {"mean": 0.5 * k + s}) for k in (1, 2) for s in (0, 1)]
-            >>> Path("ppfl", "accuracy", tuple(points)).over_seeds("mean")
-            [1.0, 1.5]
-        """
+        """Returns the mean over seeds of a score, for each value."""
         return [
             float(np.mean([p.scores[score] for p in self.points if p.x == x]))  # type: ignore[arg-type]
             for x in self.values
         ]
 
     def describe(self, key: str) -> str:
-        """Says in a sentence what the number brings.
-
-        Example:
-            >>> path = Path("ppfl", "iou", tuple(Point(k, 0, {"mean": k / 4}) for k in (1, 2)))
-            >>> path.describe("canonical.count")
-            'Canonical models of ppfl: mean test iou 0.2500 (1), 0.5000 (2).'
-        """
+        """Says in a sentence what the number brings."""
         means, values = self.over_seeds("mean"), [f"{x:g}" for x in self.values]
         text = ", ".join(f"{m:.4f} ({x})" for x, m in zip(values, means, strict=True))
         for score in shown([self]):
@@ -136,10 +124,7 @@ def paths_of(report: Report) -> dict[str, list[Path]]:
 
 
 def number_of(one: Run, other: Run) -> str:
-    """Returns the key of the only number in which two runs differ; empty if there is none.
-
-    Keys with equal values, such as those of both directions of a channel, are one number.
-    """
+    """Returns the key of the only number in which two runs differ; empty if there is none."""
     keys = differences(one, other)
     pairs = [(select(one.config, key), select(other.config, key)) for key in keys]
     numbers = all(type(value) in (int, float) for pair in pairs for value in pair)
@@ -188,14 +173,7 @@ def coupling(run: Run) -> float:
 
 
 def to_csv(key: str, paths: Sequence[Path]) -> str:
-    """Returns a line per method, value and seed.
-
-    Example:
-        >>> point = Point(2.5, 0, {"mean": 0.5, "worst": 0.25})
-        >>> print(to_csv("algorithm.bits", [Path("qupel", "iou", (point,))]), end="")
-        method,bits,seed,mean_test_iou,worst_test_iou
-        qupel,2.5,0,0.5,0.25
-    """
+    """Returns a line per method, value and seed."""
     keys = ("mean", "worst", *shown(paths))
     scores = [f"{s}_test_{paths[0].metric}" for s in keys[:2]]
     points = ((path.name, p) for path in paths for p in path.points)

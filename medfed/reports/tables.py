@@ -80,11 +80,9 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
 
 
 def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
-    """Returns the patients of each hospital, its score alone, and its gain with each method.
-
-    Without local training it has the scores of all methods. The longer of hospitals and lines runs
-    downwards.
-    """
+    """Returns the patients of each hospital, its score alone, and its gain with each method."""
+    # Without local training it has the scores of all methods. The longer of hospitals and
+    # lines runs downwards.
     if not task.clients:
         return None
     if not task.same:
@@ -120,11 +118,10 @@ def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
 
 
 def means_table(task: Task, methods: Runs) -> Table:
-    """Returns the means of all metrics over hospitals and runs, by method and constant predictor.
-
-    Beside them stand the means without the hospitals that are too small to decide, and those of
-    what each hospital's validation cases have chosen: probabilities recalibrated, thresholds.
-    """
+    """Returns means of all metrics over hospitals and runs, by method and constant predictor."""
+    # Beside them stand the means without the hospitals that are too small to decide, and
+    # those of what each hospital's validation cases have chosen: probabilities recalibrated,
+    # thresholds.
     plain = [metric for metric in metrics_of(methods, task.metric) if "/" not in metric]
     rows = []
     for name, summaries in with_constants(methods).items():

@@ -31,10 +31,7 @@ Looks = Mapping[str, charts.Look]
 
 
 def pictures_of(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, charts.Picture]:
-    """Draws a task.
-
-    Returns pictures by name, without those that would be empty.
-    """
+    """Draws a task."""
     best = best_of(verdicts)
     pictures = {"forest": _forest(task, verdicts, looks), "bytes": _bytes(task, verdicts, looks)}
     if picture := _gains(task, verdicts, best, looks):
@@ -187,11 +184,9 @@ def contours_of(task: Task, verdicts: Verdicts, most: int) -> Figure | None:
 
 
 def looks_of(report: Report) -> dict[str, charts.Look]:
-    """Returns a colour and a marker for each method, the same on all pictures.
-
-    No two methods have the same pair. The methods of a picture with curves, a front or a dial have
-    different colours while there are enough of them.
-    """
+    """Returns a colour and a marker for each method, the same on all pictures."""
+    # No two methods have the same pair. The methods of a picture with curves, a front or a
+    # dial have different colours while there are enough of them.
     groups = [list(REFERENCES), *(list(dial["curves"]) for dial in report.dials.values())]
     for task, verdicts in report.tasks:
         groups.append([*_leading(verdicts), *_front(task, _points(task, verdicts))])

@@ -132,11 +132,9 @@ class Task:
             self.counts[c] = {part: float(np.mean(of)) for part, of in parts.items()}
 
     def add(self, name: str, splits: Sequence[Sequence[Result]], budget: float, **own: Any) -> None:
-        """Adds the scores of a method.
-
-        `splits`: the results on each split; those of several seeds are averaged. `budget`: gradient
-        passes that a client may take; 0: unknown.
-        """
+        """Adds the scores of a method."""
+        # `splits`: the results on each split; those of several seeds are averaged.
+        # `budget`: gradient passes that a client may take; 0: unknown.
         sign, worst = -1 if self.falls else 1, scores.worst_value(self.metric)
         every = [result for split in splits for result in split]
         whole = [result for result in every if "clients" in result]
@@ -180,10 +178,8 @@ class Task:
             self.floor[name] = sign * np.array(rows, dtype=float)
 
     def leave_out_small(self, tested: Mapping[str, tuple[int, str]]) -> None:
-        """Leaves hospitals with few test patients out of all that is judged.
-
-        They stay where fewer than two hospitals would decide, as then all are small.
-        """
+        """Leaves hospitals with few test patients out of all that is judged."""
+        # They stay where fewer than two hospitals would decide, as then all are small.
         self.fewest = tested
         few_of = {c: f"{n} {what}" for c, (n, what) in tested.items() if n < scores.LEAST_CASES}
         self.leave_out(few_of)
@@ -233,6 +229,12 @@ class Task:
         return self.splits == 1
 
     @property
+    def is_unsure(self) -> bool:
+        """Whether all decide, also small hospitals, as there are fewer than two others."""
+        has_few = any(count < scores.LEAST_CASES for count, _ in self.fewest.values())
+        return has_few and not self.small
+
+    @property
     def limits(self) -> tuple[float, float]:
         """The least and the greatest possible score, larger is better."""
         low, high = scores.limits_of(self.metric)
@@ -263,12 +265,10 @@ def values_of(results: Sequence[Result], metric: str, clients: Sequence[str]) ->
 
 
 def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
-    """Reads the scores of finished runs.
-
-    Runs on the same patients and data count as one split, whatever their seeds: seeds say how lucky
-    initial weights were, and nothing about patients. `metric`: what they are judged by; all runs
-    have it.
-    """
+    """Reads the scores of finished runs."""
+    # Runs on the same patients and data count as one split, whatever their seeds: seeds say
+    # how lucky initial weights were, and nothing about patients. `metric`: what they are
+    # judged by; all runs have it.
     first = next(iter(methods.values()))
     splits = splits_of(first)
     task = Task(str(first[0].config.name), "", metric, scores.smaller_is_better(metric))
@@ -346,10 +346,7 @@ def _overlap(runs: Sequence[Run]) -> float:
 def course(
     history: Iterable[scores.Record], ledger: Ledger, selection: Sequence[str], rounds: int
 ) -> Iterator[Moment]:
-    """Yields the evaluated rounds of a run.
-
-    `rounds`: the number of all rounds; passes are a share of those in all of them.
-    """
+    """Yields the evaluated rounds of a run."""
     metric, mode = selection
     by_round: dict[int, list[float]] = {}
     for record in history:
@@ -373,15 +370,9 @@ def mean_course(courses: Sequence[Iterable[Moment]]) -> tuple[Moment, ...]:
 
 
 def rise_of(courses: Sequence[Sequence[float]], overlap: float = 0.0) -> Difference | None:
-    """Returns how much validation still rose at the end, so that one sees whether rounds were few.
-
-    The result is the mean of the last quarter less that of the quarter before; None with fewer than
-    four evaluated rounds.
-
-    Example:
-        >>> rise_of([[0.5, 0.6, 0.7, 0.8], [0.5, 0.6, 0.7, 0.9]]).mean.__round__(3)
-        0.15
-    """
+    """Returns how much validation still rose at the end, which says whether rounds were few."""
+    # The result is the mean of the last quarter less that of the quarter before; None with
+    # fewer than four evaluated rounds.
     size = min(map(len, courses), default=0) // 4
     if not size:
         return None
@@ -391,12 +382,10 @@ def rise_of(courses: Sequence[Sequence[float]], overlap: float = 0.0) -> Differe
 
 
 def resampled_of(run: Run, metric: str, clients: Sequence[str]) -> Floats:
-    """Returns the scores of a run on resampled patients, the same for all runs of a seed.
-
-    The result is (W, C), NaN where a client has no cases, or a single patient, whom every resample
-    has, or its draw leaves the metric undefined; W is 0 where the run has kept no cases, or its
-    task does not measure the metric on them.
-    """
+    """Returns the scores of a run on resampled patients, the same for all runs of a seed."""
+    # The result is (W, C), NaN where a client has no cases, or a single patient, whom every
+    # resample has, or its draw leaves the metric undefined; W is 0 where the run has kept no
+    # cases, or its task does not measure the metric on them.
     path = run.cases_csv
     if not path.is_file():
         return np.zeros((0, len(clients)))
@@ -423,11 +412,9 @@ def resampled_of(run: Run, metric: str, clients: Sequence[str]) -> Floats:
 
 
 def _measure_of(run: Run) -> Callable[[Mapping[str, Any], Floats], dict[str, Floats]]:
-    """Returns how to score the cases of a run: the function that its task module calls.
-
-    The module needs PyTorch, Lightning and MONAI, for seconds. Only a task of a user's is built,
-    which says itself how.
-    """
+    """Returns how to score the cases of a run: the function that its task module calls."""
+    # The module needs PyTorch, Lightning and MONAI, for seconds. Only a task of a user's is
+    # built, which says itself how.
     model = run.config.model
     plain: dict[str, Callable[[Mapping[str, Any], Floats], dict[str, Floats]]] = {
         "classification": case_class_scores,

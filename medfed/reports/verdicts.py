@@ -31,16 +31,15 @@ def over_splits(
 ) -> Difference:
     """Returns a mean with its interval: over splits; of a single one over its patients.
 
-    Fewer than `LEAST_SPLITS` have a p-value and no interval, which would be nearly all that is
-    possible. `values` is (S,) one per split. `resampled` is (W,) their mean on resampled patients;
-    NaN or empty where it is unknown. `comparisons`: the number of comparisons, for the detectable
-    difference.
-
     Example:
         >>> found = over_splits(np.array([0.5]), np.array([0.4, 0.5, 0.6]), 0.0)
         >>> round(found.low, 3), round(found.high, 3)
         (0.405, 0.595)
     """
+    # Fewer than `LEAST_SPLITS` have a p-value and no interval, which would be nearly all that
+    # is possible. `values` is (S,) one per split. `resampled` is (W,) their mean on resampled
+    # patients; NaN or empty where it is unknown. `comparisons`: the number of comparisons,
+    # for the detectable difference.
     if len(values) > 1 or not np.isfinite(resampled).any():
         gap = difference(values.tolist(), overlap, LEVEL, comparisons=comparisons)
         return gap if len(values) >= LEAST_SPLITS else gap._replace(low=math.nan, high=math.nan)
@@ -60,10 +59,6 @@ def paired(one: Scores, other: Scores) -> tuple[Floats, Floats]:
 def mean_resampled(values: Floats, resampled: Floats) -> Floats:
     """Returns (W,) means over clients and splits on resampled patients.
 
-    Where a resample leaves a client undefined, it is drawn anew: the other clients have another
-    mean. If the patients of one client cannot be resampled, the mean over clients is unknown.
-    `values` is (S, C) as they were measured. `resampled` is (S, W, C).
-
     Example:
         >>> mean_resampled(np.array([[0.5, 0.7]]), np.array([[[0.4, 0.8], [0.6, 0.8]]])).tolist()
         [0.6000000000000001, 0.7]
@@ -73,6 +68,9 @@ def mean_resampled(values: Floats, resampled: Floats) -> Floats:
         >>> mean_resampled(np.array([[0.5, 0.8]]), of_two).round(3).tolist()
         [0.6, 0.7]
     """
+    # Where a resample leaves a client undefined, it is drawn anew: the other clients have
+    # another mean. If the patients of one client cannot be resampled, the mean over clients
+    # is unknown. `values` is (S, C) as they were measured. `resampled` is (S, W, C).
     lacking = np.isnan(resampled).all(axis=1) & ~np.isnan(values)
     whole = np.apply_along_axis(redrawn, 1, resampled) if resampled.size else resampled
     resampled = np.where(np.isnan(values)[:, None], math.nan, whole)
@@ -121,6 +119,10 @@ class Verdict:
     against: Mapping[str, Gain]  # by reference
     harm: Harm | None  # against local training; None for that itself
 
+    def is_better_than(self, reference: str) -> bool:
+        """Whether it is shown to be better than a reference."""
+        return reference in self.against and self.against[reference].verdict == "better"
+
 
 def judge(task: Task) -> dict[str, Verdict]:
     """Judges all methods of a task."""
@@ -165,12 +167,7 @@ def against(task: Task, reference: str, names: Sequence[str]) -> dict[str, Gain]
 
 
 def verdict(mean: float, p: float) -> str:
-    """Says whether a difference is shown, by its corrected p-value alone.
-
-    Example:
-        >>> verdict(0.1, 0.001), verdict(-0.1, 0.04), verdict(0.1, 0.06)
-        ('better', 'worse', 'undecided')
-    """
+    """Says whether a difference is shown, by its corrected p-value alone."""
     if math.isnan(p) or p >= 1 - LEVEL:
         return UNDECIDED
     return "better" if mean > 0 else "worse"
@@ -245,12 +242,11 @@ Verdicts = Mapping[str, Verdict]
 
 
 def best_of(verdicts: Verdicts) -> str:
-    """Returns the method that the answer is about.
-
-    The highest mean of those that are better than local training and FedAvg. Where there is none,
-    FedAvg, if it is better than local training; else the highest of those that are. Where none is,
-    local training, or FedAvg if there is no local training. Without either, the highest mean.
-    """
+    """Returns the method that the answer is about."""
+    # The highest mean of those that are better than local training and FedAvg. Where there is
+    # none, FedAvg, if it is better than local training; else the highest of those that are.
+    # Where none is, local training, or FedAvg if there is no local training. Without either,
+    # the highest mean.
     methods = {n: v for n, v in verdicts.items() if n not in CEILINGS}
     alone, average = (better_than(methods, r) for r in REFERENCES)
     both = [n for n in alone if n in average]
@@ -265,8 +261,7 @@ def best_of(verdicts: Verdicts) -> str:
 
 def better_than(methods: Verdicts, reference: str) -> list[str]:
     """Returns those that are better than a reference, best first."""
-    known = {n: v.against.get(reference) for n, v in methods.items()}
-    names = [n for n, a in known.items() if a is not None and a.verdict == "better"]
+    names = [n for n, v in methods.items() if v.is_better_than(reference)]
     return sorted(names, key=lambda n: -methods[n].mean.mean)
 
 

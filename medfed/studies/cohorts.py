@@ -64,32 +64,19 @@ def hospital_rows(
     plan: Plan | None = None,
     models: Mapping[str, Predictor] | None = None,
 ) -> dict[str, Rows]:
-    """Returns the rows of every hospital of planned data.
-
-    Args:
-        data: The data.
-        plan: What is asked, which says of whom; ``None``: all columns of all patients.
-        models: By name, those whose predictions become columns.
-    """
+    """Returns the rows of every hospital of planned data."""
     cohorts = {client: Cohort(data, client, plan) for client in data.plans}
     return {c: of.with_predictions(of.rows(), models or {}) for c, of in cohorts.items()}
 
 
 @dataclass(eq=False)
 class Cohort:
-    """A hospital's patients of some splits.
-
-    Attributes:
-        data: The planned data.
-        client: The hospital.
-        asked: The plan; ``None``: all columns of all patients.
-        splits: Of whom, if not as the plan says.
-    """
+    """A hospital's patients of some splits."""
 
     data: Any
     client: str
-    asked: Plan | None = None
-    splits: Sequence[Split] | None = None
+    asked: Plan | None = None  # the plan; ``None``: all columns of all patients
+    splits: Sequence[Split] | None = None  # of whom, if not as the plan says
 
     def __post_init__(self) -> None:
         self.plan: ClientPlan = self.data.plans[self.client]
@@ -197,11 +184,7 @@ class Cohort:
         return measured
 
     def with_predictions(self, rows: Rows, models: Mapping[str, Predictor]) -> Rows:
-        """Returns the rows with what models, by name, say of the patients.
-
-        Raises:
-            DataError: If a model does not fit the data.
-        """
+        """Returns the rows with what models, by name, say of the patients."""
         columns = dict(rows.columns)
         for name, model in models.items():
             if name in columns:

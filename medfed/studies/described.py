@@ -29,10 +29,7 @@ def share(have: int, of: int, least: int) -> float | None:
 
 
 def described(data: FederatedDataModule, client: str, least: int = 0) -> Description:
-    """Describes one client's training patients.
-
-    `least`: the fewest patients behind a number; 0: nothing is withheld.
-    """
+    """Describes one client's training patients."""
     plan, tables = data.plans[client], dict[str, Cells]()
     tables["Patients"] = {**divided({s: len(p) for s, p in plan.patients.items()}, least)}
     patients = [data.patients[name] for name in plan.patients["train"]]

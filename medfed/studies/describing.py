@@ -27,19 +27,12 @@ def _with_all(by_group: Any, groups: Groups) -> Any:
 
 @dataclass(frozen=True)
 class Column:
-    """A column in each group: shares of categories, or mean, deviation and quartiles of numbers.
-
-    Attributes:
-        name: The column.
-        groups: The groups.
-        names: Its categories; none: it holds numbers.
-        ends: The ends of the bins of numbers.
-    """
+    """A column in each group: shares of categories, or mean, deviation and quartiles of numbers."""
 
     name: str
     groups: Groups = field(default_factory=Groups)
-    names: tuple[str, ...] = ()
-    ends: tuple[float, ...] = ()
+    names: tuple[str, ...] = ()  # its categories; none: it holds numbers
+    ends: tuple[float, ...] = ()  # the ends of the bins of numbers
 
     @property
     def cells(self) -> int:
@@ -146,15 +139,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Curves:
-    """Kaplan and Meier's curves of survival, and the log-rank test between groups.
+    """Kaplan and Meier's curves of survival, and the log-rank test between groups."""
 
-    Attributes:
-        ends: The ends of B intervals of time.
-        groups: The groups.
-        name: See the protocol.
-    """
-
-    ends: tuple[float, ...]
+    ends: tuple[float, ...]  # the ends of B intervals of time
     groups: Groups = field(default_factory=Groups)
     name: str = "survival"
 

@@ -55,15 +55,10 @@ FEW = f"fewer than {LEAST} patients, or than {CATEGORY} of a class"
 
 @dataclass(frozen=True)
 class Scores:
-    """Predictions against the outcome.
-
-    Attributes:
-        asked: What is evaluated.
-        plan: The plan, for the categories of columns.
-    """
+    """Predictions against the outcome."""
 
     asked: Evaluation
-    plan: Plan
+    plan: Plan  # the plan, for the categories of columns
 
     @property
     def name(self) -> str:
@@ -239,15 +234,10 @@ class Areas(Column):
 
 @dataclass(frozen=True)
 class Detections:
-    """Lesions found and false alarms of all scans together, at agreed thresholds: the FROC.
-
-    Attributes:
-        score: The model.
-        thresholds: Scores from which its boxes count.
-    """
+    """Lesions found and false alarms of all scans together, at agreed thresholds: the FROC."""
 
     score: str
-    thresholds: tuple[float, ...]
+    thresholds: tuple[float, ...]  # scores from which its boxes count
 
     @property
     def name(self) -> str:
@@ -280,18 +270,12 @@ class Detections:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a score says of N patients, beside what happened.
+    """What a score says of N patients, beside what happened."""
 
-    Attributes:
-        p: (N, M) predictions, or scores of each patient such as a Dice.
-        y: (N, L) outcomes.
-        classes: (N, K) 1, 0 or NaN, if there must be enough patients of each class.
-        judge: Returns how good (N, M) are for (N, L), or how much better than a third.
-    """
-
-    p: Floats
-    y: Floats
-    classes: Floats | None
+    p: Floats  # (N, M) predictions, or scores of each patient such as a Dice
+    y: Floats  # (N, L) outcomes
+    classes: Floats | None  # (N, K) 1, 0 or NaN, if there must be enough patients of each class
+    # returns how good (N, M) are for (N, L), or how much better than a third
     judge: Callable[[Floats, Floats, Floats | None], Mapping[str, Estimate]]
 
     @property
@@ -390,12 +374,7 @@ def _limits(what: str) -> Limits:
 
 
 def _written(what: str, number: tuple[float, float] | None) -> str:
-    """Writes a number with its interval.
-
-    Example:
-        >>> _written("AUROC", (0.9, 0.1)), _written("AUROC", None)
-        ('0.900 [0.704, 1.000]', '–')
-    """
+    """Writes a number with its interval."""
     if number is None:
         return "–"
     _, value, low, high = interval(what, *number, _limits(what))

@@ -29,14 +29,7 @@ _BELOW: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset poin
 
 
 def write_study(plan: Plan, tables: Sequence[Table], remarks: Sequence[str], folder: Path) -> None:
-    """Writes the results and prints them.
-
-    Args:
-        plan: What was asked.
-        tables: The results.
-        remarks: What hospitals would refuse, leave out or clip.
-        folder: A new or empty folder.
-    """
+    """Writes the results and prints them."""
     columns = [table for table in tables if table.title in plan.columns]
     whole = [table for table in tables if table not in columns]
     whole = [table_one(columns), *whole] if columns else whole

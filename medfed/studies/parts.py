@@ -45,46 +45,28 @@ Estimates = dict[str, dict[str, tuple[float, float]] | str]
 
 
 class Sums(NamedTuple):
-    """What a hospital adds.
-
-    Attributes:
-        whole: The whole numbers.
-        patients: How many patients stand behind them.
-        clipped: How many values lie too far from the agreed bins, and count as the furthest.
-    """
+    """What a hospital adds."""
 
     whole: Whole
-    patients: int
-    clipped: int = 0
+    patients: int  # how many patients stand behind them
+    clipped: int = 0  # how many values lie too far from the agreed bins, and count as the furthest
 
 
 class Table(NamedTuple):
-    """A result: the titles of columns, and lines of words and numbers.
-
-    Attributes:
-        title: Of the table.
-        head: The titles of columns.
-        lines: The lines.
-        intervals: Names, values and ends of intervals, for a picture.
-        label: What these are.
-    """
+    """A result: the titles of columns, and lines of words and numbers."""
 
     title: str
     head: Sequence[str]
     lines: Sequence[Sequence[Word]]
+    # names, values and ends of intervals, for a picture
     intervals: Sequence[tuple[str, float, float, float]] = ()
-    label: str = ""
+    label: str = ""  # what these are
 
 
 def interval(
     name: str, value: float, error: float, limits: Limits = ANY
 ) -> tuple[str, float, float, float]:
-    """Returns a name, an estimate, and the ends of its 95 % interval, cut at its limits.
-
-    Example:
-        >>> interval("AUROC", 0.95, 0.1, (0.0, 1.0))[3]
-        1.0
-    """
+    """Returns a name, an estimate, and the ends of its 95 % interval, cut at its limits."""
     low, high = np.clip([value - NORMAL * error, value + NORMAL * error], *limits).tolist()
     return name, value, low, high
 
@@ -97,11 +79,7 @@ class Part(Protocol):
         """What the part is about."""
 
     def ask(self, rows: Rows, state: State) -> Sums:
-        """A hospital's half: its sums.
-
-        Raises:
-            DataError: If the rows cannot answer, or too few patients stand behind the answer.
-        """
+        """A hospital's half: its sums."""
 
     def talk(self) -> Generator[State, Whole, list[Table]]:
         """The other half: yields states, receives the hospitals' added sums, returns results."""
@@ -124,14 +102,9 @@ class Separate(Protocol):
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups that a part compares.
+    """The groups that a part compares."""
 
-    Attributes:
-        by: The column of categories; ``None``: all patients are one group.
-        names: Its categories.
-    """
-
-    by: str | None = None
+    by: str | None = None  # the column of categories; ``None``: all patients are one group
     names: tuple[str, ...] = ()
 
     @property
@@ -148,22 +121,12 @@ class Groups:
 
 
 def fixed(sums: Floats) -> Whole:
-    """Returns sums in fixed point.
-
-    Example:
-        >>> (fixed(np.array([0.5, -2.0])) / UNIT).tolist()
-        [0.5, -2.0]
-    """
+    """Returns sums in fixed point."""
     return np.asarray(np.rint(sums * UNIT), np.int64)
 
 
 def four(number: tuple[float, float]) -> tuple[float, float]:
-    """Returns an estimate and its error in four digits, of which no patient can be told.
-
-    Example:
-        >>> four((0.123456, 2.0))
-        (0.1235, 2.0)
-    """
+    """Returns an estimate and its error in four digits, of which no patient can be told."""
     value, error = (float(f"{each:.4g}") for each in number)
     return value, error
 
@@ -175,12 +138,7 @@ def scaled(values: Floats, ends: Sequence[float]) -> Floats:
 
 
 def middle(ends: Sequence[float]) -> tuple[float, float]:
-    """Returns the middle of bins, and half of their width.
-
-    Example:
-        >>> middle([0.0, 5.0, 20.0])
-        (10.0, 10.0)
-    """
+    """Returns the middle of bins, and half of their width."""
     return (ends[0] + ends[-1]) / 2, (ends[-1] - ends[0]) / 2
 
 
@@ -211,16 +169,13 @@ def p_value(p: float) -> str:
 def withheld(counts: Whole) -> NDArray[np.bool_]:
     """Says which cells of a table of patients are not printed, so that none of 1 to 4 follows.
 
-    Beside these cells the smallest ones are withheld that make two values of each possible. The
-    patients are so withheld among themselves alone, as all tables of a study have them.
-
-    Args:
-        counts: (R, C) whose last row is the sum of the others, as the first column is if C > 1.
-
     Example:
         >>> withheld(np.array([[190, 92, 98], [10, 8, 2], [200, 100, 100]])).tolist()
         [[False, True, True], [False, True, True], [False, False, False]]
     """
+    # Beside these cells the smallest ones are withheld that make two values of each possible.
+    # The patients are so withheld among themselves alone, as all tables of a study have them.
+    # counts: (R, C) whose last row is the sum of the others, as the first column is if C > 1.
     hidden = (counts > 0) & (counts < TIMES)
     if len(counts) > 1:
         hidden[-1:] = withheld(counts[-1:])

@@ -41,21 +41,16 @@ class Survival(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Model(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A regression of the outcome, a column of 0 and 1 or of counts, on columns.
+    """A regression of the outcome, a column of 0 and 1 or of counts, on columns."""
 
-    Attributes:
-        of: The columns; a category stands against the first of its column.
-        family: See :class:`medfed.functional.pooled.Regression`.
-        outcome: The column that is explained; ``hazard`` takes the times and events.
-        intercept: ``hospital``: each has its own; ``common``: all have one.
-        join: ``sums`` of all hospitals, or ``estimates``: each hospital fits the model by itself,
-            and a meta-analysis joins the coefficients.
-    """
-
+    # the columns; a category stands against the first of its column
     of: Annotated[list[str], msgspec.Meta(min_length=1, max_length=30)]
-    family: Family = "logistic"
-    outcome: str = OUTCOME
+    family: Family = "logistic"  # see :class:`medfed.functional.pooled.Regression`
+    outcome: str = OUTCOME  # the column that is explained; ``hazard`` takes the times and events
+    # ``hospital``: each has its own; ``common``: all have one
     intercept: Literal["hospital", "common"] = "hospital"
+    # ``sums`` of all hospitals, or ``estimates``: each hospital fits the model by itself, and
+    # a meta-analysis joins the coefficients
     join: Literal["sums", "estimates"] = "sums"
 
     @property
@@ -65,68 +60,51 @@ class Model(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Bundle(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_defaults=True):
-    """A model that is evaluated.
-
-    Attributes:
-        name: In the results.
-        manifest: SHA-256 of the bundle's ``configs/manifest.json``, by which hospitals know it.
-        path: Its folder, at the coordinator alone.
-    """
+    """A model that is evaluated."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[\w.-]{1,40}$")]
+    # SHA-256 of the bundle's ``configs/manifest.json``, by which hospitals know it
     manifest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None = None
-    path: str | None = None
+    path: str | None = None  # its folder, at the coordinator alone
 
 
 class Evaluation(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Scores that are compared with what happened.
+    """Scores that are compared with what happened."""
 
-    Attributes:
-        scores: Columns of predictions, such as probabilities of the outcome's second category, and
-            names of bundles; none: all bundles, and the reference.
-        outcome: A column of two categories, or of 0 and 1; of numbers, what scores predict.
-        reference: The score that is in use, against which the others are judged.
-        margin: By how much the Brier score, Dice, concordance or error (in the outcome's unit) may
-            be worse than that of the reference.
-        by: Columns of categories whose groups are evaluated, too.
-        thresholds: Of models of lesions, the scores from which their boxes count.
-        cells: Of histograms under masks for pooled areas and calibration; ``None``: without.
-    """
-
+    # columns of predictions, such as probabilities of the outcome's second category, and
+    # names of bundles; none: all bundles, and the reference
     scores: Annotated[list[str], msgspec.Meta(max_length=20)] = []
+    # a column of two categories, or of 0 and 1; of numbers, what scores predict
     outcome: str = OUTCOME
-    reference: str | None = None
+    reference: str | None = None  # the score that is in use, against which the others are judged
+    # by how much the Brier score, Dice, concordance or error (in the outcome's unit) may be
+    # worse than that of the reference
     margin: Annotated[float, msgspec.Meta(gt=0)] = 0.02
-    by: list[str] = []
+    by: list[str] = []  # columns of categories whose groups are evaluated, too
+    # of models of lesions, the scores from which their boxes count
     thresholds: Annotated[
         list[Annotated[float, msgspec.Meta(ge=0, le=1)]], msgspec.Meta(max_length=30)
     ] = []
+    # of histograms under masks for pooled areas and calibration; ``None``: without
     cells: Annotated[int, msgspec.Meta(ge=10, le=100, multiple_of=10)] | None = None
 
 
 class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A study of statistics.
+    """A study of statistics."""
 
-    Attributes:
-        columns: By name the ends of the bins of a column of numbers, or the names of categories.
-        by: A column of categories whose groups the tables compare.
-        survival: The curves, if any.
-        models: The regressions.
-        evaluate: The scores that are evaluated, if any.
-        least: The fewest patients of a hospital that takes part.
-        bundles: Models, whose predictions become scores.
-        patients: Of whom all numbers are; ``None``: of those of the test if there are bundles, as
-            one may have been trained on the others, else of all.
-    """
-
+    # by name the ends of the bins of a column of numbers, or the names of categories
     columns: dict[str, list[Number | str]] = {}
     kind: Literal["statistics"] = "statistics"
-    by: str | None = None
+    by: str | None = None  # a column of categories whose groups the tables compare
     survival: Survival | None = None
     models: list[Model] = []
-    evaluate: Evaluation | None = None
+    evaluate: Evaluation | None = None  # the scores that are evaluated, if any
+    # the fewest patients of a hospital that takes part
     least: Annotated[int, msgspec.Meta(ge=LEAST)] = LEAST
+    # models, whose predictions become scores
     bundles: Annotated[list[Bundle], msgspec.Meta(max_length=20)] = []
+    # of whom all numbers are; ``None``: of those of the test if there are bundles, as one may
+    # have been trained on the others, else of all
     patients: Literal["all", "test"] | None = None
 
     @property
@@ -141,11 +119,7 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return replace(self, bundles=[replace(one, path=None) for one in self.bundles])
 
     def check(self, source: object) -> Plan:
-        """Returns the plan if its parts fit each other.
-
-        Raises:
-            ConfigError: Naming what does not.
-        """
+        """Returns the plan if its parts fit each other."""
         lists = {f"columns.{n}": ends for n, ends in self.columns.items()}
         if self.survival is not None:
             lists["survival.ends"] = [*self.survival.ends]
@@ -211,12 +185,7 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def read_plan(path: Path) -> Plan:
-    """Reads a plan.
-
-    Raises:
-        ConfigError: If it is none.
-        CheckpointError: If the file cannot be read.
-    """
+    """Reads a plan."""
     if not path.is_file():
         raise ConfigError(f"plan={path} is no file; medfed study without a plan writes one.")
     plan, bundles = plan_of(read_yaml(path), path), []
@@ -241,15 +210,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def plan_of(content: Mapping[str, Any], source: object) -> Plan:
-    """Returns plain content as a plan.
-
-    Args:
-        content: The content.
-        source: Where it is from, for sentences.
-
-    Raises:
-        ConfigError: If it is none.
-    """
+    """Returns plain content as a plan."""
     try:
         plan = fit(content, Plan)
     except ValueError as error:
@@ -258,11 +219,9 @@ def plan_of(content: Mapping[str, Any], source: object) -> Plan:
 
 
 def suggested(hospitals: Mapping[str, Rows]) -> Plan:
-    """Returns a plan of all columns for data that lie in one place: bins of about equal counts.
-
-    Across hospitals the plan is written by hand, or taken from public data: its ends and names
-    would say what one hospital has.
-    """
+    """Returns a plan of all columns for data that lie in one place: bins of about equal counts."""
+    # Across hospitals the plan is written by hand, or taken from public data: its ends and
+    # names would say what one hospital has.
     there = [of for of in hospitals.values() if len(np.unique(of.patients)) >= LEAST]
     there = there or [*hospitals.values()]
     first, everyone = there[0], sum(len(np.unique(rows.patients)) for rows in there)
@@ -295,12 +254,7 @@ def suggested(hospitals: Mapping[str, Rows]) -> Plan:
 
 
 def _even_ends(high: float, most: int) -> list[float]:
-    """Round ends of up to about twenty equal intervals from 0, the last beyond `high`.
-
-    Example:
-        >>> _even_ends(99.0, 7)
-        [20.0, 40.0, 60.0, 80.0, 100.0]
-    """
+    """Round ends of up to about twenty equal intervals from 0, the last beyond `high`."""
     rough = high / max(2, min(_BINS, most - 2))
     unit = 10.0 ** np.floor(np.log10(rough))
     width = next(f for f in _FINE if f * unit >= rough * (1 - 1e-9)) * unit
@@ -308,12 +262,7 @@ def _even_ends(high: float, most: int) -> list[float]:
 
 
 def _ends_of(values: Floats, bins: int) -> list[Any]:
-    """Round ends of bins that hold all values: near quantiles, so that outliers are in the last.
-
-    Example:
-        >>> _ends_of(np.array([*range(1, 100), 5000.0]), 5)
-        [0.0, 10.0, 40.0, 60.0, 90.0, 6000.0]
-    """
+    """Round ends of bins that hold all values: near quantiles, so that outliers are in the last."""
     low, high = float(values.min()), float(values.max())
     inner = np.unique(np.quantile(values, np.linspace(*_OUTER, bins - 1) if bins > 2 else [0.5]))
     inner = inner[(inner > low) & (inner < high)]

@@ -29,32 +29,20 @@ _RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio", "hazard": "hazard 
 
 
 class Design(NamedTuple):
-    """N complete rows.
-
-    Attributes:
-        x: (N, P) inputs.
-        y: (N,) outcomes.
-        patients: (N,) whose they are.
-        offset: (N,) what is added to the linear predictor.
-    """
+    """N complete rows."""
 
     x: Floats
     y: Floats
-    patients: NDArray[np.int64]
-    offset: Floats
+    patients: NDArray[np.int64]  # (N,) whose they are
+    offset: Floats  # (N,) what is added to the linear predictor
 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """A regression of the patients of all hospitals.
-
-    Attributes:
-        model: Its settings.
-        plan: The plan, for the bins and categories of the columns.
-    """
+    """A regression of the patients of all hospitals."""
 
     model: Model
-    plan: Plan
+    plan: Plan  # the plan, for the bins and categories of the columns
 
     @property
     def name(self) -> str:
@@ -240,17 +228,6 @@ def person_periods(
 ) -> Design:
     """Returns a row for each interval of time that a patient entered, with the time at risk in it.
 
-    Args:
-        x: (N, P); rows with a gap are left out.
-        time: (N,).
-        event: (N,).
-        patients: (N,).
-        ends: Of B intervals; what happens after the last one does not count.
-
-    Returns:
-        The inputs have dummies of the intervals but the first; the outcome is whether the event
-        happened in the interval.
-
     Example:
         >>> x, time, event = np.array([[7.0], [8.0]]), np.array([1.0, 5.0]), np.array([1.0, 0.0])
         >>> made = person_periods(x, time, event, np.array([0, 1]), [2.0, 4.0])
@@ -259,6 +236,10 @@ def person_periods(
         >>> np.exp(made.offset).tolist()
         [0.5, 1.0, 1.0]
     """
+    # x: (N, P); rows with a gap are left out. time: (N,). event: (N,). patients: (N,). ends:
+    # Of B intervals; what happens after the last one does not count.
+    # The inputs have dummies of the intervals but the first; the outcome is whether the event
+    # happened in the interval.
     full = ~np.isnan(x).any(axis=1)
     x, time, event, patients = x[full], time[full], event[full], patients[full]
     place = np.searchsorted(ends, time, "left")

@@ -22,28 +22,18 @@ LESIONS, FOUND, ALARMS = "lesions", "lesions found from ", "false alarms from "
 
 @dataclass(frozen=True)
 class Rows:
-    """N rows of a hospital.
+    """N rows of a hospital."""
 
-    Attributes:
-        columns: (N,) by name; NaN is missing, a category its position.
-        categories: The categories of columns that have some.
-        survival: (N, 2) times and events; None where the data have none.
-        patients: (N,) the patient of each row.
-        hint: Where further columns could come from.
-    """
-
-    columns: Mapping[str, Floats]
+    columns: Mapping[str, Floats]  # (N,) by name; NaN is missing, a category its position
+    # the categories of columns that have some
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    survival: Floats | None = None
+    survival: Floats | None = None  # (N, 2) times and events; None where the data have none
+    # (N,) the patient of each row
     patients: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    hint: str = ""
+    hint: str = ""  # where further columns could come from
 
     def column(self, name: str) -> Floats:
-        """Returns a column.
-
-        Raises:
-            ConfigError: If there is none of this name.
-        """
+        """Returns a column."""
         if name not in self.columns:
             hint = did_you_mean(name, self.columns)
             raise ConfigError(
@@ -72,11 +62,7 @@ class Rows:
         return np.where(there, codes[np.where(there, column, 0).astype(int)], np.nan)
 
     def times(self) -> tuple[Floats, Floats]:
-        """Returns times (N,) and whether the event happened (N,).
-
-        Raises:
-            ConfigError: If the data have no such times.
-        """
+        """Returns times (N,) and whether the event happened (N,)."""
         if self.survival is None:
             raise ConfigError(
                 "The study's plan asks for survival; set data.outcome=survival, data.time=COLUMN "

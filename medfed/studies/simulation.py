@@ -39,18 +39,7 @@ def parts(plan: Plan) -> Iterator[Part | Separate]:
 
 
 def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], list[str]]:
-    """Answers a plan.
-
-    Args:
-        plan: What is asked.
-        hospitals: The rows by hospital.
-
-    Returns:
-        The tables, and what hospitals would refuse, leave out or clip.
-
-    Raises:
-        ConfigError: If too few hospitals have enough patients.
-    """
+    """Answers a plan."""
     sizes = {name: len(np.unique(rows.patients)) for name, rows in hospitals.items()}
     small = [f"{name} ({size})" for name, size in sizes.items() if size < plan.least]
     hospitals = {name: rows for name, rows in hospitals.items() if sizes[name] >= plan.least}

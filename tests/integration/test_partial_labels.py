@@ -13,8 +13,7 @@ import pytest
 from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
-from medfed.records.folder import Run
-from medfed.reports.runs import label_notes
+from medfed.reports.findings import report_on
 from medfed.run.assembly import read_data
 from medfed.standalone.errors import ConfigError, DataError
 from tests.datamodules.brats_layouts import save
@@ -94,9 +93,8 @@ def test_records_say_who_annotates_what(trained):
     assert any("a client's mean is over its labels" in line for line in cohort["remarks"])
     partition = read(trained / "run" / "splits.json")["partition"]
     assert partition["b"]["annotated"] == ["dark"]
-    assert list(label_notes(Run(trained / "run"), ["a", "b"])) == [
-        "Annotated labels: a light, b dark. A client's means are over its labels alone."
-    ]
+    notes = report_on([trained / "run"], pictures=False).notes
+    assert "Annotated labels: a light, b dark. A client's means are over its labels alone." in notes
     keys = [f"run={trained / 'run'}", "client=a", f"out={trained / 'bundles'}"]
     (bundle,) = export_run(checked(load(keys, "export")))
     assert read(bundle / "configs" / "metadata.json")["medfed"]["annotated"] == ["light"]

@@ -7,7 +7,7 @@ from scipy.stats import nct
 from scipy.stats import t as student
 
 from medfed.functional.statistics import difference
-from medfed.reports.sentences import budget_of, splits_of_target
+from medfed.reports.sentences import notes_on
 from medfed.reports.tasks import Scores, Task, rise_of
 from medfed.reports.verdicts import judge
 
@@ -31,13 +31,13 @@ def test_the_number_of_splits_is_the_least_with_the_power():
     task = Task("trial", "x", "auroc", clients=("a", "b"), overlap=0.05)
     task.scores = {"local": scores("local", values), "fedavg": scores("fedavg", better)}
     task.target = 0.008
-    (sentence,) = splits_of_target(task, judge(task))
+    (sentence,) = notes_on(task, judge(task))
     spread = float(np.std((better - values).mean(1), ddof=1))
     least = next(n for n in range(2, 999) if power(0.008, spread, n, 0.05, 0.05) >= 0.8)
     assert least > 6
     assert sentence.endswith(f"by the spread of 6 splits: fedavg against local {least}.")
     task.target = 0.0005
-    (never,) = splits_of_target(task, judge(task))
+    (never,) = notes_on(task, judge(task))
     assert never.endswith("fedavg against local more than 1000.")
 
 
@@ -53,12 +53,12 @@ def test_validation_that_still_rises_is_told_and_noise_is_not():
     values = np.full((5, 2), 0.7)
     task = Task("trial", "x", "auroc", clients=("a", "b"))
     task.scores = {"ditto": scores("ditto", values, rise_of(flat))}
-    assert budget_of(task) == [
+    assert notes_on(task, judge(task)) == [
         "trial/x: validation is not shown to rise at the end with any method."
     ]
     task.scores["apfl"] = scores("apfl", values, found)
-    (sentence,) = budget_of(task)
+    (sentence,) = notes_on(task, judge(task))
     assert f"still rose with apfl ({found.mean:+.4f} in the last quarter)" in sentence
     assert "ditto" not in sentence
     task.scores = {"ditto": scores("ditto", values)}
-    assert budget_of(task) == []
+    assert notes_on(task, judge(task)) == []
