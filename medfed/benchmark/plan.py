@@ -100,7 +100,8 @@ class Group:
             setting = self.arm.setting(setting)
         # A step of two gradients is half as many steps.
         if not (self.is_ceiling or self.suite.repeats) and self.card.passes > 1:
-            changed["local.steps"] = max(1, round(config.local.steps / self.card.passes))
+            passes = compose.build(config.algorithm).passes  # with the values of its keys
+            changed["local.steps"] = max(1, round(config.local.steps / passes))
         for key, value in {**self.suite.seeds(split), **setting}.items():
             place, _, leaf = key.rpartition(".")
             section = sections.select(config.values, place) if place else config.values
