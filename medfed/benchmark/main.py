@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from medfed.benchmark import published, runner, tasks
+from medfed.benchmark import runner, tasks
 from medfed.benchmark.plan import groups, shard_of
+from medfed.benchmark.published import write as write_published
 from medfed.benchmark.suite import wanted_of
 from medfed.common.console import say, wide_console
 from medfed.records.cells import stale_cells
@@ -33,10 +34,11 @@ def benchmark(
     plugins: Sequence[str] = (),
     figures: bool = True,
     target: float | None = None,
+    published: str | Path | None = None,
     quiet: bool = False,
 ) -> Report:
     """Runs the cells that are missing, then writes and prints the report."""
-    chosen, by_suite, further = wanted_of(suite, methods, size, arms, plugins)
+    chosen, by_suite, further = wanted_of(suite, methods, size, arms, plugins, published)
     common = ["plugins=[" + ",".join(f'"{p}"' for p in plugins) + "]"] if plugins else []
     root, named = str(Path(data_root).expanduser().resolve()), methods is not None
     every, notes = groups(chosen, by_suite, size, variants, paths, common, root, further, named)
@@ -53,7 +55,7 @@ def benchmark(
             f"Stale cells are not in this report, as their settings, data, code or libraries have "
             f"changed: {few(stale, 3)}; run the benchmark to compute them again."
         )
-    repeated = [one for one in read if one.group.suite.published]
+    repeated = [one for one in read if one.group.suite.repeats]
     progress = [one for one in read if one.group.arm is None and one not in repeated]
     report = tasks.findings(progress, size, notes, target)
     given = {"suite": suite, "methods": methods, "variants": variants, "arms": arms}
@@ -63,7 +65,7 @@ def benchmark(
         raise CheckpointError(f"There is nothing to report in {out}: {lost}")
     with writing(out, "choose another out=FOLDER"):
         if repeated:
-            report.notes += published.write(out / "published.md", repeated, quiet)
+            report.notes += write_published(out / "published.md", repeated, quiet)
         if progress:
             write(out / "report", report, figures)
     if not quiet:

@@ -78,7 +78,7 @@ class Group:
                 config = description.describe(source)
             except ConfigError as error:
                 raise ConfigError(f"{named}: {error}") from error
-            if config.local.steps is None and not suite.published:
+            if config.local.steps is None and not suite.repeats:
                 raise ConfigError(
                     f"suite={suite.name} has no local.steps, without which budgets are not equal; "
                     "set it in its overrides."
@@ -99,8 +99,9 @@ class Group:
         if self.arm is not None and as_arm:
             setting = self.arm.setting(setting)
         # A step of two gradients is half as many steps.
-        if not (self.is_ceiling or self.suite.published) and self.card.passes > 1:
-            changed["local.steps"] = max(1, round(config.local.steps / self.card.passes))
+        if not (self.is_ceiling or self.suite.repeats) and self.card.passes > 1:
+            passes = compose.build(config.algorithm).passes  # with the values of its keys
+            changed["local.steps"] = max(1, round(config.local.steps / passes))
         for key, value in {**self.suite.seeds(split), **setting}.items():
             place, _, leaf = key.rpartition(".")
             section = sections.select(config.values, place) if place else config.values
@@ -180,7 +181,7 @@ def groups(
         composed: dict[str, Compositions] = {}
         for method in methods[suite.name]:
             shared = composed.setdefault(method.name, {})
-            everywhere = named or method.name in {*suites.ALWAYS, *suite.methods}
+            everywhere = named or suite.repeats or method.name in {*suites.ALWAYS, *suite.methods}
             if where := chosen if everywhere else tuple(v for v in chosen if v == suite.base):
                 chosen_groups.append(Group(suite, method, where, sized, given, root, None, shared))
         for arm in (arms or {}).get(suite.name, ()):

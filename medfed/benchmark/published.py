@@ -1,7 +1,9 @@
 """Published tables beside ours: what a suite with ``published`` numbers prints.
 
 A row holds if the difference of the means has an interval (Welch's, 95 %) that contains 0 and is
-nowhere beyond :data:`MARGIN`; if the interval contains 0 and is wider, the runs cannot tell.
+nowhere beyond :data:`MARGIN`; if the interval contains 0 and is wider, the runs cannot tell. A
+published value of one run has no deviation: the interval is then that of our mean (Student's), as
+if the published one were exact.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from medfed.benchmark.runner import Progress
 from medfed.benchmark.suite import Published
 from medfed.common.console import wide_console
 from medfed.common.tables import Table
+from medfed.standalone.errors import did_you_mean
 from medfed.standalone.files import filled, write_text
 
 MARGIN = 0.05
@@ -33,20 +36,28 @@ def difference(ours: Sequence[float], known: Sequence[float]) -> tuple[str, str]
         ('-0.010 [-0.033, +0.013]', 'holds')
         >>> difference([0.9, 0.91, 0.92], [0.71, 0.72, 0.73])[1], difference([0.9], [0.8, 0.7])
         ('does not hold', ('+0.150', 'cannot tell'))
+        >>> difference([0.70, 0.71, 0.72], [0.71])  # one published run
+        ('+0.000 [-0.025, +0.025]', 'holds')
     """
+    if not len(ours) or not len(known):
+        return "", "not known" if len(ours) else "not computed"
     gap = float(np.mean(ours) - np.mean(known))
-    if min(len(ours), len(known)) < 2:
+    if len(ours) < 2:
         return f"{gap:+.3f}", "cannot tell"
     low = high = gap
-    if np.ptp(ours) or np.ptp(known):
+    if len(known) == 1 and np.ptp(ours):
+        low, high = np.subtract(stats.ttest_1samp(ours, 0).confidence_interval(), known[0])
+    elif np.ptp(ours) or np.ptp(known):
         low, high = stats.ttest_ind(ours, known, equal_var=False).confidence_interval()
     word = "holds" if max(-low, high) <= MARGIN else "cannot tell"
     return f"{gap:+.3f} [{low:+.3f}, {high:+.3f}]", word if low <= 0 <= high else "does not hold"
 
 
 def mean_of(result: Mapping[str, Any], row: Published, metric: str = "") -> float:
-    """Returns the mean of a run's test scores over hospitals, or over all their patients."""
+    """Returns a run's test score of one hospital, or its mean over hospitals or their patients."""
     scores = {c: of[metric or result["metric"][0]] for c, of in result["clients"].items()}
+    if row.over not in ("hospitals", "patients"):
+        return float(scores[row.over])
     tested = [result["patients"][c]["test"] for c in scores]
     return float(np.average([*scores.values()], weights=tested if row.over == "patients" else None))
 
@@ -54,28 +65,54 @@ def mean_of(result: Mapping[str, Any], row: Published, metric: str = "") -> floa
 def tables(progress: Sequence[Progress]) -> Iterator[tuple[str, Table]]:
     """Yields the title and the rows of each suite."""
     for suite in {one.group.suite.name: one.group.suite for one in progress}.values():
-        of_suite = (one for one in progress if one.group.suite.name == suite.name)
-        by_method = {one.group.method.name: [*one.final.values()] for one in of_suite}
+        ran = {one.group.method.name: one for one in progress if one.group.suite.name == suite.name}
         rows = []
-        for row in suite.published:
-            whole = [result for result in by_method.get(row.method, ()) if "clients" in result]
+        for row in suite.published or [Published(method, ()) for method in ran]:
+            finals = ran[row.method].finals(row.variant or suite.base) if row.method in ran else []
+            whole = [result for _, result in finals if result and "clients" in result]
+            of = row.over if row.over not in ("hospitals", "patients") else ""
+            if of and whole and of not in whole[0]["clients"]:
+                hint = did_you_mean(of, whole[0]["clients"])
+                rows.append([row.method, _spread(row.means), "", "", f"no hospital {of}{hint}"])
+                continue
             means = [mean_of(result, row, suite.metric) for result in whole]
-            name = " ".join([row.method, *[f"({row.table})"] * bool(row.table)])
-            compared = difference(means, row.means) if means else ("", "not computed")
-            rows.append([name, _spread(row.means), _spread(means) if means else "", *compared])
+            name = " ".join([row.method, *(f"({w})" for w in (row.variant, of, row.table) if w)])
+            rows.append([name, _spread(row.means), _spread(means), *difference(means, row.means)])
         yield suite.title, Table.of(_HEAD, rows, prose=(0, 4))
 
 
+def _failures(progress: Sequence[Progress]) -> Iterator[str]:
+    """Why runs have no score, a line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for one in progress:
+        for place, result in one.final.items():
+            if reason := result.get("error") or result.get("failed"):
+                reasons.setdefault(reason, []).append(place)
+    for reason, places in reasons.items():
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        yield f"{places[0]}{more} could not be computed: {reason}"
+
+
 def _spread(values: Sequence[float]) -> str:
-    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1) if len(values) > 1 else 0:.3f}"
+    """A mean with the deviation of several values; empty where there is none."""
+    if len(values) < 2:
+        return "".join(f"{value:.3f}" for value in values)
+    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
 
 
 def write(file: Path, progress: Sequence[Progress], quiet: bool) -> list[str]:
     """Writes and prints the tables; returns the sentences below them."""
     every = [*tables(progress)]
     hours = sum(r["cpu_seconds"] for one in progress for r in one.final.values()) / 3600
-    sources = dict.fromkeys(one.group.suite.source for one in progress)
-    words = {"tables": every, "sources": sources, "margin": MARGIN, "hours": hours}
+    suites = {one.group.suite.name: one.group.suite for one in progress}.values()
+    sources = dict.fromkeys(suite.source for suite in suites)
+    single = any(len(row.means) == 1 for suite in suites for row in suite.published)
+    words = {"tables": every, "sources": sources, "margin": MARGIN, "single": single}
+    words |= {
+        "failures": [*_failures(progress)],
+        "hours": hours,
+        "unknown": [suite.name for suite in suites if not suite.published],
+    }
     page, _, below = filled(_TEMPLATE, **words).partition("====\n")
     write_text(file, page + below)
     for title, table in every if not quiet else ():

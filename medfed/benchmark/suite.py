@@ -13,6 +13,7 @@ table has no arms, and no correction counts them.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,8 +24,10 @@ import yaml  # type: ignore[import-untyped]
 from msgspec import Meta
 
 from medfed.common.schemas import fit, fit_keys
+from medfed.common.scores import limits_of
 from medfed.config import allowed, sections
 from medfed.federation.card import CEILINGS, REFERENCES, Card, Range
+from medfed.standalone.csv_files import csv_rows
 from medfed.standalone.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
@@ -125,9 +128,10 @@ class Published:
     """A row of a published table."""
 
     method: str  # the method, as ``methods=`` has it
-    means: tuple[float, ...]  # the mean score of each published run
+    means: tuple[float, ...]  # the mean score of each published run; none: it is not known
     table: str = ""  # which table has it; empty: the main one
-    over: Literal["hospitals", "patients"] = "hospitals"  # what a mean is over
+    over: str = "hospitals"  # what a mean is over: hospitals, patients, or one hospital's name
+    variant: str = ""  # the task; empty: the suite's first
 
 
 @dataclass(frozen=True)
@@ -171,11 +175,17 @@ class Suite:
         """The variant on which methods are tuned."""
         return next(iter(self.variants))
 
+    @property
+    def repeats(self) -> bool:
+        """Whether it repeats a published table, by the table's protocol."""
+        return bool(self.published or self.source)
+
     def chosen(self, wanted: str | Sequence[str] | None) -> list[str]:
-        """Returns the wanted variants."""
+        """Returns the wanted variants; by default those of the published table, or the first."""
         names = ", ".join(self.variants)
         whole = f"variants={{}} is none of suite={self.name}{{}}; it has {names}."
-        return [self.base] if wanted is None else chosen(wanted, self.variants, whole)
+        usual = [row.variant or self.base for row in self.published] or [self.base]
+        return chosen(usual if wanted is None else wanted, self.variants, whole)
 
     def sized(self, size: str) -> Size:
         """Returns how much is computed."""
@@ -243,10 +253,47 @@ def _suite(name: str, content: dict[str, Any]) -> Suite:
         raise ValueError(f"the size {unknown[0]} is unknown; choose {', '.join(SIZES)}")
     if not 0 < suite.lr[0] <= suite.lr[1]:
         raise ValueError(f"lr={list(suite.lr)} must be two positive numbers in order")
+    _check_variants(suite.published, parts["variants"])
     for arm, one in parts["arms"].items():
         _check_arm(arm, one, parts["variants"])
         parts["arms"][arm] = replace(one, name=arm)
     return replace(suite, **parts)
+
+
+def with_table(suite: Suite, file: Path) -> Suite:
+    """Returns a suite with the published table of a CSV file.
+
+    The file has a line for each published run: its ``method`` and ``value``, and further what
+    `Published` has.
+    """
+    header, *lines = [*csv_rows(file, "set published to a CSV file")] or [[]]
+    columns, runs = [cell.strip().lower() for cell in header], dict[Published, list[float]]()
+    low, high = limits_of(suite.metric) if suite.metric else (-math.inf, math.inf)
+    for number, line in enumerate(lines, 2):
+        cells = {c: cell.strip() for c, cell in zip(columns, line, strict=False) if cell.strip()}
+        try:
+            value = float(cells.pop("value", "none"))
+            if not low <= value <= high:
+                raise ValueError(f"value={value:g} is outside of {low:g} to {high:g}")
+            row = fit_keys({**cells, "means": []}, Published, "the line")
+            _check_variants([row], suite.variants)
+        except ValueError as error:
+            raise ConfigError(
+                f"{file}, line {number}: {error}. Write the columns method and value, such as "
+                "fedavg,0.819, and if need be table, over and variant."
+            ) from error
+        runs.setdefault(row, []).append(value)
+    if not runs:
+        raise ConfigError(f"{file} has no published values; write the columns method and value.")
+    rows = tuple(replace(row, means=tuple(means)) for row, means in runs.items())
+    return replace(suite, published=rows, source=str(file))
+
+
+def _check_variants(rows: Iterable[Published], variants: Collection[str]) -> None:
+    for row in rows:
+        if row.variant and row.variant not in variants:
+            hint = did_you_mean(row.variant, variants)
+            raise ValueError(f"the published variant={row.variant} is none of the suite{hint}")
 
 
 def _each(content: Mapping[str, Any], key: str, kind: type[T], what: str) -> dict[str, T]:
@@ -294,7 +341,7 @@ def chosen_suites(wanted: str | Sequence[str], folders: Sequence[str | Path] = (
     whole = f"Unknown suite {{!r}}{{}}; the suites are {', '.join(known)}, or all, or published."
     if wanted in ("all", "published", ["all"], ["published"]):
         repeats = "published" in wanted
-        return [suite for suite in known.values() if bool(suite.published) == repeats]
+        return [suite for suite in known.values() if suite.repeats == repeats]
     return [known[name] for name in chosen(wanted, known, whole)]
 
 
@@ -334,12 +381,18 @@ def wanted_of(
     size: str,
     arms: bool | str | Sequence[str],
     folders: Sequence[str | Path] = (),
+    published: str | Path | None = None,
 ) -> tuple[list[Suite], dict[str, list[Method]], dict[str, list[Arm]]]:
     """Returns the wanted suites, and by suite the methods and arms; as for `benchmark`."""
     chosen, known = chosen_suites(suite, folders), list(allowed.method_yamls(folders))
+    if published is not None:
+        if len(chosen) > 1:
+            raise ConfigError(f"published={published} is one suite's table; name one suite.")
+        chosen = [with_table(chosen[0], Path(published).expanduser())]
     by_suite = {}
     for one in chosen:
         rows = dict.fromkeys(row.method for row in one.published)
+        rows |= dict.fromkeys(one.methods if one.repeats and not rows else ())
         every = chosen_methods(methods, [*rows] or one.sized(size).methods or one.methods, known)
         by_suite[one.name] = [method for method in every if method.name in (rows or [method.name])]
     return chosen, by_suite, chosen_arms(arms, {s.name: s.arms for s in chosen}, known)

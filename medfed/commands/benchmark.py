@@ -30,7 +30,7 @@ def check(configs: Sequence[Section], sweep: bool) -> None:
         if not isinstance(paths, dict):
             raise ConfigError(f"paths={paths} names no suite; write paths.SUITE={paths}.")
         check_paths(paths, suites(folders).values())
-        of = keys["suite"], keys["methods"], keys["size"], keys["arms"], folders
+        of = keys["suite"], keys["methods"], keys["size"], keys["arms"], folders, keys["published"]
         for suite in wanted_of(*of)[0]:
             if not suite.path or paths.get(suite.name) is not None:
                 suite.chosen(keys["variants"])

@@ -30,9 +30,9 @@ LISTS = ("k", "client", "weights", "suite", "methods", "variants")
 # Keys whose value is the path of a file or folder; those of PATH_LISTS take several.
 PATHS = re.compile(
     r"run|resume|folder|plan|study|out|input|output|candidates|onboard|patients|data_root|paths\.\w+"
-    r"|kit|dry_run|provision|approve|lock|init\.weights|partition\.file|hydra\.(run|sweep)\.dir"
-    r"|hydra\.sweep\.subdir|data\.(path|root|cache)|data\.reader\.(file|sites\.file)"
-    r"|data\.reader\.(candidates|annotations)|algorithm\.affinity\.weights"
+    r"|kit|published|dry_run|provision|approve|lock|init\.weights|partition\.file"
+    r"|hydra\.(run|sweep)\.dir|hydra\.sweep\.subdir|data\.(path|root|cache)"
+    r"|data\.reader\.(file|sites\.file|candidates|annotations)|algorithm\.affinity\.weights"
 )
 # Of these, what must be there before a run; other paths have sentences of their own.
 EXISTING = ("data.path", "partition.file")

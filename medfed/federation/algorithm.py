@@ -424,6 +424,11 @@ class Algorithm(ABC):
         """The most gradients that a client takes of one batch."""
         return 1
 
+    @property
+    def passes(self) -> float:
+        """Gradient passes per local step, with these hyper-parameters."""
+        return self.card.passes
+
     def weights(self, server: State, clients: Iterable[str]) -> list[float]:
         """Returns each client's weight in a mean; weights need not sum to 1."""
         return [

@@ -27,7 +27,7 @@ from __future__ import annotations
 from typing import Literal
 
 from medfed.method import *
-from medfed.personalize.quantized_base import ProximalStep, QuantizedMethod
+from medfed.personalize.quantized_base import FULL, ProximalStep, QuantizedMethod
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,16 @@ class Quantized(QuantizedMethod):
             )
 
     @property
+    def passes(self) -> float:
+        """The card's without that of centres that stay, and with that of the soft quantiser."""
+        if {self.bits, *(self.client_bits or {}).values()} == {FULL}:
+            return self.card.passes - 1
+        return self.card.passes - (self.center_lr == 0) + (self.quantizer == "soft")
+
+    @property
     def gradients_per_batch(self) -> int:
-        """Of a step, of its centres, and of the soft quantiser."""
-        return 3 if self.quantizer == "soft" else 2
+        """Each pass of a step is of the same batch."""
+        return int(self.passes)
 
     def scalars(self, round: int) -> dict[str, float]:
         """lambda(t) and eta_2(t).

@@ -197,7 +197,7 @@ def _data_fingerprint(path: str | None) -> str:
         with file.open("rb") as opened:
             start = hashlib.sha256(opened.read(_SAMPLE)).hexdigest()
         name = file.relative_to(root) if file != root else file.name
-        total.update(f"{name}\0{file.stat().st_size}\0{start}\n".encode())
+        total.update(f"{name}\0{file.stat().st_size}\0{start}\n".encode(errors="surrogateescape"))
     return total.hexdigest()
 
 

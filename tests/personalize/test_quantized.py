@@ -21,6 +21,7 @@ from medfed.models.networks.unet import unet
 from medfed.personalize.proxquant import ProxQuant
 from medfed.personalize.quantized import Quantized
 from medfed.personalize.quantized_base import assign_bits, layer_weights
+from medfed.personalize.quped import QuPeD
 from medfed.personalize.qupel import QuPeL
 from medfed.standalone.errors import ConfigError
 from tests.references.test_quantized import QUANTIZED, deep_task
@@ -172,6 +173,32 @@ def test_fine_tuning_sends_no_tensor():
     assert ("fit", "shared") in parts
     assert ("tune", "shared") not in parts
     assert {e.phase for e in federation.ledger.entries if e.round >= 2} <= {"tune"}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "passes"),
+    [
+        (Quantized(bits=2), 2),
+        (Quantized(bits=32), 1),
+        (Quantized(bits=2, center_lr=0.0), 1),
+        (Quantized(bits=2, quantizer="soft"), 3),
+        (Quantized(bits=32, quantizer="soft"), 1),
+        (Quantized(bits=32, client_bits={"c0": 2}), 2),
+        (QuPeL(bits=2), 2),
+        (QuPeL(bits=32), 1),
+        (QuPeD(bits=2), 3),
+        (QuPeD(bits=32), 2),
+        (QuPeD(bits=2, quantizer="soft"), 4),
+    ],
+    ids=lambda v: "" if isinstance(v, int) else f"{v.title}-{v.bits:g}-{v.quantizer}",
+)
+def test_gradient_passes_follow_the_bits(algorithm, passes):
+    """Those that a run takes in a round before its fine-tuning."""
+    _, federation, _ = toy_federation(algorithm, deep_task(torch.float32), rounds=3, steps=4)
+    run_reference(federation, 1)
+    most = max(client.passes.gradient for client in federation.clients.values())
+    assert most == 4 * passes == 4 * algorithm.passes
+    assert federation.algorithm.gradients_per_batch == passes
 
 
 def test_layers_and_clients_with_their_own_bits():

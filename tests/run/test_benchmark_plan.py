@@ -95,6 +95,15 @@ def test_a_suite_has_settings_of_single_methods():
     )
 
 
+@pytest.mark.parametrize(("bits", "share"), [(2, 2), (32, 1)], ids=["2 bits", "32 bits"])
+def test_steps_are_fewer_by_the_passes_of_the_run_s_own_bits(bits, share):
+    suite = replace(suites()["digits"], by_method={"qupel": (f"algorithm.bits={bits}",)})
+    (*_, group), _ = groups([suite], {"digits": chosen_methods(["qupel"], [], ["qupel"])}, "small")
+    config = group.cell(suite.base, "final", 0, 0, {}).config
+    assert config["algorithm"]["bits"] == bits
+    assert config["local"]["steps"] == group.config(suite.base).local.steps // share
+
+
 def test_real_data_that_are_not_at_hand_are_told():
     methods = {"heart": chosen_methods([], [], [])}
     found, told = groups(chosen_suites("heart"), methods, "small")

@@ -278,14 +278,13 @@ class DatalistReader(CaseReader):
         return [[place.get(name) for name in of] for of in images], [place[n] for n in masks]
 
     def _ids(self) -> list[str]:
-        """The stems of the images, with the folder's name if stems repeat."""
+        """The stems of the images, with the names of one or two folders if stems repeat."""
         first = [images[0] or mask for images, mask in zip(self._images, self._masks, strict=True)]
-        stems = [re.sub(r"_0000$", "", stem_of(path)) for path in first]
-        if len(set(stems)) == len(stems):
-            return stems
-        ids = [f"{path.parent.name}_{stem_of(path)}" for path in first]
-        twice = [name for name, count in Counter(ids).items() if count > 1]
-        if twice:
+        ids = [re.sub(r"_0000$", "", stem_of(path)) for path in first]
+        for folders in (1, 2):  # as HOSPITAL/images/001.nii.gz
+            if len(set(ids)) < len(ids):
+                ids = ["_".join([*p.parent.parts[-folders:], stem_of(p)]) for p in first]
+        if twice := [name for name, count in Counter(ids).items() if count > 1]:
             raise DataError(f"{self._file} lists {few(twice, 3)} twice; list each case once.")
         return ids
 
