@@ -52,22 +52,23 @@ _MISFIT = re.compile(
 )
 
 
-def check_types(plain: Mapping[str, Any], place: str = "", keys: Collection[str] = ("",)) -> None:
+def check_types(
+    parts: Iterable[tuple[str, Mapping[str, Any]]], keys: Collection[str] = ("",)
+) -> None:
     """Compares plain values with the annotations of the constructors that will receive them.
 
-    `plain`: a section; the arguments next to each ``_target_``, at any depth, are checked. `keys`:
-    nothing but the arguments at, above or below these keys is checked, so nothing else is imported;
-    an empty key stands for all.
+    `parts`: what :func:`~.sections.targets` lists of a section. `keys`: nothing but the arguments
+    at, above or below these keys is checked, so nothing else is imported; an empty key means all.
 
     Example:
         >>> node = {"_target_": "medfed.federation.algorithm.Cohort", "fraction": "half"}
-        >>> check_types({"cohort": node})
+        >>> check_types([("cohort._target_", node)])
         Traceback (most recent call last):
         ...
         medfed.standalone.errors.ConfigError: cohort.fraction must be a number, not 'half'.
     """
     limited: list[tuple[str, Any, Any]] = []
-    for target, node in targets(plain, place):
+    for target, node in parts:
         arguments = {target.replace("_target_", name): name for name in node if name[0] != "_"}
         for key, name in arguments.items():
             if any(not k or f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in keys):
@@ -83,11 +84,11 @@ def check_chosen(source: Mapping[str, Any], overrides: Iterable[str]) -> None:
 
     With plugins, whose yamls may set anything, all values are compared.
     """
-    keys = map(key_of, overrides)
+    keys = [key_of(override) for override in overrides]
     # What chooses an option sets no value, and a path is text.
-    groups = (k for k in keys if not (CONFIG_DIR / k.partition("@")[0]).is_dir())
-    values = [k for k in groups if not is_path_key(k)]
-    check_types(source, keys=[""] if source.get("plugins") and values else values)
+    groups = [k for k in keys if (CONFIG_DIR / k.partition("@")[0]).is_dir()]
+    values = [k for k in keys if k not in groups and not is_path_key(k)]
+    check_types(targets(source), [""] if source.get("plugins") and values else values)
 
 
 def check_value(key: str, value: Any, hint: Any) -> None:

@@ -292,16 +292,16 @@ class FederatedModule(pl.LightningModule):
         clients = self._share(current.recipients)
         if world_size() > 1:
             self._gathering = self._gathering or self._start_gathering(current.recipients)
+        phase = current.phase
         for client in clients:
-            self._fit(current, client)
+            self._fit(current, client, phase)
 
     def _tell(self, phase: str, client: str, done: bool) -> None:
         for tell in self.listeners:
             tell(phase, client, done)
 
-    def _fit(self, current: Round, client: str) -> None:
+    def _fit(self, current: Round, client: str, phase: str) -> None:
         """Trains a client, and keeps or sends its reply."""
-        phase = current.phase
         self._tell(phase, client, False)
         began = time.perf_counter()
         try:
@@ -448,6 +448,8 @@ class FederatedModule(pl.LightningModule):
         return self._share(self.federation.ids)
 
     def _share(self, clients: Iterable[str]) -> list[str]:
+        if world_size() == 1:
+            return [*clients]
         if not self.owners:
             self.owners = assign(self._work(self.federation.ids), world_size())
         here = rank()
