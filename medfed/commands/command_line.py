@@ -183,7 +183,8 @@ def _sweep(command: _Command, overrides: Sequence[str], engine: Engine) -> None:
     with ExitStack() as stack:
         sweep = stack.enter_context(Sweep(overrides, command.name, engine))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="medfed-said-"))
-        stack.enter_context(_environment(console.SAID, folder))
+        os.environ[console.SAID] = folder
+        stack.callback(os.environ.pop, console.SAID)
         if command.trains:
             refuse_full(sweep.folder, known_by=RECORD)
         if engine.named:
@@ -211,15 +212,6 @@ def _sweep(command: _Command, overrides: Sequence[str], engine: Engine) -> None:
         print(f"{finished} of {len(sweep.jobs)} runs are finished{after}")
     if failed:
         sys.exit(1)
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
 
 
 def _start(command: _Command, arguments: Sequence[str] | None) -> None:

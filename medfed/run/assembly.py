@@ -44,7 +44,7 @@ def try_model(task: TaskModule, data: FederatedDataModule) -> None:
     It uses a copy of the network: two samples in training mode, in which networks may return
     further heads, and one sample in evaluation mode.
     """
-    batch = _first_batch(data)
+    batch = first_batch(data)
     task.check_parts(batch)
     trial = copy.copy(task)
     trial._modules = {**task._modules, "network": copied(task.network)}
@@ -57,7 +57,13 @@ def try_model(task: TaskModule, data: FederatedDataModule) -> None:
         _check_shape(task, outputs[0], few["image"])
         _check_activation(task, outputs)
         task.highest_loss = DIVERGED * max(1.0, start)
-        _say(outputs, extras(trial.network(few["image"]), few["image"]))
+        if (count := len(outputs)) > 1:
+            weights = ", ".join(f"{w:.2g}" for w in shares(count))
+            inform(f"Deep supervision: the losses of {count} outputs weigh {weights}.")
+        if more := extras(trial.network(few["image"]), few["image"]):
+            ending, them = ("s", "them") if more > 1 else ("", "it")
+            tensors = f"{more} more tensor{ending} in addition to its logits"
+            inform(f"The network returns {tensors}; the loss ignores {them}.")
     # Without a window, whole images are segmented at once.
     whole = isinstance(task, SegmentationTask) and task.inference.patch_size is None
     if whole:
@@ -70,9 +76,9 @@ def try_model(task: TaskModule, data: FederatedDataModule) -> None:
             _check_shape(task, trial.forward(few["image"]), few["image"])
 
 
-def _first_batch(data: FederatedDataModule) -> Batch:
-    batch: Batch = next(iter(next(iter(data.clients.values())).train_batches(0)))
-    return batch
+def first_batch(data: FederatedDataModule) -> Batch:
+    """Returns a training batch of the first client."""
+    return next(next(iter(data.clients.values())).train_batches(0))
 
 
 @contextmanager
@@ -124,18 +130,9 @@ def _check_activation(task: TaskModule, outputs: list[Tensor]) -> None:
             )
 
 
-def _say(outputs: list[Tensor], more: int) -> None:
-    if (count := len(outputs)) > 1:
-        weights = ", ".join(f"{w:.2g}" for w in shares(count))
-        inform(f"Deep supervision: the losses of {count} outputs weigh {weights}.")
-    if more:
-        tensors, them = (f"{more} more tensors", "them") if more > 1 else ("1 more tensor", "it")
-        inform(f"The network returns {tensors} in addition to its logits; the loss ignores {them}.")
-
-
 def next_to_outputs(task: TaskModule, data: FederatedDataModule) -> tuple[str, ...]:
     """Returns patterns of the layers next to the outputs in the loss; see :func:`nearest`."""
-    return nearest(task.network, task.outputs, _first_batch(data)["image"][:2])
+    return nearest(task.network, task.outputs, first_batch(data)["image"][:2])
 
 
 def personal_part(

@@ -14,14 +14,8 @@ import torch
 from torch import Tensor
 
 from medfed.datamodules.extending import *
+from medfed.standalone import volumes
 from medfed.standalone.preparation import Preparation, among, zscore
-from medfed.standalone.volumes import (
-    check_finite,
-    check_varied,
-    masks_of,
-    read_geometries,
-    read_together,
-)
 
 
 class CaseReader(VolumeReader):
@@ -127,7 +121,7 @@ class CaseReader(VolumeReader):
         mask = patient.files["label"]
         select = self._select if "image" in patient.files else None
         names = [channel for channel in self.channels if channel not in patient.lacks]
-        *loaded, label = read_together([*images, mask], select, self._series)
+        *loaded, label = volumes.read_together([*images, mask], select, self._series)
         spacing = torch.tensor(loaded[0].geometry.spacing, dtype=torch.float64)
         for path, volume in zip(images, loaded, strict=True):
             wanted = self.in_file if "image" in patient.files else 1
@@ -140,9 +134,11 @@ class CaseReader(VolumeReader):
         image = loaded[0].voxels
         if len(loaded) > 1:
             image = torch.cat([volume.voxels for volume in loaded])
-        check_finite(image, names, images)
-        check_varied(image, names, images)
-        masks = masks_of(label.voxels, self._region_labels.values(), self._known_labels, mask)
+        volumes.check_finite(image, names, images)
+        volumes.check_varied(image, names, images)
+        masks = volumes.masks_of(
+            label.voxels, self._region_labels.values(), self._known_labels, mask
+        )
         return {"image": image, "label": masks, "spacing": spacing}
 
     def shape(self, patient: Patient) -> tuple[int, ...]:
@@ -152,7 +148,7 @@ class CaseReader(VolumeReader):
     def shapes(self, patients: Sequence[Patient]) -> list[tuple[int, ...]]:
         """See `VolumeReader.shapes`: those of the masks."""
         masks = [patient.files["label"] for patient in patients]
-        return [each.shape for each in read_geometries(masks, self._series)]
+        return [each.shape for each in volumes.read_geometries(masks, self._series)]
 
     def spacing(self, patient: Patient) -> tuple[float, ...]:
         """See `Reader.spacing`."""
@@ -161,7 +157,7 @@ class CaseReader(VolumeReader):
     def spacings(self, patients: Sequence[Patient]) -> list[tuple[float, ...]]:
         """See `Reader.spacings`: those of the first file of each patient."""
         first = [next(iter(patient.files.values())) for patient in patients]
-        return [each.spacing for each in read_geometries(first, self._series)]
+        return [each.spacing for each in volumes.read_geometries(first, self._series)]
 
     @property
     def exclusive(self) -> bool:

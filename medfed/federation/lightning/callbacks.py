@@ -5,6 +5,9 @@ Validation metrics are stored by round, so that no round searches all of them.
 A progress bar shows the round, the phase, the client, its loss and the remaining time.
 """
 
+# Callbacks of rounds go with a FederatedModule alone.
+# mypy: disable-error-code="override"
+
 from __future__ import annotations
 
 import json
@@ -169,19 +172,13 @@ class PersonalEvaluation(pl.Callback):
         """The metric that selects the round."""
         return self.selection[0]
 
-    @property
-    def mode(self) -> str:
-        """``max`` or ``min`` of it."""
-        return self.selection[1]
-
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Notes what each client's validation can tell."""
         if isinstance(pl_module, FederatedModule):
             self.history.samples = pl_module.federation.samples
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Appends the record of this round."""
-        assert isinstance(pl_module, FederatedModule)
         if trainer.sanity_checking:
             pl_module.evaluations.clear()
             return
@@ -241,23 +238,23 @@ class PersonalEvaluation(pl.Callback):
         for name, value in values.items():
             pl_module.log(name, value, logger=logger, sync_dist=True, batch_size=1, on_epoch=True)
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Appends the training losses of the round that has closed, and logs them."""
-        assert isinstance(pl_module, FederatedModule)
         number, known = pl_module.next_round - 1, pl_module.losses
         losses = {c: known[c] for c in pl_module.federation.ids if c in known}
         self.losses += [Record(number, client, {"loss": loss}) for client, loss in losses.items()]
-        if losses and self.shows_all:
-            self._log(pl_module, {"train/loss": sum(losses.values()) / len(losses)})
-        if trainer.logger and losses:
+        if not losses:
+            return
+        mean = {"train/loss": sum(losses.values()) / len(losses)}
+        if self.shows_all:
+            self._log(pl_module, mean)
+        if trainer.logger:
             few = losses if len(losses) <= LOGGED else {}
             per_client = {f"train/{visible(c)}/loss": loss for c, loss in few.items()}
-            mean = sum(losses.values()) / len(losses)
-            trainer.logger.log_metrics({"train/loss": mean, **per_client}, step=number)
+            trainer.logger.log_metrics(mean | per_client, step=number)
 
-    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Keeps the test metrics, and the results of every case."""
-        assert isinstance(pl_module, FederatedModule)
         here, decided = [*pl_module.points], dict[str, dict[str, float]]()
         self.points = _gather(pl_module, pl_module.points)
         if pl_module.chooser is not None:  # not at a coordinator, whose sites have decided
@@ -271,7 +268,8 @@ class PersonalEvaluation(pl.Callback):
             self._log(pl_module, self._values(self.test, "test"), logger=None)
 
     def _falls(self, metric: str) -> bool:
-        return self.mode == "min" if metric == self.metric else scores.smaller_is_better(metric)
+        chosen, mode = self.selection
+        return mode == "min" if metric == chosen else scores.smaller_is_better(metric)
 
     def _news(self, metrics: dict[str, dict[str, float]], number: int) -> list[str]:
         """Logs once for each client which metrics are omitted and whether its model has failed."""
@@ -370,9 +368,8 @@ class UnusualRounds(pl.Callback):
         self.evaluation = evaluation
         self.far: list[Outlier] = []
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Logs the first unusual part of each client, and records all."""
-        assert isinstance(pl_module, FederatedModule)
         new, pl_module.federation.far = pl_module.federation.far, []
         known = {(far.client, far.part) for far in self.far}
         self.far += new
@@ -419,9 +416,8 @@ class CommunicationLogger(pl.Callback):
     ``bytes/up_savings`` is how many times fewer bytes the run has sent than fp32 would have.
     """
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Logs the round that has closed."""
-        assert isinstance(pl_module, FederatedModule)
         if not trainer.logger:
             return
         ledger, number = pl_module.federation.ledger, pl_module.next_round - 1
@@ -459,34 +455,20 @@ class RoundProgress(ProgressBar):
         """Shows nothing: called by Lightning on all ranks but the first."""
         self.console.quiet = True
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Starts the bar at the run's first or resumed round."""
-        assert isinstance(pl_module, FederatedModule)
         self._began, self._first = time.monotonic(), pl_module.next_round
         if not self.console.is_terminal or self.console.quiet:
             return
-        self._bar = bar(
-            self.console,
-            "round {task.fields[round]}/{task.fields[rounds]}",
-            24,
-            TextColumn(
-                "{task.fields[phase]:<9} {task.fields[client]:<14} {task.fields[loss]:<13}",
-                markup=False,
-            ),
-            TextColumn("{task.fields[score]}"),
-        )
+        work = "{task.fields[phase]:<9} {task.fields[client]:<14} {task.fields[loss]:<13}"
+        columns = TextColumn(work, markup=False), TextColumn("{task.fields[score]}")
+        rounds = "round {task.fields[round]}/{task.fields[rounds]}"
+        self._bar = bar(self.console, rounds, 24, *columns)
         pl_module.listeners.append(lambda *news: self._tell(pl_module, *news))
-        rounds = trainer.max_epochs or 0
-        self._task = self._bar.add_task(
-            "",
-            total=_visits(pl_module, self._first) * (rounds - self._first),
-            round=self._first + 1,
-            rounds=rounds,
-            phase="",
-            client="",
-            loss="",
-            score="",
-        )
+        fields: dict[str, Any] = dict.fromkeys(("phase", "client", "loss", "score"), "")
+        fields |= {"round": self._first + 1, "rounds": (last := trainer.max_epochs or 0)}
+        total = _visits(pl_module, self._first) * (last - self._first)
+        self._task = self._bar.add_task("", total=total, **fields)
         self._bar.start()
 
     def _tell(self, module: FederatedModule, phase: str, client: str, done: bool) -> None:
@@ -502,18 +484,16 @@ class RoundProgress(ProgressBar):
         text = "" if loss is None else f"loss {loss:.4f}"
         self._bar.update(self._task, advance=world_size(), loss=text)
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Shows the progress over all ranks."""
-        assert isinstance(pl_module, FederatedModule)
         if self._bar:
             done = pl_module.next_round - self._first
             self._bar.update(self._task, completed=_visits(pl_module, self._first) * done)
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Shows the validation score, or writes the round's line."""
         if trainer.sanity_checking:
             return
-        assert isinstance(pl_module, FederatedModule)
         value = trainer.callback_metrics.get(f"val/{self.evaluation.metric}")
         score = "" if value is None else f"val {self.evaluation.metric} {float(value):.4f}"
         if self._bar:

@@ -3,6 +3,9 @@
 It assigns clients to ranks, and gives every rank the same number of tasks in a round.
 """
 
+# Callbacks of rounds go with a FederatedModule alone.
+# mypy: disable-error-code="override"
+
 from __future__ import annotations
 
 import io
@@ -27,7 +30,7 @@ from medfed.federation.client import Batch, ClientData
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation, Round, naming
 from medfed.federation.lightning.collect import Gathering, gather_named, rank, world_size
-from medfed.federation.lightning.flags import check_trainer
+from medfed.federation.lightning.strategy import check_trainer
 from medfed.federation.wire.packet import Packet
 from medfed.functional.conformal import Covering
 from medfed.functional.points import Chooser, Point, RegionChooser, Rows
@@ -143,16 +146,14 @@ class Measures(Protocol):
 class FederatedRounds(pl.Callback):
     """Closes each round in Lightning's books: a step of the Trainer is a round."""
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Shows the first round's step size."""
-        assert isinstance(pl_module, FederatedModule)
         self._count(trainer, pl_module)
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any
+        self, trainer: pl.Trainer, pl_module: FederatedModule, *_: Any, **__: Any
     ) -> None:
         """Counts the round that has ended."""
-        assert isinstance(pl_module, FederatedModule)
         pl_module.next_round += 1
         self._count(trainer, pl_module)
 
@@ -193,18 +194,13 @@ class FederatedModule(pl.LightningModule):
         self.next_round = 0
         self.owners: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
-        self._taken: dict[str, float] = {}
-        self._warm = False
+        self._taken: dict[str, float] | None = None  # in this round; None in the first one
         self.task = task
         self.local = local
         self.automatic_optimization = False
         self.strict_loading = False
-        self.open_round: Round | None = None
-        self.packets: dict[str, Packet] = {}
-        self.listeners: list[
-            Callable[[str, str, bool], None]
-        ] = []  # at the start and the end of a client's work
-        self._gathering: Gathering | None = None
+        # At the start and the end of a client's work.
+        self.listeners: list[Callable[[str, str, bool], None]] = []
         self._group: dist.ProcessGroup | None = None
         self.losses: dict[str, float] = {}  # of this round's training steps, by client
         self.evaluations: dict[str, dict[str, float]] = {}
@@ -215,20 +211,11 @@ class FederatedModule(pl.LightningModule):
         self.test_split: EvalSplit = "test"
         self.highest_loss: float = getattr(task, "highest_loss", math.inf)
 
-    def begin_round(self) -> None:
-        """Opens the next round; a collective call that may move clients to ranks with less work.
-
-        No result depends on the ranks: a client's random numbers depend only on the client.
-        """
-        self._reassign(self.federation.members(self.next_round))
-        self.open_round, self.packets = self.federation.open(self.next_round), {}
-        self.losses = {}
-
     def configure_callbacks(self) -> list[pl.Callback]:
         """Returns none; Lightning calls it first, so that it refuses what rounds cannot follow.
 
         Raises:
-            ConfigError: See :func:`medfed.federation.lightning.flags.check_trainer`.
+            ConfigError: See :func:`medfed.federation.lightning.strategy.check_trainer`.
         """
         trainer: Any = self.trainer
         check_trainer(trainer, self.task.network)
@@ -257,12 +244,10 @@ class FederatedModule(pl.LightningModule):
         self.local.gradients.half = training and getattr(plugin, "scaler", None) is not None
 
     def on_fit_start(self) -> None:
-        """Moves all states to the training device."""
+        """Moves all states to the device."""
         self.federation.to(self.device)
 
-    def on_test_start(self) -> None:
-        """Moves all states to the evaluation device."""
-        self.federation.to(self.device)
+    on_test_start = on_fit_start
 
     def train_dataloader(self) -> Once:
         """Each round, as one batch."""
@@ -272,54 +257,49 @@ class FederatedModule(pl.LightningModule):
         """One batch, for all clients."""
         return OnceCounted()
 
-    def test_dataloader(self) -> OnceCounted:
-        """One batch, for all clients."""
-        return OnceCounted()
+    test_dataloader = val_dataloader
 
     def training_step(self, batch: str, batch_idx: int) -> None:
-        """Runs a whole round: this rank's clients in every phase, with the exchanges between."""
-        self.begin_round()
-        assert self.open_round is not None
-        with self._full_precision():  # but for the losses
-            is_open = True
-            while is_open:
-                self._train_clients(self.open_round)
-                is_open = self.close_phase()
-        self.open_round = None
+        """Runs a whole round: this rank's clients in every phase, with the exchanges between.
 
-    def _train_clients(self, current: Round) -> None:
-        """Trains this rank's clients; sends their encoded replies now or at the phase's end."""
-        clients = self._share(current.recipients)
-        if world_size() > 1:
-            self._gathering = self._gathering or self._start_gathering(current.recipients)
-        phase = current.phase
-        for client in clients:
-            self._fit(current, client, phase)
+        Clients may first move to ranks with less work. No result depends on the ranks: a client's
+        random numbers depend only on the client.
+        """
+        self._reassign(self.federation.members(self.next_round))
+        current, self.losses = self.federation.open(self.next_round), {}
+        with self._full_precision():  # but for the losses
+            while current.close_phase(self._replies(current)):
+                pass
+        if self._taken is not None:  # in the first round libraries warm up
+            self.seconds |= self._taken
+        self._taken = {}
 
     def _tell(self, phase: str, client: str, done: bool) -> None:
         for tell in self.listeners:
             tell(phase, client, done)
 
-    def _fit(self, current: Round, client: str, phase: str) -> None:
-        """Trains a client, and keeps or sends its reply."""
+    def _fit(
+        self, current: Round, client: str, phase: str, gathering: Gathering | None
+    ) -> Packet | None:
+        """Trains a client; returns its encoded reply, or sends it to all ranks."""
         self._tell(phase, client, False)
         began = time.perf_counter()
         try:
             packet = current.fit(client)
         except (NonFiniteError, CodecError) as error:
-            if self._gathering is None:
+            if gathering is None:
                 raise
             # The other ranks wait for replies: they get the error at the end of the phase.
-            self._gathering.put({f"failure/{client}": str(error).encode()})
-            return
+            gathering.put({f"failure/{client}": str(error).encode()})
+            return None
         self._tell(phase, client, True)
         loss = self.federation.clients[client].training_loss
-        if self._gathering is None:
-            self.packets[client] = packet
+        if gathering is None:
             self._note_loss(client, loss)
-            return
+            return packet
         taken = json.dumps([time.perf_counter() - began, loss]).encode()
-        self._gathering.put({f"reply/{client}": packet.to_bytes(), f"costs/{client}": taken})
+        gathering.put({f"reply/{client}": packet.to_bytes(), f"costs/{client}": taken})
+        return None
 
     def _note_loss(self, client: str, loss: float | None) -> None:
         if loss is not None:
@@ -414,33 +394,28 @@ class FederatedModule(pl.LightningModule):
             or self.losses.get(client, nothing) > self.highest_loss
         ]
 
-    def close_phase(self) -> bool:
-        """Closes a phase: gathers the replies of all ranks and hands them to the server.
+    def _replies(self, current: Round) -> dict[str, Packet]:
+        """Trains this rank's clients; returns the encoded replies of the clients of all ranks.
 
-        Returns:
-            Whether another phase of the round is open.
-
-        Raises:
-            NonFiniteError: On every rank, if a client of any rank failed.
-            CodecError: If a reply cannot be read.
+        A client that fails on one rank is an error on every rank.
         """
-        assert self.open_round is not None
-        if self._gathering is not None:
-            gathered, self._gathering = self._gathering.finish(), None
-            for client in self.open_round.recipients:
-                if failure := gathered.get(f"failure/{client}"):
-                    raise NonFiniteError(failure.decode())
-            most = self.federation.most_elements
-            for client in self.open_round.recipients:
-                self.packets[client] = Packet.from_bytes(gathered[f"reply/{client}"], most)
-                taken, loss = json.loads(gathered[f"costs/{client}"])
+        clients, phase = self._share(current.recipients), current.phase
+        gathering = self._start_gathering(current.recipients) if world_size() > 1 else None
+        here = {client: self._fit(current, client, phase, gathering) for client in clients}
+        if gathering is None:
+            return {client: packet for client, packet in here.items() if packet is not None}
+        gathered, packets = gathering.finish(), dict[str, Packet]()
+        for client in current.recipients:
+            if failure := gathered.get(f"failure/{client}"):
+                raise NonFiniteError(failure.decode())
+        most = self.federation.most_elements
+        for client in current.recipients:
+            packets[client] = Packet.from_bytes(gathered[f"reply/{client}"], most)
+            taken, loss = json.loads(gathered[f"costs/{client}"])
+            if self._taken is not None:
                 self._taken[client] = self._taken.get(client, 0.0) + taken
-                self._note_loss(client, loss)
-        is_open = self.open_round.close_phase(self.packets)
-        self.packets = {}
-        if not is_open:
-            self._count_time()
-        return is_open
+            self._note_loss(client, loss)
+        return packets
 
     @property
     def owned(self) -> list[str]:
@@ -477,12 +452,6 @@ class FederatedModule(pl.LightningModule):
                 local.load_state_dict(states[client])
                 local.steps_done, local.passes = spent[client]
             self.owners |= better
-
-    def _count_time(self) -> None:
-        """Stores a round's times as costs, except the first round's, in which libraries warm up."""
-        if self._warm:
-            self.seconds |= self._taken
-        self._taken, self._warm = {}, True
 
     def spent(self) -> dict[str, tuple[int, Passes]]:
         """Returns every client's gradient steps and passes so far; a collective call."""
