@@ -57,8 +57,8 @@ def check_types(
 ) -> None:
     """Compares plain values with the annotations of the constructors that will receive them.
 
-    `parts`: what :func:`~.sections.targets` lists of a section. `keys`: nothing but the arguments
-    at, above or below these keys is checked, so nothing else is imported; an empty key means all.
+    `parts`: see :func:`~.sections.targets`. Only the arguments at, above or below `keys` are
+    checked, so nothing else is imported; an empty key means all.
 
     Example:
         >>> node = {"_target_": "medfed.federation.algorithm.Cohort", "fraction": "half"}
@@ -92,10 +92,7 @@ def check_chosen(source: Mapping[str, Any], overrides: Iterable[str]) -> None:
 
 
 def check_value(key: str, value: Any, hint: Any) -> None:
-    """Compares a plain value with an annotation.
-
-    `value`: the value; one that holds an interpolation or a part to build is not checked. `hint`:
-    the annotation; one that names anything but plain types is left to the constructor.
+    """Compares a plain value with an annotation, as far as both name nothing but plain types.
 
     Example:
         >>> check_value("rounds", 0, Annotated[int, Meta(ge=1)])
@@ -174,7 +171,7 @@ def _refuse(key: str, value: Any, expected: str, limit: str, got: str, place: st
 
 @cache
 def _annotations(target: str) -> dict[str, Any]:
-    """Returns the annotations of a constructor's or function's arguments, as far as they resolve.
+    """Returns the annotations of a callable's arguments, as far as they resolve.
 
     Those of base classes count where the constructor hands on further arguments.
     """
@@ -475,8 +472,6 @@ clients; leave it at auto, which assigns the clients to the devices.
 
 def check_machines(trainer: Mapping[str, Any], started: Launched | None = None) -> None:
     """Checks that the launcher has started as many processes as the run needs.
-
-    `started`: the launcher; ``None``: taken from the environment.
 
     Example:
         >>> two = Launched("torchrun", rank=0, ranks=4, machines=2)

@@ -39,10 +39,9 @@ SLIVER = 0.01  # share of a segmentation network's parameters; the papers keep i
 
 
 def try_model(task: TaskModule, data: FederatedDataModule) -> None:
-    """Computes one loss and one evaluation of a network, so that a network that does not fit fails.
+    """Computes a loss and an evaluation with a copy of a network, so that what does not fit fails.
 
-    It uses a copy of the network: two samples in training mode, in which networks may return
-    further heads, and one sample in evaluation mode.
+    Training takes two samples, as networks may return further heads in it, and evaluation one.
     """
     batch = first_batch(data)
     task.check_parts(batch)
@@ -140,8 +139,7 @@ def personal_part(
 ) -> tuple[str, ...]:
     """Finds the personal part of a network if the method needs one and ``model.personal`` is empty.
 
-    `data`: the data; their first batch goes through the network. Returns patterns of parameter
-    names; empty if the task has patterns or the method needs none.
+    Returns patterns of parameter names; empty if the task has patterns or the method needs none.
     """
     algorithm: Algorithm = build(config.algorithm)
     asks = algorithm.personal in ("task", "body")
@@ -265,10 +263,7 @@ def numbered_inputs(config: RunDescription, data: FederatedDataModule) -> RunDes
 
 
 def resolve_facts(config: RunDescription, data: FederatedDataModule) -> RunDescription:
-    """Fills in the facts of the data; a fact that the user set must agree with the data.
-
-    The window size is not a fact of the data, but only segmentation has windows.
-    """
+    """Fills in the facts of the data; a fact that the user set must agree with the data."""
     from_data: dict[str, Any] = {
         "in_channels": data.in_channels,
         "regions": list(data.class_names),

@@ -34,10 +34,9 @@ RESAMPLES = 400
 
 
 def run_cell(config: Mapping[str, Any], stage: Stage, finetuned: bool = False) -> dict[str, Any]:
-    """Computes a cell; nothing is printed, and nothing is left on the disk.
+    """Computes a cell as JSON; nothing is printed, and nothing is left on the disk.
 
-    Returns what it has found, as JSON. A run that cannot be made says so in ``error``, and one
-    whose model has failed in ``failed``.
+    A run that cannot be made says so in ``error``, and one whose model has failed in ``failed``.
     """
     began = time.process_time()
     gc.collect()  # objects that refer to each other hold the data of the last cell

@@ -1,7 +1,4 @@
-"""Gives a run folder to one training: new or its own, locked while it trains.
-
-On several machines all ranks must share this folder, and read the same data.
-"""
+"""Gives a run folder to one training: new or its own, locked while it trains."""
 
 from __future__ import annotations
 

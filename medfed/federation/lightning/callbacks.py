@@ -1,9 +1,4 @@
-"""Callbacks that run the rounds, evaluate and select them, stop early, and log bytes.
-
-Validation metrics are stored by round, so that no round searches all of them.
-
-A progress bar shows the round, the phase, the client, its loss and the remaining time.
-"""
+"""Callbacks that run the rounds, evaluate and select them, stop early, and log bytes."""
 
 # Callbacks of rounds go with a FederatedModule alone.
 # mypy: disable-error-code="override"
@@ -95,8 +90,7 @@ class History(list[Record]):
         """Returns the mean of a metric over the clients for which it is defined; larger is better.
 
         A client of n training samples weighs n / (n + :data:`HALF`), as few validation samples can
-        tell little. Each client's value is rounded, as across hospitals, so that both select the
-        same round.
+        tell little. Each value is rounded, as across hospitals, so that both select the same round.
         """
         known = self._means.setdefault(number, {})
         if (metric, mode) not in known:
@@ -129,10 +123,9 @@ Value = TypeVar("Value")
 class PersonalEvaluation(pl.Callback):
     """Gathers validation metrics per client and logs mean and worst client.
 
-    After a client's first evaluation it is known which metrics its data leave undefined; every
-    round omits them. A model that has failed counts with the worst possible value, see
-    :mod:`medfed.common.scores`. Both are logged once, on first occurrence. If the data of all
-    clients leave the metric undefined, the loss selects the round.
+    What a client's data leave undefined in its first evaluation is omitted from then on. A model
+    that has failed counts with the worst possible value. If the data of all clients leave the
+    metric undefined, the loss selects the round.
     """
 
     def __init__(self, metric: str, mode: str = "max") -> None:
@@ -296,8 +289,8 @@ class PersonalEvaluation(pl.Callback):
 
         Ties go to the smallest mean loss, then to the earliest round: with few patients an AUROC of
         1 comes early and ignores the quality of the probabilities. A round in which training
-        diverged at some clients is selected only if all others did, too; one in which it diverged
-        at all clients is never selected.
+        diverged at some clients is selected only if all others did, too; one where it did at all is
+        never selected.
         """
         chosen, diverged = self.selection, self.diverged
         by_round = self.history.by_round
@@ -358,10 +351,7 @@ def _divergence(clients: Sequence[str], number: int) -> str:
 
 
 class UnusualRounds(pl.Callback):
-    """Says and records what is unusual in a round: far longer messages, diverging losses.
-
-    `path`: the record; it exists only if there is anything to record.
-    """
+    """Says and records what is unusual in a round: far longer messages, diverging losses."""
 
     def __init__(self, path: Path, evaluation: PersonalEvaluation) -> None:
         self.path = path
@@ -411,10 +401,7 @@ class Patience(EarlyStopping):
 
 
 class CommunicationLogger(pl.Callback):
-    """Logs, by direction, the bytes of each round and of the run so far, and the savings.
-
-    ``bytes/up_savings`` is how many times fewer bytes the run has sent than fp32 would have.
-    """
+    """Logs, by direction, the bytes of each round and so far, and the savings over fp32."""
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Logs the round that has closed."""

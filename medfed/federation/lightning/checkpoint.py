@@ -50,9 +50,7 @@ class RoundCheckpoint(Checkpoint):
     """Saves by round, not by optimizer step: some algorithms take no such steps.
 
     No dataclass: Hydra, which passes callbacks on to the trainer, would take it for configuration.
-    `keep`: how many of the last rounds to keep, in addition to the best one; at least 2, so that a
-    damaged file has a predecessor. `evaluation`: gives the best round; ``None`` to keep no best
-    checkpoint.
+    It keeps at least two rounds, so that a damaged file has a predecessor.
     """
 
     def __init__(
@@ -112,8 +110,7 @@ class RoundCheckpoint(Checkpoint):
 class InPlace(TorchCheckpointIO):
     """Writes a checkpoint to its folder, under a partial name that :func:`seal` completes.
 
-    Lightning would first write to the system's folder for temporary files, where a kill leaves the
-    file for ever.
+    Lightning writes to the system's temporary folder first, where a kill leaves the file for ever.
     """
 
     def save_checkpoint(

@@ -1,4 +1,4 @@
-"""The LightningModule of a federated run: an epoch is a round, a batch is a client's task.
+"""The LightningModule of a federated run: an epoch is a round, and a round is one batch.
 
 It assigns clients to ranks, and gives every rank the same number of tasks in a round.
 """
@@ -45,10 +45,6 @@ WORTH_MOVING, SECONDS = 1.1, 0.2
 def costs(expected: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
     """Returns the cost of each client's round: its last time, or an estimate in proportion.
 
-    Args:
-        expected: Estimates, such as samples times steps; positive.
-        seconds: The clients' times in their last round.
-
     Example:
         >>> costs({"a": 10, "b": 20, "c": 40}, {"a": 1.0, "b": 2.0})
         {'a': 1.0, 'b': 2.0, 'c': 4.0}
@@ -66,13 +62,9 @@ def assign(
 
     The longest work is assigned first, to the rank with the least work so far. The longest rank
     then takes at most 4/3 of what the best assignment would (Graham: Bounds on multiprocessing
-    timing anomalies, SIAM J. Appl. Math. 17(2), 1969). Clients of equal work are assigned in turn.
-
-    Args:
-        work: The cost of each client's work.
-        ranks: Number of ranks.
-        owners: The clients' current ranks; ``work`` is then in seconds. Clients stay there unless
-            the longest rank saves a tenth of its time, and :data:`SECONDS`.
+    timing anomalies, SIAM J. Appl. Math. 17(2), 1969). With `owners`, the current ranks, work is in
+    seconds, and clients stay unless the longest rank saves a tenth of its time, and
+    :data:`SECONDS`.
 
     Example:
         >>> assign({"a": 1, "b": 1, "c": 1}, ranks=2)
@@ -98,7 +90,7 @@ class Once:
     """One batch for Lightning: a whole round, or an evaluation, of this rank's clients.
 
     Lightning takes longer over a batch than a small network over a step, waits for the first rank
-    at every batch, and may stop after any. So there is one for all clients and phases.
+    at every batch, and may stop after any.
     """
 
     def __iter__(self) -> Iterator[str]:
@@ -170,19 +162,7 @@ class FederatedRounds(pl.Callback):
 class FederatedModule(pl.LightningModule):
     """Wraps a task module and a federation for one Lightning Trainer on one or many ranks.
 
-    Each rank trains the clients that are assigned to it.
-
-    Args:
-        task: The task module; the working client overwrites its network.
-        federation: All clients; each rank trains those assigned to it.
-        local: The training loop of the clients.
-
-    Attributes:
-        next_round: The next round.
-        owners: The rank of each client.
-        seconds: What each client's last round took, on several ranks.
-        highest_loss: A loss above it means that training diverges.
-        chooser: Chooses thresholds and calibration on validation cases, if the run wants any.
+    The working client overwrites the task's network.
     """
 
     task: TaskLike
@@ -192,8 +172,8 @@ class FederatedModule(pl.LightningModule):
         super().__init__()
         self.federation = federation
         self.next_round = 0
-        self.owners: dict[str, int] = {}
-        self.seconds: dict[str, float] = {}
+        self.owners: dict[str, int] = {}  # the rank of each client
+        self.seconds: dict[str, float] = {}  # of each client's last round, on several ranks
         self._taken: dict[str, float] | None = None  # in this round; None in the first one
         self.task = task
         self.local = local
@@ -205,18 +185,16 @@ class FederatedModule(pl.LightningModule):
         self.losses: dict[str, float] = {}  # of this round's training steps, by client
         self.evaluations: dict[str, dict[str, float]] = {}
         self.cases: dict[str, list[dict[str, float | str]]] = {}  # of the split that is tested
+        # Chooses thresholds and calibration on validation cases, if the run wants any.
         self.chooser: Chooser | RegionChooser | Covering | None = None
         self.points: dict[str, Point] = {}  # of tested clients
         self._chosen_on: dict[str, tuple[Rows, Rows]] = {}  # validation and training cases
         self.test_split: EvalSplit = "test"
+        # A loss above it means that training diverges.
         self.highest_loss: float = getattr(task, "highest_loss", math.inf)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Returns none; Lightning calls it first, so that it refuses what rounds cannot follow.
-
-        Raises:
-            ConfigError: See :func:`medfed.federation.lightning.strategy.check_trainer`.
-        """
+        """Returns none; Lightning calls it first, so that it refuses what rounds cannot follow."""
         trainer: Any = self.trainer
         check_trainer(trainer, self.task.network)
         closing = any(isinstance(callback, FederatedRounds) for callback in trainer.callbacks)
@@ -232,11 +210,7 @@ class FederatedModule(pl.LightningModule):
         return self.local.model.make_optimizer([nn.Parameter(torch.zeros(1))])
 
     def setup(self, stage: str) -> None:
-        """Passes every loss through Lightning's precision plugin.
-
-        The local loop does backward passes itself: Lightning's hooks cost time in every step and
-        nothing uses them.
-        """
+        """Passes every loss through the precision plugin; clients' loops do the backward pass."""
         training = stage == "fit"
         plugin = self.trainer.precision_plugin
         self.local.gradients.precision = plugin.forward_context if training else nullcontext
@@ -335,11 +309,7 @@ class FederatedModule(pl.LightningModule):
     ) -> dict[str, float]:
         """Returns the metrics of a client's personal model on one of its splits.
 
-        Args:
-            client: Its id.
-            split: The split.
-            keep: Whether to keep the results of every case, in :attr:`cases`, and what validation
-                chooses, in :attr:`points`.
+        `keep`: whether to keep the results of every case, and what validation chooses.
         """
         self.local.model.load(self.federation.personal_model(client, split))
         return self.evaluate_data(client, self.federation.clients[client].data, split, keep)
@@ -368,12 +338,8 @@ class FederatedModule(pl.LightningModule):
     def decide(self, client: str, others: Mapping[str, float] | None = None) -> dict[str, float]:
         """Chooses the point of a client that has been tested, and decides its test cases there.
 
-        Args:
-            client: Its id.
-            others: See :func:`medfed.functional.points.common`.
-
-        Returns:
-            The metrics of these decisions; empty if the run chooses no points.
+        `others`: see :func:`medfed.functional.points.common`. Returns the metrics of these
+        decisions.
         """
         if self.chooser is None:
             return {}
@@ -381,11 +347,7 @@ class FederatedModule(pl.LightningModule):
         return self.chooser.apply(self.cases[client], self.points[client])
 
     def diverged(self, metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
-        """Returns the clients whose training or validation loss is far above its start.
-
-        Args:
-            metrics: The validation metrics of the round that has closed, by client.
-        """
+        """Returns the clients whose training or validation loss is far above its start."""
         nothing = math.nan
         return [
             client
@@ -463,8 +425,7 @@ class FederatedModule(pl.LightningModule):
     def _gather_states(self, clients: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Returns clients' states, by default of all clients of all ranks; a collective call.
 
-        A rank's clients are saved together, so that common tensors (the decoded shared part) stay
-        one tensor in the checkpoint and after resuming.
+        A rank's clients are saved together, so that common tensors stay one tensor after resuming.
         """
         here = self.owned if clients is None else clients
         states = {c: self.federation.clients[c].state_dict() for c in here}
@@ -492,11 +453,7 @@ class FederatedModule(pl.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
-        """Restores what :meth:`on_save_checkpoint` saved.
-
-        Raises:
-            CheckpointError: If the checkpoint is of another algorithm or other clients.
-        """
+        """Restores what :meth:`on_save_checkpoint` saved."""
         saved = self.restore(checkpoint)
         if self.trainer.state.fn == TrainerFn.FITTING:
             # A test of the selected round must keep the costs of later rounds.
@@ -507,11 +464,7 @@ class FederatedModule(pl.LightningModule):
                 local.passes = Passes(*saved["passes"][client])
 
     def restore(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-        """Restores a checkpoint's states, except those for training; returns its record.
-
-        Raises:
-            CheckpointError: If the checkpoint is of another algorithm or other clients.
-        """
+        """Restores a checkpoint's states, except those for training; returns its record."""
         saved: dict[str, Any] | None = checkpoint.get("federation")
         federation = self.federation
         if saved is None:

@@ -40,10 +40,9 @@ _GRACE = 5.0  # seconds that a rank has to report why it ends
 
 
 class ClientSharding(DDPStrategy):
-    """Launches ranks like DDP but does not synchronise gradients.
+    """Launches ranks like DDP, which would mix the gradients of the clients of several ranks.
 
-    DDP would mix the gradients of the clients that ranks train at the same time; here ranks
-    exchange only encoded replies, when a phase closes.
+    Here ranks exchange only encoded replies, when a phase closes.
     """
 
     strategy_name = "client_sharding"
@@ -117,8 +116,7 @@ class Launcher(_SubprocessScriptLauncher):
     def kill(self, signum: int) -> None:
         """Ends the other ranks at once, for every signal; SIGTERM also ends this one.
 
-        Lightning passes SIGTERM on by this function and would then wait for the other ranks, which
-        may be waiting for something else.
+        Lightning would then wait for the other ranks, which may be waiting for something else.
         """
         self._ended.set()
         for process in self.procs:
@@ -241,8 +239,8 @@ def _reasons(trainer: Any, network: nn.Module) -> Iterator[str]:
 def environment(several: bool) -> ClusterEnvironment | None:
     """Returns the environment that starts a run's ranks; ``None``: Lightning decides.
 
-    Within a SLURM job Lightning takes every process, even the job's script, for one of several
-    started by srun, and would wait for the others for ever.
+    Within a SLURM job Lightning takes even the job's script for one of several processes that srun
+    has started, and would wait for the others for ever.
     """
     launcher = launched()
     if several and launcher is not None and launcher.by == "srun":
@@ -267,9 +265,9 @@ _OF_RANKS = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZ
 def together(trainer: pl.Trainer) -> Iterator[None]:
     """Ends all ranks together, and passes on the real reason for stopping a run.
 
-    What makes this process a rank (variables, a process group) ends with the run; otherwise the
-    next run of this process would take itself for one of several. Lightning ends the process with
-    status 1 on Ctrl-C, ignoring further ones, and with 0 on SIGTERM.
+    What makes this process a rank (variables, a process group) ends with the run; otherwise its
+    next run would take it for one of several. Lightning ends the process with status 1 on Ctrl-C,
+    ignoring further ones, and with 0 on SIGTERM.
     """
     launcher, on_interrupt = trainer.strategy.launcher, signal.getsignal(signal.SIGINT)
     before = {name: os.environ.get(name) for name in _OF_RANKS}
