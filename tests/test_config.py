@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from medfed.config.check import check_types
 from medfed.config.compose import CONFIG_DIR, build, changed_keys, load
 from medfed.config.description import checked, resolved
+from medfed.config.sections import targets
 from medfed.federation.algorithm import Cohort
 from medfed.federation.budget import LocalBudget
 from medfed.standalone.checks import check_positive
@@ -170,23 +171,25 @@ TAKEN = [
 def test_a_value_of_another_type_is_named(kind, name, value, sentence):
     node = {"_target_": f"{kind.__module__}.{kind.__name__}", name: value}
     with pytest.raises(ConfigError) as caught:
-        check_types({"part": node})
+        check_types(targets({"part": node}))
     start = "" if sentence.startswith("each") else f"part.{name}"
     assert str(caught.value) in (f"{start}{sentence}", f"{start} {sentence}")
 
 
 @pytest.mark.parametrize(("kind", "name", "value"), TAKEN)
 def test_what_only_a_constructor_can_judge_is_left_to_it(kind, name, value):
-    check_types({"part": {"_target_": f"{kind.__module__}.{kind.__name__}", name: value}})
+    check_types(
+        [("part._target_", {"_target_": f"{kind.__module__}.{kind.__name__}", name: value})]
+    )
 
 
 def test_only_what_is_set_is_imported():
     node = {"_target_": "nowhere.Thing", "size": "many"}
     whole = {"a": {"_target_": f"{__name__}.Base", "size": "many"}, "b": node}
-    check_types(whole, keys=["b.size", "a.note", "a.siz"])
+    check_types(targets(whole), ["b.size", "a.note", "a.siz"])
     for key in ("a.size", "a"):
         with pytest.raises(ConfigError, match=r"^a\.size must be a whole number"):
-            check_types(whole, keys=[key])
+            check_types(targets(whole), [key])
 
 
 def test_good_values_pass():
@@ -224,4 +227,4 @@ def test_no_plain_value_of_a_method_is_a_part_to_build(path):
         part = {"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 1}
         section = {"algorithm": {**content, name: part}}
         with pytest.raises(ConfigError, match=rf"algorithm.{name} takes a plain value"):
-            check_types(section)
+            check_types(targets(section))

@@ -51,16 +51,7 @@ def command(
     folders: str = "",
     trains: bool = False,
 ) -> Callable[[Run], Main]:
-    """Turns a function of a configuration into a command.
-
-    `check`: further checks of the composed configurations; its second argument says whether the
-    command is a sweep. `runs`: whether the configuration describes a run. Then the function gets a
-    :class:`~medfed.config.description.RunDescription`, otherwise the keys. `folders`: the key of
-    arguments without a key, which are folders; empty: there are none. `trains`: whether the command
-    makes the folder of a run, which must be new or empty. Returns a decorator. The decorated
-    function takes the command line without the program (by default that of this process), checks
-    it, and starts Hydra.
-    """
+    """Turns a function of a configuration into a command, see :class:`_Command`."""
 
     def decorate(run: Run) -> Main:
         made = _COMMANDS[name] = _Command(name, run, check, runs, folders, trains)
@@ -79,11 +70,7 @@ def command(
 def plain(
     help_of: Callable[[str], None], needs_words: bool = False
 ) -> Callable[[Callable[[list[str]], Any]], Main]:
-    """Turns a function of the words of a command line into a command that Hydra does not start.
-
-    Returns a decorator. The decorated function takes the command line without the program (by
-    default that of this process), and prints an error as one sentence.
-    """
+    """Turns a function of the words of a command line into a command that Hydra does not start."""
 
     def decorate(run: Callable[[list[str]], Any]) -> Main:
         @wraps(run)
@@ -114,10 +101,11 @@ def _is_folder(argument: str) -> bool:
 class _Command:
     name: str
     run: Run
+    # Further checks of the configurations; its second argument says whether they are a sweep.
     check: Check | None
-    describes: bool
-    folders: str
-    trains: bool
+    describes: bool  # whether its function gets a RunDescription, otherwise the keys
+    folders: str  # the key of arguments without a key, which are folders; empty: there are none
+    trains: bool  # whether it makes the folder of a run, which must be new or empty
 
     def with_keys(self, arguments: Sequence[str]) -> list[str]:
         """Returns a command line in which folders have the key that they belong to."""
@@ -183,7 +171,8 @@ def _sweep(command: _Command, overrides: Sequence[str], engine: Engine) -> None:
     with ExitStack() as stack:
         sweep = stack.enter_context(Sweep(overrides, command.name, engine))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="medfed-said-"))
-        stack.enter_context(_environment(console.SAID, folder))
+        os.environ[console.SAID] = folder
+        stack.callback(os.environ.pop, console.SAID)
         if command.trains:
             refuse_full(sweep.folder, known_by=RECORD)
         if engine.named:
@@ -211,15 +200,6 @@ def _sweep(command: _Command, overrides: Sequence[str], engine: Engine) -> None:
         print(f"{finished} of {len(sweep.jobs)} runs are finished{after}")
     if failed:
         sys.exit(1)
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
 
 
 def _start(command: _Command, arguments: Sequence[str] | None) -> None:
@@ -302,8 +282,7 @@ def loading() -> Iterator[None]:
 def one_sentence(folder: Path | None = None) -> Iterator[None]:
     """Prints an error as one sentence on stderr and exits with status 1.
 
-    ``HYDRA_FULL_ERROR=1`` shows the traceback instead. If an error stops all ranks alike, only the
-    first rank prints it. The traceback of an unexpected error goes to a file.
+    ``HYDRA_FULL_ERROR=1`` shows the traceback instead; that of an unexpected error goes to a file.
     """
     try:
         yield

@@ -93,8 +93,7 @@ def main(arguments: Sequence[str]) -> None:
 def comment_words(yaml: Path, about: str) -> dict[str, str]:
     """Returns what a comment at the head of a yaml lists, each with what is in its parentheses.
 
-    `about` is ``also``: other names, each with the overrides that it stands for; ``for``: what
-    hospitals have that it is for.
+    `about` is ``also``, with other names, or ``for``, with what hospitals have that it is for.
 
     Example:
         >>> comment_words(yamls()["fedamp"], "also")

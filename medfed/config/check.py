@@ -52,22 +52,23 @@ _MISFIT = re.compile(
 )
 
 
-def check_types(plain: Mapping[str, Any], place: str = "", keys: Collection[str] = ("",)) -> None:
+def check_types(
+    parts: Iterable[tuple[str, Mapping[str, Any]]], keys: Collection[str] = ("",)
+) -> None:
     """Compares plain values with the annotations of the constructors that will receive them.
 
-    `plain`: a section; the arguments next to each ``_target_``, at any depth, are checked. `keys`:
-    nothing but the arguments at, above or below these keys is checked, so nothing else is imported;
-    an empty key stands for all.
+    `parts`: see :func:`~.sections.targets`. Only the arguments at, above or below `keys` are
+    checked, so nothing else is imported; an empty key means all.
 
     Example:
         >>> node = {"_target_": "medfed.federation.algorithm.Cohort", "fraction": "half"}
-        >>> check_types({"cohort": node})
+        >>> check_types([("cohort._target_", node)])
         Traceback (most recent call last):
         ...
         medfed.standalone.errors.ConfigError: cohort.fraction must be a number, not 'half'.
     """
     limited: list[tuple[str, Any, Any]] = []
-    for target, node in targets(plain, place):
+    for target, node in parts:
         arguments = {target.replace("_target_", name): name for name in node if name[0] != "_"}
         for key, name in arguments.items():
             if any(not k or f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in keys):
@@ -83,18 +84,15 @@ def check_chosen(source: Mapping[str, Any], overrides: Iterable[str]) -> None:
 
     With plugins, whose yamls may set anything, all values are compared.
     """
-    keys = map(key_of, overrides)
+    keys = [key_of(override) for override in overrides]
     # What chooses an option sets no value, and a path is text.
-    groups = (k for k in keys if not (CONFIG_DIR / k.partition("@")[0]).is_dir())
-    values = [k for k in groups if not is_path_key(k)]
-    check_types(source, keys=[""] if source.get("plugins") and values else values)
+    groups = [k for k in keys if (CONFIG_DIR / k.partition("@")[0]).is_dir()]
+    values = [k for k in keys if k not in groups and not is_path_key(k)]
+    check_types(targets(source), [""] if source.get("plugins") and values else values)
 
 
 def check_value(key: str, value: Any, hint: Any) -> None:
-    """Compares a plain value with an annotation.
-
-    `value`: the value; one that holds an interpolation or a part to build is not checked. `hint`:
-    the annotation; one that names anything but plain types is left to the constructor.
+    """Compares a plain value with an annotation, as far as both name nothing but plain types.
 
     Example:
         >>> check_value("rounds", 0, Annotated[int, Meta(ge=1)])
@@ -173,7 +171,7 @@ def _refuse(key: str, value: Any, expected: str, limit: str, got: str, place: st
 
 @cache
 def _annotations(target: str) -> dict[str, Any]:
-    """Returns the annotations of a constructor's or function's arguments, as far as they resolve.
+    """Returns the annotations of a callable's arguments, as far as they resolve.
 
     Those of base classes count where the constructor hands on further arguments.
     """
@@ -474,8 +472,6 @@ clients; leave it at auto, which assigns the clients to the devices.
 
 def check_machines(trainer: Mapping[str, Any], started: Launched | None = None) -> None:
     """Checks that the launcher has started as many processes as the run needs.
-
-    `started`: the launcher; ``None``: taken from the environment.
 
     Example:
         >>> two = Launched("torchrun", rank=0, ranks=4, machines=2)

@@ -30,7 +30,7 @@ from medfed.config.allowed import CONFIG_DIR as CONFIG_DIR
 from medfed.config.allowed import check_targets
 from medfed.config.check import check_path, check_types
 from medfed.config.description import RunDescription, describe, resolved, written
-from medfed.config.sections import Section, leaves, walk
+from medfed.config.sections import Section, leaves, targets, walk
 from medfed.config.spelling import GROUPS, key_of, to_hydra_overrides, with_plugins
 from medfed.standalone.errors import ConfigError, MedfedError, did_you_mean, few, first_line
 
@@ -41,8 +41,7 @@ def with_custom_parts(node: dict[str, Any]) -> dict[str, Any]:
     """Returns a model's section in the form to build.
 
     A metric is written ``name: {_target_: ..., direction: max}``, but the direction is no argument
-    of its class. A function is passed on, not called. `node`: a section; without ``loss`` and
-    ``metrics`` it is returned unchanged.
+    of its class. A function is passed on, not called.
 
     Example:
         >>> metric = {"_target_": "monai.metrics.MeanIoU", "direction": "max"}
@@ -352,11 +351,14 @@ def build(node: Any, **kwargs: Any) -> Any:
     if not isinstance(node, Section):
         raise ConfigError(f"{node!r} stands where the configuration needs a section.")
     values = node.plain()
+    parts = targets(values, node.place)
     if not node.checked:
         check_targets(values, node.place, found=True)
-    check_types(values, node.place)
+    check_types(parts)
+    if {"loss", "metrics"} & values.keys():
+        values = with_custom_parts(values)
     try:
-        made = instantiate(with_custom_parts(values), **kwargs)
+        made = instantiate(values, **kwargs)
     except InstantiationException as error:
         cause: BaseException = error
         while not isinstance(cause, MedfedError) and cause.__cause__ is not None:

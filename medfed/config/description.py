@@ -1,7 +1,6 @@
 """The description of a run: its configuration, checked once, typed and frozen.
 
-A command composes a configuration, makes the description from it, and passes the description on.
-Code below the commands never sees Hydra or OmegaConf.
+Code below the commands gets it, and never sees Hydra or OmegaConf.
 """
 
 from __future__ import annotations
@@ -73,10 +72,7 @@ def resolved(node: Any, place: str = "") -> dict[str, Any]:
 
 
 def checked(config: Any, overrides: Iterable[str] = ()) -> Section:
-    """Checks everything that needs only the configuration, for any command.
-
-    `overrides` are what the user has set; see :func:`~.check.check_chosen`.
-    """
+    """Checks everything that needs only the configuration, for any command."""
     source = written(config)
     check_targets(source)
     check_missing(source)
@@ -181,10 +177,7 @@ def _keys(values: Mapping[str, Any], name: str, kind: type[_Keys], such: str) ->
 
 @dataclass(frozen=True)
 class RunDescription:
-    """What a run does; ``configs/train.yaml`` describes the keys.
-
-    Every name in its sections has been checked: the configuration may build it.
-    """
+    """What a run does, with all names checked; ``configs/train.yaml`` describes the keys."""
 
     name: str
     folder: str

@@ -187,9 +187,7 @@ def is_path_key(key: str) -> bool:
 
 
 def with_paths(argument: str, sweeps: bool = False) -> str:
-    """Quotes the paths of a key whose values are paths.
-
-    Returns the argument in Hydra's spelling; empty if its key takes no paths.
+    """Returns an argument with its paths quoted for Hydra; empty if its key takes no paths.
 
     Example:
         >>> with_paths("out=a (1)"), with_paths("runs=[a,b]"), with_paths("seed=1")

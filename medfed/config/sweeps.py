@@ -1,8 +1,7 @@
 """Runs every combination of the values on a command line, each in a folder: a sweep.
 
 The runs go one by one in this process, several at once in processes of medfed, or by a launcher of
-Hydra: ``joblib`` on this machine, ``submitit_slurm`` on a cluster. In each way a run is composed
-alike, so its folder and its results are the same.
+Hydra: ``joblib`` on this machine, ``submitit_slurm`` on a cluster. Results are the same.
 """
 
 from __future__ import annotations
@@ -233,10 +232,7 @@ class Sweep:
         return overrides, config
 
     def outcomes(self, run: Run) -> Iterator[tuple[Job, str]]:
-        """Runs all combinations, and yields each with what went wrong, as soon as it ends.
-
-        `run`: runs one; a process that it is sent to must be able to import it.
-        """
+        """Runs all combinations, and yields each with what went wrong, as soon as it ends."""
         if self.engine.launcher:
             yield from self._launched(run)
         elif self.engine.workers is not None:

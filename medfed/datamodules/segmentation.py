@@ -313,10 +313,11 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
 
     def resampled_shapes(self, cases: Sequence[str]) -> list[tuple[int, ...]]:
         """Voxels of each case after resampling, before cropping."""
-        shapes = [tuple(self.scans.shape(self.cases[case])) for case in cases]
+        of = [self.cases[case] for case in cases]
+        shapes = [tuple(shape) for shape in self.scans.shapes(of)]
         wanted = self.spacing or ()
-        for at, case in enumerate(cases if wanted else ()):
-            axes = zip(shapes[at], self.scans.spacing(self.cases[case]), wanted, strict=False)
+        for at, spacing in enumerate(self.scans.spacings(of) if wanted else ()):
+            axes = zip(shapes[at], spacing, wanted, strict=False)
             sides = tuple(max(1, round(n * old / new)) for n, old, new in axes)
             shapes[at] = sides + shapes[at][len(sides) :]
         return shapes
@@ -414,8 +415,8 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
             return None
         sizes = dict[str, Any]()
         for client, plan in self.plans.items():
-            cases = self.cases_among(plan.every)
-            sizes[client] = np.median([self.scans.spacing(self.cases[c]) for c, _ in cases], axis=0)
+            cases = [case for name in plan.every for case in self._cases_by_patient[name]]
+            sizes[client] = np.median(self.scans.spacings(cases), axis=0)
         along = np.array([*sizes.values()])[:, : self.spatial_dims]
         if not np.isfinite(along).all() or (along.max(axis=0) <= _ALIKE * along.min(axis=0)).all():
             return None
@@ -519,7 +520,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
     def contents(self) -> tuple[str, list[Sample]]:
         """See the base class: the files of the images, byte by byte."""
         hashes = self.splits()["files"]
-        used = (i for plan in self.plans.values() for i in plan.every)
+        used = [i for plan in self.plans.values() for i in plan.every]
         every = ((i, role, path) for i in used for role, path in self._patients[i].files.items())
         images = [of for of in every if not of[1].split()[-1].startswith(("label", "mask"))]
         files = [(i, role, at, hashes[str(f)]) for i, role, at in images for f in files_of(at)]

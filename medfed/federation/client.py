@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack
 
@@ -163,6 +163,18 @@ class ClientData(Protocol):
 
     def eval_batches(self, split: Literal["train", "val", "test"]) -> Iterator[Batch]:
         """Yields a split in a fixed order."""
+
+
+class AmongOthers:
+    """A client's data as they are, beside those of all clients, from which subclasses take more."""
+
+    def __init__(self, data: ClientData, everyone: Sequence[ClientData]) -> None:
+        self._data, self._everyone = data, [*everyone]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # of a copy that is not made yet
+            raise AttributeError(name)
+        return getattr(self._data, name)
 
 
 def batches_of(data: ClientData) -> int:

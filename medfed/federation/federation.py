@@ -118,9 +118,13 @@ class Federation:
         client = next(iter(self.clients.values()))
         model = kept_bytes(client.weights.values())
         links = self.channel.links.values()
-        lossy = sum(link.mode(kind) != "plain" for link in links for kind in KINDS)
+        modes = [link.mode(kind) for link in links for kind in KINDS]
         state = sum(kept_bytes(named.values()) for named in self.client_start.values())
-        return state + 2 * model * client.keeps_optimizer + model * min(2, lossy)
+        return (
+            state
+            + 2 * model * client.keeps_optimizer
+            + model * min(2, len(modes) - modes.count("plain"))
+        )
 
     def members(self, round: int) -> tuple[str, ...]:
         """Returns the cohort of a round."""
@@ -321,14 +325,15 @@ class Round:
             check: Sees the decoded replies before the server; what it raises ends the round.
         """
         federation, phase, ledger = self.federation, self.phase, self.federation.ledger
-        for client in self.recipients:
+        sizes = [(c, self._sent[c].sizes(), replies[c].sizes()) for c in self.recipients]
+        for client, down, up in sizes:
             # In the order of the cohort, not of arrival: so every runtime has the same ledger.
-            ledger.count(self._sent[client].sizes(), self.number, phase, client, "down")
-            ledger.count(replies[client].sizes(), self.number, phase, client, "up")
+            ledger.count(down, self.number, phase, client, "down")
+            ledger.count(up, self.number, phase, client, "up")
         decode, before = federation.channel.decode, federation.memory["up"]
         # Large replies are decoded again whenever they are read: the bytes of all and the tensors
         # of one are in memory, not the tensors of all.
-        large = sum(replies[c].size for c in self.recipients) > LARGE
+        large = sum(size for _, _, up in sizes for size, _ in up.values()) > LARGE
         keep = Message() if large else None
 
         def decode_one(client: str, memory: Memory | None) -> tuple[Message, Memory]:

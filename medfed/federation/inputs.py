@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from medfed.federation import optimizers
 from medfed.federation.algorithm import Algorithm
-from medfed.federation.client import Batch, ClientData
+from medfed.federation.client import AmongOthers, Batch, ClientData
 from medfed.federation.hospital import Batched, padded
 from medfed.standalone.errors import ConfigError, first_line
 
@@ -127,16 +127,8 @@ def check_labels(algorithm: Algorithm, clients: Iterable[ClientData]) -> None:
             )
 
 
-class Beside:
+class Beside(AmongOthers):
     """A hospital's data, with labels counted over the classes of all hospitals."""
-
-    def __init__(self, data: ClientData, everyone: Sequence[ClientData]) -> None:
-        self._data, self._everyone = data, everyone
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # of a copy that is not made yet
-            raise AttributeError(name)
-        return getattr(self._data, name)
 
     @property
     def label_counts(self) -> Tensor:

@@ -11,7 +11,7 @@ process, even after a crash. The numbers are equal bit for bit and are loaded wh
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from math import ceil
@@ -25,6 +25,7 @@ from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import State, Tensors, map_state, states_on
 from medfed.federation.budget import Passes
 from medfed.federation.client import (
+    AmongOthers,
     Batch,
     ClientData,
     Features,
@@ -299,22 +300,13 @@ class LocalClient:
         self.state, self._optimizers, self.memory = kept.values()
 
 
-class Pool:
+class Pool(AmongOthers):
     """A client's data, with training batches from all clients.
 
     An epoch has every training sample of every client once. It joins as many batches as there are
     clients, in a random order over all clients, shuffles their samples and cuts them again, so each
     batch is a mixture. All other data are the client's.
     """
-
-    def __init__(self, data: ClientData, everyone: Sequence[ClientData]) -> None:
-        self._data = data
-        self._everyone = list(everyone)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # of a copy that is not made yet
-            raise AttributeError(name)
-        return getattr(self._data, name)
 
     @property
     def num_samples(self) -> int:

@@ -39,12 +39,11 @@ SLIVER = 0.01  # share of a segmentation network's parameters; the papers keep i
 
 
 def try_model(task: TaskModule, data: FederatedDataModule) -> None:
-    """Computes one loss and one evaluation of a network, so that a network that does not fit fails.
+    """Computes a loss and an evaluation with a copy of a network, so that what does not fit fails.
 
-    It uses a copy of the network: two samples in training mode, in which networks may return
-    further heads, and one sample in evaluation mode.
+    Training takes two samples, as networks may return further heads in it, and evaluation one.
     """
-    batch = _first_batch(data)
+    batch = first_batch(data)
     task.check_parts(batch)
     trial = copy.copy(task)
     trial._modules = {**task._modules, "network": copied(task.network)}
@@ -57,7 +56,13 @@ def try_model(task: TaskModule, data: FederatedDataModule) -> None:
         _check_shape(task, outputs[0], few["image"])
         _check_activation(task, outputs)
         task.highest_loss = DIVERGED * max(1.0, start)
-        _say(outputs, extras(trial.network(few["image"]), few["image"]))
+        if (count := len(outputs)) > 1:
+            weights = ", ".join(f"{w:.2g}" for w in shares(count))
+            inform(f"Deep supervision: the losses of {count} outputs weigh {weights}.")
+        if more := extras(trial.network(few["image"]), few["image"]):
+            ending, them = ("s", "them") if more > 1 else ("", "it")
+            tensors = f"{more} more tensor{ending} in addition to its logits"
+            inform(f"The network returns {tensors}; the loss ignores {them}.")
     # Without a window, whole images are segmented at once.
     whole = isinstance(task, SegmentationTask) and task.inference.patch_size is None
     if whole:
@@ -70,9 +75,9 @@ def try_model(task: TaskModule, data: FederatedDataModule) -> None:
             _check_shape(task, trial.forward(few["image"]), few["image"])
 
 
-def _first_batch(data: FederatedDataModule) -> Batch:
-    batch: Batch = next(iter(next(iter(data.clients.values())).train_batches(0)))
-    return batch
+def first_batch(data: FederatedDataModule) -> Batch:
+    """Returns a training batch of the first client."""
+    return next(next(iter(data.clients.values())).train_batches(0))
 
 
 @contextmanager
@@ -124,18 +129,9 @@ def _check_activation(task: TaskModule, outputs: list[Tensor]) -> None:
             )
 
 
-def _say(outputs: list[Tensor], more: int) -> None:
-    if (count := len(outputs)) > 1:
-        weights = ", ".join(f"{w:.2g}" for w in shares(count))
-        inform(f"Deep supervision: the losses of {count} outputs weigh {weights}.")
-    if more:
-        tensors, them = (f"{more} more tensors", "them") if more > 1 else ("1 more tensor", "it")
-        inform(f"The network returns {tensors} in addition to its logits; the loss ignores {them}.")
-
-
 def next_to_outputs(task: TaskModule, data: FederatedDataModule) -> tuple[str, ...]:
     """Returns patterns of the layers next to the outputs in the loss; see :func:`nearest`."""
-    return nearest(task.network, task.outputs, _first_batch(data)["image"][:2])
+    return nearest(task.network, task.outputs, first_batch(data)["image"][:2])
 
 
 def personal_part(
@@ -143,8 +139,7 @@ def personal_part(
 ) -> tuple[str, ...]:
     """Finds the personal part of a network if the method needs one and ``model.personal`` is empty.
 
-    `data`: the data; their first batch goes through the network. Returns patterns of parameter
-    names; empty if the task has patterns or the method needs none.
+    Returns patterns of parameter names; empty if the task has patterns or the method needs none.
     """
     algorithm: Algorithm = build(config.algorithm)
     asks = algorithm.personal in ("task", "body")
@@ -268,10 +263,7 @@ def numbered_inputs(config: RunDescription, data: FederatedDataModule) -> RunDes
 
 
 def resolve_facts(config: RunDescription, data: FederatedDataModule) -> RunDescription:
-    """Fills in the facts of the data; a fact that the user set must agree with the data.
-
-    The window size is not a fact of the data, but only segmentation has windows.
-    """
+    """Fills in the facts of the data; a fact that the user set must agree with the data."""
     from_data: dict[str, Any] = {
         "in_channels": data.in_channels,
         "regions": list(data.class_names),

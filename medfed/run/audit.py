@@ -1,9 +1,9 @@
-"""Attacks the messages and models of a finished run, on the run's data.
+"""Attacks the messages and models of a finished run, on the run's data and in full precision.
 
 The first rounds are replayed, and the rows are counted that follow exactly from messages. Then
 federations are trained by the run's keys on random halves of each client's training patients, from
 the run's initial weights: the shadow models of an attack on membership (see
-:mod:`medfed.functional.leakage`). The run itself stays as it is. All is computed in full precision.
+:mod:`medfed.functional.leakage`).
 """
 
 from __future__ import annotations
@@ -173,10 +173,7 @@ class _Audited:
         return federation
 
     def replayed(self, rounds: int, tolerance: float) -> tuple[str, list[RowsFound]]:
-        """Counts the rows that follow from messages, at the run's settings and of single steps.
-
-        Returns the kind of the first layer, and the counts; none if the layer is of another kind.
-        """
+        """Returns the first layer's kind, and the rows that follow from messages, if any can."""
         layer, shape = _first_layer(self.task, next(iter(self.data.values()))), None
         if isinstance(layer, nn.Linear) and layer.bias is not None and not is_parametrized(layer):
             shape = layer.weight.shape

@@ -13,7 +13,6 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from medfed.common.console import levels, without_remarks
@@ -35,10 +34,9 @@ RESAMPLES = 400
 
 
 def run_cell(config: Mapping[str, Any], stage: Stage, finetuned: bool = False) -> dict[str, Any]:
-    """Computes a cell; nothing is printed, and nothing is left on the disk.
+    """Computes a cell as JSON; nothing is printed, and nothing is left on the disk.
 
-    Returns what it has found, as JSON. A run that cannot be made says so in ``error``, and one
-    whose model has failed in ``failed``.
+    A run that cannot be made says so in ``error``, and one whose model has failed in ``failed``.
     """
     began = time.process_time()
     gc.collect()  # objects that refer to each other hold the data of the last cell
@@ -127,14 +125,11 @@ def _tested(experiment: Experiment) -> dict[str, Any]:
     if tested.cases and any(tested.plainly(cases, 1) for cases in tested.cases.values()):
         each, _ = tested.resampled(experiment.config.seed)
         resampled = {c: values[metric][:RESAMPLES] for c, values in each if metric in values}
-        result["resampled"] = {c: [_short(v) for v in values] for c, values in resampled.items()}
+        short = {c: [float(f"{v:.6g}") for v in values] for c, values in resampled.items()}
+        result["resampled"] = short
         constants = tested.constants().items()
         result["constant"] = {n: {c: m.get(metric) for c, m in of.items()} for n, of in constants}
     return result
-
-
-def _short(value: np.floating[Any]) -> float:
-    return float(f"{value:.6g}")
 
 
 @contextmanager

@@ -1,7 +1,4 @@
-"""Gives a run folder to one training: new or its own, locked while it trains.
-
-On several machines all ranks must share this folder, and read the same data.
-"""
+"""Gives a run folder to one training: new or its own, locked while it trains."""
 
 from __future__ import annotations
 
@@ -55,7 +52,9 @@ def locked_run_folder(config: RunDescription, logs: bool = False) -> Iterator[No
                 lock.enter_context(locked(folder, _MINE[0], wait=False))
             if new:  # checked again: another training may have held the folder in between
                 refuse_full(folder)
-                _clear(folder)
+                for path in folder.iterdir():  # of a run that was killed before it was opened
+                    if path.name not in _MINE:
+                        path.unlink()
                 made += BEGUN
             if logs:
                 lock.enter_context(_logged(folder))
@@ -74,13 +73,6 @@ def locked_run_folder(config: RunDescription, logs: bool = False) -> Iterator[No
         if isinstance(error, OSError) and error.errno in FULL and not explained:
             raise cannot_write(folder, error, _ELSEWHERE) from error
         raise
-
-
-def _clear(folder: Path) -> None:
-    """Removes the files of a run that was killed before it was opened; call it under the lock."""
-    for path in folder.iterdir():
-        if path.name not in _MINE:
-            path.unlink()
 
 
 @contextmanager

@@ -62,11 +62,7 @@ class CohortRecord:
 
 
 def cohort_record(data: FederatedDataModule) -> CohortRecord:
-    """Counts what every client has, and looks for samples that occur twice.
-
-    `data`: a data module, after `setup`. Labels are counted and images hashed; for volumes, the
-    hashes of the files are compared.
-    """
+    """Counts what every client has, after `setup`, and looks for samples that occur twice."""
     clients = {**data.clients, **data.kept_out}
     kind = kind_of(next(iter(clients.values())))
     names = names_of(data, kind)
@@ -89,10 +85,7 @@ def cohort_record(data: FederatedDataModule) -> CohortRecord:
 
 
 def print_cohort(cohort: CohortRecord, console: Console | None = None, lines: int = _LINES) -> None:
-    """Prints a line per client (for many clients, their range) and warnings.
-
-    `console`: the console; None is the terminal.
-    """
+    """Prints a line per client (for many clients, their range) and warnings."""
     console = console or wide_console()
     if len(cohort.clients) <= lines:
         console.print(_table(cohort))

@@ -1,7 +1,7 @@
-"""Evaluates a finished run again: the round that validation selected, on any split.
+"""Evaluates a finished run again: the selected round on any split, and in three more ways.
 
-Also every hospital's model on every hospital's patients, all models by subgroup of patients, and
-each client's model on subsets of its channels.
+They are every hospital's model on every hospital's patients, all models by subgroup of patients,
+and each client's model on subsets of its channels.
 """
 
 from __future__ import annotations
@@ -53,16 +53,7 @@ from medfed.standalone.names import code_among, fold, same
 def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
     """Evaluates every client's selected personal model and writes ``evaluation_<split>.json``.
 
-    Args:
-        folder: The folder of a finished run.
-        split: ``test``, ``val`` or ``train``.
-
-    Returns:
-        The run's summary with ``split`` and the new scores in ``clients`` and ``federation``.
-
-    Raises:
-        ConfigError: If the split is unknown, or the run was across sites.
-        CheckpointError: If the run is unfinished, its checkpoint is torn or its data have changed.
+    Returns the run's summary with the new scores in ``clients`` and ``federation``.
     """
     run = RunFolder(folder)
     summary = run.summary
@@ -103,20 +94,10 @@ def _tested(folder: Path, split: str) -> Experiment:
 
 
 def measure_across(folder: Path, split: str = "test") -> dict[str, dict[str, dict[str, float]]]:
-    """Evaluates every client's selected personal model on every client's patients.
+    """Returns the metrics of every client's model on every client's patients, by model and client.
 
-    A client's data are prepared as for its own model. Surface distances are left out, because they
-    take long.
-
-    Args:
-        folder: The folder of a finished run.
-        split: ``test``, ``val`` or ``train``.
-
-    Returns:
-        Metrics by model and by the client whose patients they are of.
-
-    Raises:
-        MedfedError: As :func:`evaluate_run`.
+    A client's data are prepared as for its own model. Surface distances, which take long, are left
+    out.
     """
     experiment = _tested(folder, split)
     module, clients = experiment.module, experiment.module.federation.clients
@@ -139,20 +120,9 @@ def measure_subgroups(
 ) -> dict[str, Any]:
     """Evaluates the clients' models on the patients of all clients, by subgroup.
 
-    Args:
-        folder: The folder of a finished run.
-        split: ``test``, ``val`` or ``train``.
-        column: Its values divide the patients; numbers are divided into bands.
-        source: A CSV file with the column and ``patient``; None for the run's own table.
-        edges: Where bands of numbers begin; by default at the quartiles.
-        least: The fewest patients of a group that is measured.
-
-    Returns:
-        ``groups`` with their ``patients``, and ``metrics`` and ``intervals``; of few patients, and
-        of a group from which the only one of few would follow, ``patients`` is None.
-
-    Raises:
-        MedfedError: If the column cannot be read, a model has failed, or the task keeps no cases.
+    The values of a column, which may be in a CSV file, divide the patients; numbers are divided
+    into bands. Of few patients, and of a group from which the only one of few would follow,
+    ``patients`` is None.
     """
     experiment = _tested(folder, split)
     tested, data = examined(experiment), experiment.data
@@ -183,11 +153,7 @@ def measure_subgroups(
 
 
 def values_of(data: FederatedDataModule, column: str, source: Path | None) -> dict[str, str]:
-    """Returns a column's text of each patient; empty where a cell is missing.
-
-    Raises:
-        MedfedError: If there is no such column.
-    """
+    """Returns a column's text of each patient; empty where a cell is missing."""
     if source is not None:
         return _values_in(source, column, data)
     listed = {} if isinstance(data, TabularDataModule) else patient_columns(data)
@@ -261,13 +227,9 @@ def banded(
 ) -> dict[str, str]:
     """Puts numbers into bands; texts, codes, and numbers of at most six values, stay.
 
-    A few texts among numbers, and numbers that begin with a zero, are groups beside the bands. If
-    less than half are numbers, and no edges are given, all stay.
-
-    Args:
-        values: By patient; missing ones are left out.
-        edges: Where bands begin; by default at the quartiles, in three digits.
-        missing: Words of missing values.
+    Bands begin at `edges`, by default the quartiles. A few texts among numbers, and numbers that
+    begin with a zero, are groups beside the bands. If less than half are numbers, and no edges are
+    given, all stay.
 
     Example:
         >>> banded({"a": "39", "b": "40", "c": "71"}, [40, 60])
@@ -348,22 +310,14 @@ Subset = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Subsets:
-    """What was measured.
+    """What was measured."""
 
-    Attributes:
-        summary: Of the run, as ``summary.json`` holds it.
-        split: The split.
-        channels: The names of all channels.
-        subsets: The requested subsets, in the order of tables.
-        present: The channels of each client.
-        metrics: By client and subset, without subsets with a channel that the client lacks.
-    """
-
-    summary: dict[str, Any]
+    summary: dict[str, Any]  # of the run, as ``summary.json`` holds it
     split: str
     channels: tuple[str, ...]
-    subsets: tuple[Subset, ...]
-    present: dict[str, Subset]
+    subsets: tuple[Subset, ...]  # in the order of tables
+    present: dict[str, Subset]  # the channels of each client
+    # By client and subset, without subsets with a channel that the client lacks.
     metrics: dict[str, dict[Subset, dict[str, float]]]
 
     def values(self, metric: str) -> dict[str, list[float]]:
@@ -384,15 +338,6 @@ def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "tes
 
     The other channels are zero after normalisation, as for a hospital that lacks them. Surface
     distances are left out, because they take long.
-
-    Args:
-        folder: The folder of a finished run.
-        wanted: ``all``, or subsets such as ``["FLAIR", "FLAIR+T1w"]``.
-        split: ``test``, ``val`` or ``train``.
-
-    Raises:
-        ConfigError: If the split or a channel is unknown, or all subsets would be too many.
-        CheckpointError: If the run is unfinished, its checkpoint is torn or its data have changed.
     """
     _check_split(folder, split)
     summary = RunFolder(folder).summary
@@ -427,18 +372,7 @@ def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "tes
 
 
 def find_subsets(wanted: str | Sequence[str], names: Subset) -> tuple[Subset, ...]:
-    """Reads the key ``subsets``.
-
-    Args:
-        wanted: ``all``, or subsets whose channels are joined by ``+``.
-        names: The channels.
-
-    Returns:
-        Subsets, each with its channels in the order of ``names``; ``all`` begins with the single
-        channels.
-
-    Raises:
-        ConfigError: If a channel is unknown, or all subsets would be too many.
+    """Reads the key ``subsets``; the channels of each are in their usual order.
 
     Example:
         >>> find_subsets("all", ("FLAIR", "T1w"))
@@ -465,11 +399,6 @@ def without(client: ClientData, split: EvalSplit, keep: Tensor) -> Iterator[Batc
     """Yields a split's batches with all but some channels zero, rescaled as in training.
 
     Samples that lack one of these channels are left out.
-
-    Args:
-        client: The client.
-        split: The split.
-        keep: ``(C,)`` bool.
     """
     alter = client.channel_dropout or ChannelDropout()
     for batch in client.eval_batches(split):

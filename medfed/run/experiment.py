@@ -53,13 +53,7 @@ from medfed.standalone.errors import CheckpointError, ConfigError
 
 
 def adapt(config: RunDescription, task: TaskModule, data: FederatedDataModule) -> None:
-    """Adds adapters to the network of a task, if the run has them, and logs which weights train.
-
-    Args:
-        config: The run's description.
-        task: The task, canonical parts included.
-        data: The data; their first batch finds the layers next to the outputs if none are named.
-    """
+    """Adds adapters to the network of a task, if the run has them, and logs which weights train."""
     if config.adapters is None:
         return
     adapters: Adapters = build(config.adapters)
@@ -82,15 +76,7 @@ def adapt(config: RunDescription, task: TaskModule, data: FederatedDataModule) -
 
 
 def base_entries(config: RunDescription, task: TaskModule, clients: Sequence[str]) -> list[Entry]:
-    """Counts the bytes of frozen weights, once for each client that must receive them.
-
-    Random weights are not sent: each client draws them from the seed.
-
-    Args:
-        config: The run's description.
-        task: The task; its network has its adapters.
-        clients: All clients of the federation.
-    """
+    """Counts the bytes of frozen weights that clients receive; random ones follow from the seed."""
     if config.adapters is None or config.init.weights is None or config.adapters.base == "known":
         return []
     entries = float_entries(task.network)
@@ -188,9 +174,6 @@ def points_of(config: RunDescription, task: TaskModule) -> Chooser | RegionChoos
 
     A shift and youden are defaults, for two classes; regions that may overlap have thresholds by
     their Dice; other tasks go without them.
-
-    Raises:
-        ConfigError: If the calibration or a stated sensitivity is not for this task.
     """
     rule, method = config.evaluation.operating_point, config.evaluation.calibration
     two = isinstance(task, ClassificationTask) and task.num_classes == 2
@@ -220,9 +203,7 @@ def begin(
 ) -> tuple[RunDescription, TaskModule, Tensors, Account | None]:
     """Builds the task of a run, with the weights that it starts from.
 
-    Returns:
-        The run's description, with the facts of the data filled in; the task; the network's entries
-        before adapters; and which weights of the start the network took.
+    Also returns the network's entries before adapters, and which weights of the start it took.
     """
     config, task = task_for(config, data)
     names = {"channels": data.channel_names, "labels": data.class_names}

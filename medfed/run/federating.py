@@ -43,10 +43,7 @@ def federate(
     task: TaskModule,
     everyone: Sequence[ClientInfo] | None = None,
 ) -> tuple[Federation, LocalTrainer]:
-    """Builds the federation of all clients and their common training loop.
-
-    `task`: the task; its network has its initial weights.
-    """
+    """Builds the federation of all clients and their common training loop."""
     clients = list(data.clients.values())
     federation, local = federation_of(config, task, clients, everyone)
     federation.absent_folder = folder_of_absent(federation, Path(config.folder))
@@ -112,10 +109,7 @@ def federation_of(
     everyone: Sequence[ClientInfo] | None = None,
     shape: Sequence[int] | None = None,
 ) -> tuple[Federation, LocalTrainer]:
-    """Builds a federation of the clients of this process: all clients, one or none.
-
-    `task`: the task; its network has its initial weights.
-    """
+    """Builds a federation of the clients of this process: all clients, one or none."""
     algorithm = method_of(config, len(everyone or clients))
     say_unprotected(algorithm)
     if config.canonical is not None and not (algorithm.mixes or algorithm.sums):
@@ -178,9 +172,8 @@ def server_half(
 ) -> tuple[TaskModule, Tensors, Account | None, Federation, LocalTrainer]:
     """Builds the task and the server of clients elsewhere.
 
-    Returns:
-        The task; the weights that all begin with, before the method makes other entries of them;
-        which of them the start gave; the server, and its training loop.
+    Also returns the weights that all begin with, before the method makes other entries of them, and
+    which of them the start gave.
     """
     task: TaskModule = build_task(config.model, config.canonical, config.seed)
     if str(config.trainer.precision).startswith("64"):

@@ -122,10 +122,7 @@ class Examined:
         return self.plainly(joined([*self.cases.values()]), sum(map(self.patients, self.cases)))
 
     def constants(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Returns the metrics of constant predictions, by predictor and client.
-
-        The constants are computed from the training labels.
-        """
+        """Returns the metrics of constants from the training labels, by predictor and client."""
         intervals: dict[str, dict[str, dict[str, float]]] = {}
         for client, cases in self.cases.items():
             data = self.data.clients[client]
@@ -138,12 +135,10 @@ class Examined:
         return intervals
 
     def resampled(self, seed: int) -> tuple[Iterator[tuple[str, Values]], Iterator[Values]]:
-        """Resamples the patients of every client, and computes the metrics of each resample.
+        """Yields the metrics of ``RESAMPLES`` resamples of each client's patients, then of all.
 
-        It handles one client after the other, then all together, so that memory does not grow with
-        the number of clients. Returns each client with its metrics of ``RESAMPLES`` resamples; and
-        those of all clients' cases together, in blocks of resamples, if no model has failed.
-        Exhaust the first iterator before you begin the second.
+        One client follows the other, so that memory does not grow with their number: exhaust the
+        first iterator before you begin the second, which is empty if a model has failed.
         """
         draws: dict[str, NDArray[np.int64]] = {}
         case = {c: cases["case"].astype(np.int64) for c, cases in self.cases.items()}

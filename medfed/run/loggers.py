@@ -1,9 +1,8 @@
 """Sends a run's numbers to Weights & Biases, TensorBoard or MLflow, in addition to its folder.
 
 A resumed run continues its log: ``logger.json`` in its folder keeps the run's name in W&B or
-MLflow; TensorBoard uses the folder itself. W&B cannot continue a record without a network, and a
-killed run leaves it empty. So a file beside it keeps what was logged, for a new record of all
-rounds.
+MLflow. W&B cannot continue a record without a network, and a killed run leaves it empty. So a file
+beside it keeps what was logged, for a new record of all rounds.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ def wandb_logger(
 ) -> WandbLogger:
     """Returns a W&B logger that works offline and without a login unless a key is set.
 
-    It sends neither the terminal's lines, nor the machine's name, nor paths on it. Runs that are
-    open in this process, such as one of yours, are left alone.
+    It sends neither the terminal's lines, nor the machine's name, nor paths on it.
     """
     with _installed("wandb"):
         import wandb
@@ -181,10 +179,7 @@ def mlflow_logger(
 
 
 class _MLFlow(MLFlowLogger):
-    """Names the parts of a metric with points.
-
-    MLflow keeps metrics in files, where ``test/iou`` cannot be a folder for ``test/iou/whole``.
-    """
+    """Names the parts of a metric with points: ``test/iou`` is no folder for ``test/iou/whole``."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Logs metrics, such as ``test/iou.whole``."""

@@ -39,10 +39,7 @@ class Memberships:
         best: int | None = None,
         mixtures: Mapping[str, Sequence[float]] | None = None,
     ) -> Memberships:
-        """Takes over the memberships of a run.
-
-        `history` is (R + 1, N, K) memberships.
-        """
+        """Takes over the memberships of a run, (R + 1, N, K)."""
         truth = np.array([mixtures[client] for client in clients]) if mixtures else None
         values = history.detach().cpu().double().numpy()
         selected = None if best is None else best + 1  # the start stands before the rounds
@@ -112,10 +109,9 @@ def planted_groups(clients: Sequence[str]) -> tuple[int, ...] | None:
 
 
 def leaf_order(rows: Floats) -> list[int]:
-    """Orders clients so that like memberships are neighbours: the leaves of an average linkage.
+    """Orders clients (N, K) so that like memberships are neighbours: by an average linkage.
 
     A linkage of very many clients takes too long; they are ordered by their largest membership.
-    `rows` is (N, K) memberships.
 
     Example:
         >>> leaf_order(np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]))
@@ -134,10 +130,8 @@ def leaf_order(rows: Floats) -> list[int]:
 def matched(rows: Floats, truth: Floats) -> Floats:
     """Renumbers canonical models, whose order is arbitrary, to fit the true ones best.
 
-    Source: PPFL compares with the true mixtures up to a permutation; linear assignment gives the
-    best one. If one side has fewer models, it gets more columns. `rows` is (N, K) memberships.
-    `truth` is (N, K') true mixtures. Returns (N, max(K, K')) the columns of ``rows``, those without
-    a true one last.
+    PPFL compares up to a permutation; linear assignment gives the best one. Returns the columns of
+    `rows` (N, max(K, K')), those without a true one last.
 
     Example:
         >>> matched(np.array([[0.2, 0.8], [1.0, 0.0]]), np.array([[0.9, 0.1], [0.0, 1.0]])).tolist()
@@ -152,10 +146,9 @@ def matched(rows: Floats, truth: Floats) -> Floats:
 
 
 def half_l1(rows: Floats, truth: Floats) -> Floats:
-    """Half the L1 distance of memberships to true mixtures, in [0, 1]; source: PPFL, Figure 11.
+    """Half the L1 distance (N,) of memberships to true mixtures, in [0, 1]; see PPFL, Figure 11.
 
-    `rows` is (N, K) memberships. `truth` is (N, K') true mixtures. Returns (N,) distances under the
-    one renumbering of models that fits all clients best.
+    One renumbering of models fits all clients best.
 
     Example:
         >>> half_l1(np.array([[0.0, 1.0]]), np.array([[0.75, 0.25]])).tolist()

@@ -45,63 +45,38 @@ RULES: tuple[Rule, ...] = ("own", "fine_tuning", "local")
 
 @dataclass(frozen=True)
 class Row:
-    """One onboarded client under one rule with its first patients.
-
-    Attributes:
-        client: The onboarded client.
-        k: How many training patients it should use.
-        patients: How many it used.
-        samples: Their training samples.
-        rule: ``own``, the method's; ``fine_tuning`` of all received entries; ``local`` training.
-        metrics: On its test patients.
-        seconds: CPU time of this process for both halves, without the evaluation.
-        up: Bytes to the server.
-        down: Bytes to the onboarded client.
-    """
+    """One onboarded client under one rule with its first patients."""
 
     client: str
-    k: int
-    patients: int
-    samples: int
-    rule: Rule
-    metrics: dict[str, float]
-    seconds: float
-    up: int
-    down: int
+    k: int  # how many training patients it should use
+    patients: int  # how many it used
+    samples: int  # their training samples
+    rule: Rule  # ``own``, the method's; ``fine_tuning`` of all received entries; ``local`` training
+    metrics: dict[str, float]  # on its test patients
+    seconds: float  # CPU time of this process for both halves, without the evaluation
+    up: int  # bytes to the server
+    down: int  # bytes to the client
 
 
 @dataclass(frozen=True)
 class Onboarding:
-    """What was measured.
+    """What was measured."""
 
-    Attributes:
-        summary: Of the run, as ``summary.json`` holds it.
-        steps: Gradient steps that each rule may take.
-        rows: In the order of onboarded clients, k and rules.
-        notes: Sentences about deviations from the request.
-    """
-
-    summary: dict[str, Any]
-    steps: int
-    rows: tuple[Row, ...]
-    notes: tuple[str, ...] = ()
+    summary: dict[str, Any]  # of the run, as ``summary.json`` holds it
+    steps: int  # gradient steps that each rule may take
+    rows: tuple[Row, ...]  # in the order of clients, k and rules
+    notes: tuple[str, ...] = ()  # sentences about deviations from the request
 
 
 def onboard(
     folder: Path, who: str, counts: Sequence[int] = (1, 5, 20), steps: int = 100
 ) -> Onboarding:
-    """Lets onboarded clients join the selected round of a finished run; the run stays as it is.
+    """Lets clients join the selected round of a finished run, by each rule; the run stays as it is.
 
-    A client uses its first k training patients, in an order drawn from the run's seed, and is
-    evaluated on its test patients. The learning rate is that of the run's first round. Nothing is
-    selected; its validation patients choose its threshold and its level, which is drawn towards 0
-    as the run's are.
-
-    Args:
-        folder: The run folder.
-        who: A client that the run kept out, ``all`` of them, or a path to another hospital's data.
-        counts: The values of k.
-        steps: Largest number of gradient steps of each rule.
+    `who` is a client that the run kept out, ``all`` of them, or a path to another hospital's data.
+    Each uses its first k training patients, in an order drawn from the run's seed, and the learning
+    rate of the first round. Its validation patients choose its threshold and its level, which is
+    drawn towards 0 as the run's are.
     """
     for key, value in {"k": [*counts], "onboard_steps": steps}.items():
         check_value(key, value, KEYS[key])
@@ -194,14 +169,7 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
 def tested(
     module: FederatedModule, client: LocalClient, model: Tensors, others: Mapping[str, float] | None
 ) -> tuple[Tensors, dict[str, float]]:
-    """Returns a trained model as it is delivered, and its metrics on the hospital's test patients.
-
-    Args:
-        module: The federation, and the network.
-        client: The hospital that has joined.
-        model: Its model.
-        others: See :func:`medfed.functional.conformal.for_newcomer`.
-    """
+    """Returns a model as it is delivered, and its metrics on the hospital's test patients."""
     model = module.federation.fitted(client, model)
     module.local.model.load(model)
     with torch.no_grad():

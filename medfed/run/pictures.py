@@ -1,7 +1,6 @@
 """Pictures of one run: metrics over rounds, bytes sent, memberships in canonical models.
 
-A run on candidates also has an FROC picture: sensitivity against false positives per scan; one on
-survival has the curves of each client.
+A run on candidates also has an FROC picture; one on survival has the curves of each client.
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ def froc_curves(tested: Examined) -> Figure | None:
 def detections(tested: Examined) -> Figure | None:
     """Draws a hit, a miss and a false alarm of each client, of the first 8, on axial slices.
 
-    Circles are nodules, crosses the centres of boxes with their scores: the hit and the false alarm
-    of the highest score, and the largest nodule that no box hits. Front is up, as in radiology.
+    Circles are nodules, crosses the centres of boxes: the hit and the false alarm of the highest
+    score, and the largest nodule that no box hits.
     """
     clients = [c for c, cases in tested.cases.items() if "lesions" in cases][:8]
     if not clients:
@@ -261,12 +260,7 @@ def draw_run(
 
 
 def membership_figures(memberships: Memberships) -> dict[str, Figure]:
-    """Draws the memberships of the selected round, and their course.
-
-    Of the selected round, whose models are exported, a row per client stands next to the true
-    mixtures if they are known. The course has a panel per canonical model: a row per client, a
-    column per round; a line marks the selected round if it is not the last one.
-    """
+    """Draws the memberships of the selected round, beside the true mixtures, and over rounds."""
     order, title = leaf_order(memberships.rows), _title(memberships)
     panels = [(title, memberships.rows)]
     if (truth := memberships.truth) is not None:

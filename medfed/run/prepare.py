@@ -1,9 +1,4 @@
-"""``medfed prepare``: makes the cache before training and shows the clients.
-
-Contact sheets show random training samples of every client, as its model gets them.
-
-With a model, it also prints which parts of the network are shared and which are personal.
-"""
+"""``medfed prepare``: makes the cache before training and shows the clients."""
 
 from __future__ import annotations
 
@@ -59,10 +54,7 @@ LIKE = {
 
 
 def prepare(config: RunDescription) -> FederatedDataModule:
-    """Makes the cache of the configured data, or completes and verifies an existing one.
-
-    Returns the data module; it is set up only if ``show`` is true.
-    """
+    """Makes the cache of the configured data, or completes and verifies an existing one."""
     overrides, shows = config.overrides or (), bool(config.values.show)
     if shows:
         refuse_full(Path(config.folder), otherwise=" by folder=FOLDER")
@@ -99,10 +91,7 @@ def show_split(config: RunDescription, data: FederatedDataModule) -> None:
 
 
 def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
-    """Prints what every client would get, and writes the record, the table and the pictures.
-
-    `kind`: the format of pictures; see :func:`medfed.common.figures.save_figures`.
-    """
+    """Prints what every client would get, and writes the record, the table and the pictures."""
     cohort = cohort_record(data)
     print_cohort(cohort, lines=len(cohort.clients))
     with writing(folder, "set folder to another folder"):
@@ -208,11 +197,9 @@ class_colours = partial(colours, few=_CLASSES)
 def contact_sheet(data: FederatedDataModule) -> Figure | None:
     """Draws a row of training samples per client: the same samples for the same seed.
 
-    A sample is a strip of its channels (a photograph in red, green and blue is one tile). The tile
-    of a channel that the client lacks is empty. A coloured frame shows the class; contours show the
-    regions. A volume is shown by its axial slice with most of the regions, or its middle one. The
-    grey values of a channel mean the same in the whole sheet. Returns the figure; None if the
-    samples are no images.
+    A sample is a strip of its channels, empty where the client lacks one; a photograph is one tile.
+    A coloured frame shows the class; contours show the regions. A volume is shown by its axial
+    slice with most of the regions, or its middle one. Returns None if the samples are no images.
     """
     clients = list(data.clients.values())
     if len(clients[0].train["image"].shape) < 4:
@@ -227,11 +214,9 @@ def contact_sheet(data: FederatedDataModule) -> Figure | None:
 
 
 def augmentation_sheet(data: FederatedDataModule) -> Figure | None:
-    """Draws one augmented training sample of each of the first clients.
+    """Draws a training sample of each of the first clients and augmented versions of it.
 
-    A row shows the original sample, then several augmented versions; some of these may equal the
-    original. Of several channels it shows the first that the client has. Returns the figure; None
-    without augmentation.
+    Of several channels it shows the first that the client has. Returns None without augmentation.
     """
     clients = [c for c in list(data.clients.values())[:_ROWS] if c.augment is not None]
     if not clients or len(clients[0].train["image"].shape) < 4:

@@ -1,8 +1,7 @@
 """Protects patients by noise: what a run may be, how much noise each client needs, and the record.
 
 Everything that depends on a client's patients and leaves it must pass through noisy gradients, or
-be named as exact. A method declares by its card that it touches data in no other way; a run with
-anything else is refused with the reason.
+be named as exact; a run with anything else is refused with the reason.
 """
 
 from __future__ import annotations

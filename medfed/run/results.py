@@ -1,7 +1,4 @@
-"""Writes the results of a finished run: files, a table, pictures, and the logger's last entries.
-
-The table has the metrics of the clients; below it stand remarks on how sure they are.
-"""
+"""Writes the results of a finished run: files, a table, pictures, and the logger's last entries."""
 
 from __future__ import annotations
 
@@ -60,12 +57,7 @@ def write_hashes(module: FederatedModule, folder: Path) -> None:
 
 
 def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str, Any]:
-    """Writes models, metrics, ledger, summary and pictures; a collective call.
-
-    Args:
-        experiment: The finished run.
-        memberships: (R + 1, N, K) memberships in canonical models over rounds, if it has any.
-    """
+    """Writes models, metrics, ledger, summary and pictures; a collective call."""
     module, run = experiment.module, RunFolder(experiment.folder)
     federation = module.federation
     save_models(experiment)
@@ -128,13 +120,7 @@ def _first_outputs(task: TaskModule, data: ClientData) -> Tensor:
 
 
 def write_tables(experiment: Experiment, summary: dict[str, Any], best: int | None) -> None:
-    """Writes metrics, ledger, cases, intervals and the summary, completed by the intervals.
-
-    Args:
-        experiment: The finished run.
-        summary: From `summarise`; entries are added.
-        best: The selected round.
-    """
+    """Writes metrics, ledger, cases, intervals and the summary, completed by the intervals."""
     run, evaluation = RunFolder(experiment.folder), experiment.evaluation
     test = [scores.Record(best or 0, c, m) for c, m in evaluation.test.items()]
     write_text(run.metrics_csv, scores.metrics_csv(evaluation.history, test, evaluation.losses))
@@ -257,9 +243,7 @@ _LINES, _ENDS = 40, 10  # clients with a line each; of more clients, the best an
 def print_summary(summary: dict[str, Any], folder: Path, console: Console | None = None) -> None:
     """Prints the metrics per client and for the federation, and the bytes sent.
 
-    The metric that selected the round comes first, with its interval. Below the clients come their
-    mean, the value for all cases together, and that of a constant prediction. A run of a sweep has
-    a line, and says what no run before it has said.
+    A run of a sweep has a line, and says what no run before it has said.
     """
     console = console or wide_console()
     of_data, of_results = remarks(summary)
@@ -291,11 +275,7 @@ def result_line(summary: Mapping[str, Any], folder: Path) -> str:
 def remarks(summary: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Says how sure the numbers of a run's table are, and what they cost.
 
-    Args:
-        summary: The summary of a run or of an evaluation.
-
-    Returns:
-        Sentences about the data of the split, which hold for other methods, too; and the others.
+    The first sentences are about the data of the split, and hold for other methods, too.
     """
     points = summary.get("points", {})
     metric, of = summary["selection"][0], (summary["clients"], summary.get("split", "test"))
@@ -336,11 +316,7 @@ def remarks(summary: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def metric_table(summary: Mapping[str, Any]) -> Table:
-    """Returns the table of a run, which fits 100 characters with all metrics of a classification.
-
-    Args:
-        summary: The summary of a run or of an evaluation.
-    """
+    """Returns the table of a run; 100 characters hold all metrics of a classification."""
     first = summary["selection"][0]
     names = [n for n in next(iter(summary["clients"].values())) if "/" not in n]
     names.sort(key=lambda name: name != first)
@@ -402,16 +378,9 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
 def ends_of(
     clients: Mapping[str, Mapping[str, float]], metric: str, mode: str = "max"
 ) -> tuple[list[str], list[str]]:
-    """Returns the clients that a table shows: all, or of very many the best and the worst.
+    """Returns the clients that a table shows: all, or of very many the best and the worst ones.
 
-    Args:
-        clients: The metrics of each client.
-        metric: The metric that orders the clients; those without it are put in the middle.
-        mode: ``max`` or ``min``.
-
-    Returns:
-        All clients in order and an empty list; or the best clients and the worst ones, the worst
-        one last.
+    Clients without the metric are put in the middle; the worst one is last.
 
     Example:
         >>> best, worst = ends_of({f"c{i}": {"iou": i / 100} for i in range(100)}, "iou")

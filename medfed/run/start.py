@@ -2,9 +2,6 @@
 
 Entries that the file lacks, or has in another shape, keep their random start from the seed. The run
 folder keeps a copy of the start, so that to resume or reopen the run needs no other file.
-
-This module defines what a source of weights gives in any format, fits its weights to the entries of
-a network, and describes the result.
 """
 
 from __future__ import annotations
@@ -117,12 +114,11 @@ def fit(
     spread: float = 0.0,
     seed: int = 0,
 ) -> Account:
-    """Copies the weights that fit into a network, in place.
+    """Copies the weights that fit into a network, in place; `part` and `rename` as in ``init``.
 
     Weights of an ordinary network go to every instance of a canonical one. Equal instances would
     stay equal for ever, so all but the first also get Gaussian noise: ``spread`` times the root
-    mean square of the entry. `part`: entries that may be set; ``None``: all. `rename`: old prefixes
-    of names to new ones; the longest that matches is used.
+    mean square of the entry.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))

@@ -13,6 +13,7 @@ without a word where a packed file is torn.
 from __future__ import annotations
 
 import gzip
+import logging
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -32,6 +33,7 @@ from .itk import SIDE, corrupt, missing, say_once
 if TYPE_CHECKING:
     from torch import Tensor
 
+log = logging.getLogger(__name__)
 SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
 _PAIR = (".hdr", ".img")
 _SHEAR = 0.01  # cosine between two axes, about half a degree
@@ -133,6 +135,11 @@ def read_geometry(path: Path, towards: str = "RAS", series: Sequence[str] = ()) 
     return Geometry((x, y, z), affine, channels, stored, turn)
 
 
+def read_geometries(paths: Iterable[Path], series: Sequence[str] = ()) -> list[Geometry]:
+    """Reads the headers of several volumes."""
+    return [read_geometry(path, series=series) for path in paths]
+
+
 def read_volume(
     path: Path,
     channels: Sequence[int] | None = None,
@@ -181,7 +188,7 @@ def as_stored(array: NDArray[Any], geometry: Geometry) -> NDArray[Any]:
 
 def check_same_grid(paths: Sequence[Path], series: Sequence[str] = ()) -> list[Geometry]:
     """Checks, from the headers alone, that all volumes of a patient lie on one grid."""
-    geometries = [read_geometry(path, series=series) for path in paths]
+    geometries = read_geometries(paths, series)
     first, geometry = paths[0], geometries[0]
     for path, other in zip(paths[1:], geometries[1:], strict=True):
         if other.shape != geometry.shape:
@@ -220,6 +227,50 @@ def check_finite(image: Tensor, channels: Sequence[str], paths: Sequence[Path]) 
                 f"{paths[n] if len(paths) > 1 else paths[0]}: channel {name} has NaN or infinite "
                 "voxels; repair the file or leave the patient out."
             )
+
+
+def check_varied(image: Tensor, names: Sequence[str], paths: Sequence[Path]) -> None:
+    """Refuses a channel of one value; zeros stand for a missing scan, and are said."""
+    for channel, (name, voxels) in enumerate(zip(names, image, strict=True)):
+        first = voxels.view(-1)[0].item()
+        if voxels.numel() == 1 or voxels.view(-1)[-1] != first or not (voxels == first).all():
+            continue
+        path = paths[channel] if len(paths) > 1 else paths[0]
+        if first:
+            raise DataError(
+                f"{path}: channel {name} has the value {first:g} in every voxel; copy the file "
+                "again or leave the patient out."
+            )
+        log.warning("%s: channel %s is 0 in every voxel, as if it were missing.", path, name)
+
+
+def masks_of(
+    label: Tensor, regions: Iterable[Sequence[int]], known: Sequence[int], path: Path
+) -> Tensor:
+    """Turns label values (1, H, W, D) into (R, H, W, D) uint8; other values are refused."""
+    import torch
+
+    if len(label) > 1:
+        raise DataError(f"{path} holds {len(label)} masks; a patient has one, of label values.")
+    values = label[0]
+    codes = values.to(torch.uint8)
+    strange = (codes != values) | ~_is_one_of(codes, known)
+    if strange.any():
+        raise DataError(
+            f"{path}: unknown label value {values[strange][0].item():.9g}; known: "
+            f"{', '.join(map(str, known))}. Check the mask, or name the values in data.reader."
+        )
+    masks = [_is_one_of(codes, values) for values in regions]
+    return torch.stack(masks).to(torch.uint8)
+
+
+def _is_one_of(codes: Tensor, values: Sequence[int]) -> Tensor:
+    """As torch.isin, several times faster for uint8: by a table of all 256 values."""
+    import torch
+
+    table = np.zeros(256, dtype=bool)
+    table[list(values)] = True
+    return torch.from_numpy(table.take(codes.numpy()))
 
 
 def _by_format(path: Path, what: Literal["header", "voxels"], series: Sequence[str]) -> Any:

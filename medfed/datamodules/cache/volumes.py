@@ -205,7 +205,7 @@ class CachedDataModule(OnDiskDataModule, Generic[AnyReader]):
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class, with the distances of the training scans' voxels."""
         scans = [self._patients[i] for i in self.plans[client].patients["train"]]
-        spacings = np.array([self.scans.spacing(scan) for scan in scans])
+        spacings = np.array(self.scans.spacings(scans))
         return {
             **super().preprocessing(client),
             "spacing": np.median(spacings, axis=0).tolist(),

@@ -5,7 +5,6 @@ The hospital of a case comes from a file next to the data, or from the name of t
 
 from __future__ import annotations
 
-import logging
 import re
 from abc import abstractmethod
 from dataclasses import replace
@@ -15,10 +14,8 @@ import torch
 from torch import Tensor
 
 from medfed.datamodules.extending import *
+from medfed.standalone import volumes
 from medfed.standalone.preparation import Preparation, among, zscore
-from medfed.standalone.volumes import check_finite, read_together
-
-log = logging.getLogger(__name__)
 
 
 class CaseReader(VolumeReader):
@@ -117,7 +114,7 @@ class CaseReader(VolumeReader):
         mask = patient.files["label"]
         select = self._select if "image" in patient.files else None
         names = [channel for channel in self.channels if channel not in patient.lacks]
-        *loaded, label = read_together([*images, mask], select, self._series)
+        *loaded, label = volumes.read_together([*images, mask], select, self._series)
         spacing = torch.tensor(loaded[0].geometry.spacing, dtype=torch.float64)
         for path, volume in zip(images, loaded, strict=True):
             wanted = self.in_file if "image" in patient.files else 1
@@ -130,17 +127,30 @@ class CaseReader(VolumeReader):
         image = loaded[0].voxels
         if len(loaded) > 1:
             image = torch.cat([volume.voxels for volume in loaded])
-        check_finite(image, names, images)
-        _check_varied(image, names, images)
-        return {"image": image, "label": self._to_regions(label.voxels, mask), "spacing": spacing}
+        volumes.check_finite(image, names, images)
+        volumes.check_varied(image, names, images)
+        masks = volumes.masks_of(
+            label.voxels, self._region_labels.values(), self._known_labels, mask
+        )
+        return {"image": image, "label": masks, "spacing": spacing}
 
     def shape(self, patient: Patient) -> tuple[int, ...]:
         """See `VolumeReader.shape`."""
-        return read_geometry(patient.files["label"], series=self._series).shape
+        return self.shapes([patient])[0]
+
+    def shapes(self, patients: Sequence[Patient]) -> list[tuple[int, ...]]:
+        """See `VolumeReader.shapes`: those of the masks."""
+        masks = [patient.files["label"] for patient in patients]
+        return [each.shape for each in volumes.read_geometries(masks, self._series)]
 
     def spacing(self, patient: Patient) -> tuple[float, ...]:
         """See `Reader.spacing`."""
-        return read_geometry(next(iter(patient.files.values())), series=self._series).spacing
+        return self.spacings([patient])[0]
+
+    def spacings(self, patients: Sequence[Patient]) -> list[tuple[float, ...]]:
+        """See `Reader.spacings`: those of the first file of each patient."""
+        first = [next(iter(patient.files.values())) for patient in patients]
+        return [each.spacing for each in volumes.read_geometries(first, self._series)]
 
     @property
     def exclusive(self) -> bool:
@@ -158,37 +168,6 @@ class CaseReader(VolumeReader):
 
     def _labels(self) -> dict[str, object]:
         return {"regions": {name: list(values) for name, values in self._region_labels.items()}}
-
-    def _to_regions(self, label: Tensor, path: Path) -> Tensor:
-        """(1, H, W, D) label values to (R, H, W, D) uint8."""
-        if len(label) > 1:
-            raise DataError(f"{path} holds {len(label)} masks; a patient has one, of label values.")
-        values = label[0]
-        codes = values.to(torch.uint8)
-        strange = (codes != values) | ~_is_one_of(codes, self._known_labels)
-        if strange.any():
-            raise DataError(
-                f"{path}: unknown label value {values[strange][0].item():.9g}; known: "
-                f"{', '.join(map(str, self._known_labels))}. Check the mask, or name the values in "
-                "data.reader."
-            )
-        masks = [_is_one_of(codes, values) for values in self._region_labels.values()]
-        return torch.stack(masks).to(torch.uint8)
-
-
-def _check_varied(image: Tensor, names: Sequence[str], paths: Sequence[Path]) -> None:
-    """Refuses a channel of one value; zeros stand for a missing scan, and are said."""
-    for channel, (name, voxels) in enumerate(zip(names, image, strict=True)):
-        first = voxels.view(-1)[0].item()
-        if voxels.numel() == 1 or voxels.view(-1)[-1] != first or not (voxels == first).all():
-            continue
-        path = paths[channel] if len(paths) > 1 else paths[0]
-        if first:
-            raise DataError(
-                f"{path}: channel {name} has the value {first:g} in every voxel; copy the file "
-                "again or leave the patient out."
-            )
-        log.warning("%s: channel %s is 0 in every voxel, as if it were missing.", path, name)
 
 
 def as_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -215,13 +194,6 @@ def _joined(name: str, cases: Sequence[Patient]) -> Patient:
         return replace(first, id=name)
     files = {f"{case.id} {role}": file for case in cases for role, file in case.files.items()}
     return replace(first, id=name, files=files, lacks={})
-
-
-def _is_one_of(codes: Tensor, values: Sequence[int]) -> Tensor:
-    """As torch.isin, several times faster for uint8: by a table of all 256 values."""
-    table = np.zeros(256, dtype=bool)
-    table[list(values)] = True
-    return torch.from_numpy(table.take(codes.numpy()))
 
 
 _INSTITUTION = re.compile(r"^BraTS1[789]_([A-Za-z0-9]+)_", re.IGNORECASE)

@@ -1,9 +1,7 @@
-"""Callbacks that run the rounds, evaluate and select them, stop early, and log bytes.
+"""Callbacks that run the rounds, evaluate and select them, stop early, and log bytes."""
 
-Validation metrics are stored by round, so that no round searches all of them.
-
-A progress bar shows the round, the phase, the client, its loss and the remaining time.
-"""
+# Callbacks of rounds go with a FederatedModule alone.
+# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
@@ -92,8 +90,7 @@ class History(list[Record]):
         """Returns the mean of a metric over the clients for which it is defined; larger is better.
 
         A client of n training samples weighs n / (n + :data:`HALF`), as few validation samples can
-        tell little. Each client's value is rounded, as across hospitals, so that both select the
-        same round.
+        tell little. Each value is rounded, as across hospitals, so that both select the same round.
         """
         known = self._means.setdefault(number, {})
         if (metric, mode) not in known:
@@ -126,10 +123,9 @@ Value = TypeVar("Value")
 class PersonalEvaluation(pl.Callback):
     """Gathers validation metrics per client and logs mean and worst client.
 
-    After a client's first evaluation it is known which metrics its data leave undefined; every
-    round omits them. A model that has failed counts with the worst possible value, see
-    :mod:`medfed.common.scores`. Both are logged once, on first occurrence. If the data of all
-    clients leave the metric undefined, the loss selects the round.
+    What a client's data leave undefined in its first evaluation is omitted from then on. A model
+    that has failed counts with the worst possible value. If the data of all clients leave the
+    metric undefined, the loss selects the round.
     """
 
     def __init__(self, metric: str, mode: str = "max") -> None:
@@ -169,19 +165,13 @@ class PersonalEvaluation(pl.Callback):
         """The metric that selects the round."""
         return self.selection[0]
 
-    @property
-    def mode(self) -> str:
-        """``max`` or ``min`` of it."""
-        return self.selection[1]
-
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Notes what each client's validation can tell."""
         if isinstance(pl_module, FederatedModule):
             self.history.samples = pl_module.federation.samples
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Appends the record of this round."""
-        assert isinstance(pl_module, FederatedModule)
         if trainer.sanity_checking:
             pl_module.evaluations.clear()
             return
@@ -241,23 +231,23 @@ class PersonalEvaluation(pl.Callback):
         for name, value in values.items():
             pl_module.log(name, value, logger=logger, sync_dist=True, batch_size=1, on_epoch=True)
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Appends the training losses of the round that has closed, and logs them."""
-        assert isinstance(pl_module, FederatedModule)
         number, known = pl_module.next_round - 1, pl_module.losses
         losses = {c: known[c] for c in pl_module.federation.ids if c in known}
         self.losses += [Record(number, client, {"loss": loss}) for client, loss in losses.items()]
-        if losses and self.shows_all:
-            self._log(pl_module, {"train/loss": sum(losses.values()) / len(losses)})
-        if trainer.logger and losses:
+        if not losses:
+            return
+        mean = {"train/loss": sum(losses.values()) / len(losses)}
+        if self.shows_all:
+            self._log(pl_module, mean)
+        if trainer.logger:
             few = losses if len(losses) <= LOGGED else {}
             per_client = {f"train/{visible(c)}/loss": loss for c, loss in few.items()}
-            mean = sum(losses.values()) / len(losses)
-            trainer.logger.log_metrics({"train/loss": mean, **per_client}, step=number)
+            trainer.logger.log_metrics(mean | per_client, step=number)
 
-    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Keeps the test metrics, and the results of every case."""
-        assert isinstance(pl_module, FederatedModule)
         here, decided = [*pl_module.points], dict[str, dict[str, float]]()
         self.points = _gather(pl_module, pl_module.points)
         if pl_module.chooser is not None:  # not at a coordinator, whose sites have decided
@@ -271,7 +261,8 @@ class PersonalEvaluation(pl.Callback):
             self._log(pl_module, self._values(self.test, "test"), logger=None)
 
     def _falls(self, metric: str) -> bool:
-        return self.mode == "min" if metric == self.metric else scores.smaller_is_better(metric)
+        chosen, mode = self.selection
+        return mode == "min" if metric == chosen else scores.smaller_is_better(metric)
 
     def _news(self, metrics: dict[str, dict[str, float]], number: int) -> list[str]:
         """Logs once for each client which metrics are omitted and whether its model has failed."""
@@ -298,8 +289,8 @@ class PersonalEvaluation(pl.Callback):
 
         Ties go to the smallest mean loss, then to the earliest round: with few patients an AUROC of
         1 comes early and ignores the quality of the probabilities. A round in which training
-        diverged at some clients is selected only if all others did, too; one in which it diverged
-        at all clients is never selected.
+        diverged at some clients is selected only if all others did, too; one where it did at all is
+        never selected.
         """
         chosen, diverged = self.selection, self.diverged
         by_round = self.history.by_round
@@ -360,19 +351,15 @@ def _divergence(clients: Sequence[str], number: int) -> str:
 
 
 class UnusualRounds(pl.Callback):
-    """Says and records what is unusual in a round: far longer messages, diverging losses.
-
-    `path`: the record; it exists only if there is anything to record.
-    """
+    """Says and records what is unusual in a round: far longer messages, diverging losses."""
 
     def __init__(self, path: Path, evaluation: PersonalEvaluation) -> None:
         self.path = path
         self.evaluation = evaluation
         self.far: list[Outlier] = []
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Logs the first unusual part of each client, and records all."""
-        assert isinstance(pl_module, FederatedModule)
         new, pl_module.federation.far = pl_module.federation.far, []
         known = {(far.client, far.part) for far in self.far}
         self.far += new
@@ -414,14 +401,10 @@ class Patience(EarlyStopping):
 
 
 class CommunicationLogger(pl.Callback):
-    """Logs, by direction, the bytes of each round and of the run so far, and the savings.
+    """Logs, by direction, the bytes of each round and so far, and the savings over fp32."""
 
-    ``bytes/up_savings`` is how many times fewer bytes the run has sent than fp32 would have.
-    """
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Logs the round that has closed."""
-        assert isinstance(pl_module, FederatedModule)
         if not trainer.logger:
             return
         ledger, number = pl_module.federation.ledger, pl_module.next_round - 1
@@ -459,34 +442,20 @@ class RoundProgress(ProgressBar):
         """Shows nothing: called by Lightning on all ranks but the first."""
         self.console.quiet = True
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Starts the bar at the run's first or resumed round."""
-        assert isinstance(pl_module, FederatedModule)
         self._began, self._first = time.monotonic(), pl_module.next_round
         if not self.console.is_terminal or self.console.quiet:
             return
-        self._bar = bar(
-            self.console,
-            "round {task.fields[round]}/{task.fields[rounds]}",
-            24,
-            TextColumn(
-                "{task.fields[phase]:<9} {task.fields[client]:<14} {task.fields[loss]:<13}",
-                markup=False,
-            ),
-            TextColumn("{task.fields[score]}"),
-        )
+        work = "{task.fields[phase]:<9} {task.fields[client]:<14} {task.fields[loss]:<13}"
+        columns = TextColumn(work, markup=False), TextColumn("{task.fields[score]}")
+        rounds = "round {task.fields[round]}/{task.fields[rounds]}"
+        self._bar = bar(self.console, rounds, 24, *columns)
         pl_module.listeners.append(lambda *news: self._tell(pl_module, *news))
-        rounds = trainer.max_epochs or 0
-        self._task = self._bar.add_task(
-            "",
-            total=_visits(pl_module, self._first) * (rounds - self._first),
-            round=self._first + 1,
-            rounds=rounds,
-            phase="",
-            client="",
-            loss="",
-            score="",
-        )
+        fields: dict[str, Any] = dict.fromkeys(("phase", "client", "loss", "score"), "")
+        fields |= {"round": self._first + 1, "rounds": (last := trainer.max_epochs or 0)}
+        total = _visits(pl_module, self._first) * (last - self._first)
+        self._task = self._bar.add_task("", total=total, **fields)
         self._bar.start()
 
     def _tell(self, module: FederatedModule, phase: str, client: str, done: bool) -> None:
@@ -502,18 +471,16 @@ class RoundProgress(ProgressBar):
         text = "" if loss is None else f"loss {loss:.4f}"
         self._bar.update(self._task, advance=world_size(), loss=text)
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Shows the progress over all ranks."""
-        assert isinstance(pl_module, FederatedModule)
         if self._bar:
             done = pl_module.next_round - self._first
             self._bar.update(self._task, completed=_visits(pl_module, self._first) * done)
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Shows the validation score, or writes the round's line."""
         if trainer.sanity_checking:
             return
-        assert isinstance(pl_module, FederatedModule)
         value = trainer.callback_metrics.get(f"val/{self.evaluation.metric}")
         score = "" if value is None else f"val {self.evaluation.metric} {float(value):.4f}"
         if self._bar:

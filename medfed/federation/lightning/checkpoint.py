@@ -1,5 +1,8 @@
 """Writes a checkpoint per round, whole or not at all, and finds the last whole one."""
 
+# Callbacks of rounds go with a FederatedModule alone.
+# mypy: disable-error-code="override"
+
 from __future__ import annotations
 
 import errno
@@ -47,9 +50,7 @@ class RoundCheckpoint(Checkpoint):
     """Saves by round, not by optimizer step: some algorithms take no such steps.
 
     No dataclass: Hydra, which passes callbacks on to the trainer, would take it for configuration.
-    `keep`: how many of the last rounds to keep, in addition to the best one; at least 2, so that a
-    damaged file has a predecessor. `evaluation`: gives the best round; ``None`` to keep no best
-    checkpoint.
+    It keeps at least two rounds, so that a damaged file has a predecessor.
     """
 
     def __init__(
@@ -64,9 +65,8 @@ class RoundCheckpoint(Checkpoint):
         self.every = max(1, every)
         self.evaluation = evaluation
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Saves the round that has closed; a collective call."""
-        assert isinstance(pl_module, FederatedModule)
         number = pl_module.next_round - 1
         best = self.evaluation is not None and self.evaluation.best_round() == number
         due = pl_module.next_round % self.every == 0 or pl_module.next_round == trainer.max_epochs
@@ -110,8 +110,7 @@ class RoundCheckpoint(Checkpoint):
 class InPlace(TorchCheckpointIO):
     """Writes a checkpoint to its folder, under a partial name that :func:`seal` completes.
 
-    Lightning would first write to the system's folder for temporary files, where a kill leaves the
-    file for ever.
+    Lightning writes to the system's temporary folder first, where a kill leaves the file for ever.
     """
 
     def save_checkpoint(

@@ -45,9 +45,6 @@ def all_gather_bytes(
 ) -> list[bytes]:
     """Returns every rank's payload, in the order of ranks; a collective call.
 
-    `device`: this rank's device, for NCCL; other backends transport tensors on the CPU. `group`:
-    the group of all ranks; by default the default group.
-
     Example:
         >>> all_gather_bytes(b"abc", torch.device("cpu"))
         [b'abc']
@@ -88,9 +85,7 @@ def unpack(payloads: Iterable[bytes]) -> dict[str, bytes]:
 
 
 def gather_named(items: Mapping[str, bytes], device: torch.device) -> dict[str, bytes]:
-    """Returns the named byte strings of all ranks; a collective call.
-
-    `items`: this rank's byte strings; names are unique over ranks.
+    """Returns the byte strings of all ranks, whose names differ; a collective call.
 
     Example:
         >>> gather_named({"a": b"1"}, torch.device("cpu"))
@@ -104,9 +99,8 @@ def gather_named(items: Mapping[str, bytes], device: torch.device) -> dict[str, 
 class Gathering:
     """Gathers named byte strings of all ranks while the ranks make further ones.
 
-    Each rank adds byte strings one by one. The k-th of all ranks are sent together once the slowest
-    rank has its k-th, in a separate thread and process group (gloo: bytes need no GPU). `turns`:
-    the largest number of byte strings that a rank makes.
+    The k-th of all ranks are sent together once the slowest rank has its k-th of `turns`, in a
+    separate thread and process group (gloo: bytes need no GPU).
     """
 
     def __init__(self, turns: int, group: dist.ProcessGroup) -> None:

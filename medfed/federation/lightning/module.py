@@ -1,7 +1,10 @@
-"""The LightningModule of a federated run: an epoch is a round, a batch is a client's task.
+"""The LightningModule of a federated run: an epoch is a round, and a round is one batch.
 
 It assigns clients to ranks, and gives every rank the same number of tasks in a round.
 """
+
+# Callbacks of rounds go with a FederatedModule alone.
+# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from medfed.federation.client import Batch, ClientData
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation, Round, naming
 from medfed.federation.lightning.collect import Gathering, gather_named, rank, world_size
-from medfed.federation.lightning.flags import check_trainer
+from medfed.federation.lightning.strategy import check_trainer
 from medfed.federation.wire.packet import Packet
 from medfed.functional.conformal import Covering
 from medfed.functional.points import Chooser, Point, RegionChooser, Rows
@@ -41,10 +44,6 @@ WORTH_MOVING, SECONDS = 1.1, 0.2
 
 def costs(expected: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
     """Returns the cost of each client's round: its last time, or an estimate in proportion.
-
-    Args:
-        expected: Estimates, such as samples times steps; positive.
-        seconds: The clients' times in their last round.
 
     Example:
         >>> costs({"a": 10, "b": 20, "c": 40}, {"a": 1.0, "b": 2.0})
@@ -63,13 +62,9 @@ def assign(
 
     The longest work is assigned first, to the rank with the least work so far. The longest rank
     then takes at most 4/3 of what the best assignment would (Graham: Bounds on multiprocessing
-    timing anomalies, SIAM J. Appl. Math. 17(2), 1969). Clients of equal work are assigned in turn.
-
-    Args:
-        work: The cost of each client's work.
-        ranks: Number of ranks.
-        owners: The clients' current ranks; ``work`` is then in seconds. Clients stay there unless
-            the longest rank saves a tenth of its time, and :data:`SECONDS`.
+    timing anomalies, SIAM J. Appl. Math. 17(2), 1969). With `owners`, the current ranks, work is in
+    seconds, and clients stay unless the longest rank saves a tenth of its time, and
+    :data:`SECONDS`.
 
     Example:
         >>> assign({"a": 1, "b": 1, "c": 1}, ranks=2)
@@ -95,7 +90,7 @@ class Once:
     """One batch for Lightning: a whole round, or an evaluation, of this rank's clients.
 
     Lightning takes longer over a batch than a small network over a step, waits for the first rank
-    at every batch, and may stop after any. So there is one for all clients and phases.
+    at every batch, and may stop after any.
     """
 
     def __iter__(self) -> Iterator[str]:
@@ -143,16 +138,14 @@ class Measures(Protocol):
 class FederatedRounds(pl.Callback):
     """Closes each round in Lightning's books: a step of the Trainer is a round."""
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Shows the first round's step size."""
-        assert isinstance(pl_module, FederatedModule)
         self._count(trainer, pl_module)
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any
+        self, trainer: pl.Trainer, pl_module: FederatedModule, *_: Any, **__: Any
     ) -> None:
         """Counts the round that has ended."""
-        assert isinstance(pl_module, FederatedModule)
         pl_module.next_round += 1
         self._count(trainer, pl_module)
 
@@ -169,19 +162,7 @@ class FederatedRounds(pl.Callback):
 class FederatedModule(pl.LightningModule):
     """Wraps a task module and a federation for one Lightning Trainer on one or many ranks.
 
-    Each rank trains the clients that are assigned to it.
-
-    Args:
-        task: The task module; the working client overwrites its network.
-        federation: All clients; each rank trains those assigned to it.
-        local: The training loop of the clients.
-
-    Attributes:
-        next_round: The next round.
-        owners: The rank of each client.
-        seconds: What each client's last round took, on several ranks.
-        highest_loss: A loss above it means that training diverges.
-        chooser: Chooses thresholds and calibration on validation cases, if the run wants any.
+    The working client overwrites the task's network.
     """
 
     task: TaskLike
@@ -191,45 +172,29 @@ class FederatedModule(pl.LightningModule):
         super().__init__()
         self.federation = federation
         self.next_round = 0
-        self.owners: dict[str, int] = {}
-        self.seconds: dict[str, float] = {}
-        self._taken: dict[str, float] = {}
-        self._warm = False
+        self.owners: dict[str, int] = {}  # the rank of each client
+        self.seconds: dict[str, float] = {}  # of each client's last round, on several ranks
+        self._taken: dict[str, float] | None = None  # in this round; None in the first one
         self.task = task
         self.local = local
         self.automatic_optimization = False
         self.strict_loading = False
-        self.open_round: Round | None = None
-        self.packets: dict[str, Packet] = {}
-        self.listeners: list[
-            Callable[[str, str, bool], None]
-        ] = []  # at the start and the end of a client's work
-        self._gathering: Gathering | None = None
+        # At the start and the end of a client's work.
+        self.listeners: list[Callable[[str, str, bool], None]] = []
         self._group: dist.ProcessGroup | None = None
         self.losses: dict[str, float] = {}  # of this round's training steps, by client
         self.evaluations: dict[str, dict[str, float]] = {}
         self.cases: dict[str, list[dict[str, float | str]]] = {}  # of the split that is tested
+        # Chooses thresholds and calibration on validation cases, if the run wants any.
         self.chooser: Chooser | RegionChooser | Covering | None = None
         self.points: dict[str, Point] = {}  # of tested clients
         self._chosen_on: dict[str, tuple[Rows, Rows]] = {}  # validation and training cases
         self.test_split: EvalSplit = "test"
+        # A loss above it means that training diverges.
         self.highest_loss: float = getattr(task, "highest_loss", math.inf)
 
-    def begin_round(self) -> None:
-        """Opens the next round; a collective call that may move clients to ranks with less work.
-
-        No result depends on the ranks: a client's random numbers depend only on the client.
-        """
-        self._reassign(self.federation.members(self.next_round))
-        self.open_round, self.packets = self.federation.open(self.next_round), {}
-        self.losses = {}
-
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Returns none; Lightning calls it first, so that it refuses what rounds cannot follow.
-
-        Raises:
-            ConfigError: See :func:`medfed.federation.lightning.flags.check_trainer`.
-        """
+        """Returns none; Lightning calls it first, so that it refuses what rounds cannot follow."""
         trainer: Any = self.trainer
         check_trainer(trainer, self.task.network)
         closing = any(isinstance(callback, FederatedRounds) for callback in trainer.callbacks)
@@ -245,11 +210,7 @@ class FederatedModule(pl.LightningModule):
         return self.local.model.make_optimizer([nn.Parameter(torch.zeros(1))])
 
     def setup(self, stage: str) -> None:
-        """Passes every loss through Lightning's precision plugin.
-
-        The local loop does backward passes itself: Lightning's hooks cost time in every step and
-        nothing uses them.
-        """
+        """Passes every loss through the precision plugin; clients' loops do the backward pass."""
         training = stage == "fit"
         plugin = self.trainer.precision_plugin
         self.local.gradients.precision = plugin.forward_context if training else nullcontext
@@ -257,12 +218,10 @@ class FederatedModule(pl.LightningModule):
         self.local.gradients.half = training and getattr(plugin, "scaler", None) is not None
 
     def on_fit_start(self) -> None:
-        """Moves all states to the training device."""
+        """Moves all states to the device."""
         self.federation.to(self.device)
 
-    def on_test_start(self) -> None:
-        """Moves all states to the evaluation device."""
-        self.federation.to(self.device)
+    on_test_start = on_fit_start
 
     def train_dataloader(self) -> Once:
         """Each round, as one batch."""
@@ -272,54 +231,49 @@ class FederatedModule(pl.LightningModule):
         """One batch, for all clients."""
         return OnceCounted()
 
-    def test_dataloader(self) -> OnceCounted:
-        """One batch, for all clients."""
-        return OnceCounted()
+    test_dataloader = val_dataloader
 
     def training_step(self, batch: str, batch_idx: int) -> None:
-        """Runs a whole round: this rank's clients in every phase, with the exchanges between."""
-        self.begin_round()
-        assert self.open_round is not None
-        with self._full_precision():  # but for the losses
-            is_open = True
-            while is_open:
-                self._train_clients(self.open_round)
-                is_open = self.close_phase()
-        self.open_round = None
+        """Runs a whole round: this rank's clients in every phase, with the exchanges between.
 
-    def _train_clients(self, current: Round) -> None:
-        """Trains this rank's clients; sends their encoded replies now or at the phase's end."""
-        clients = self._share(current.recipients)
-        if world_size() > 1:
-            self._gathering = self._gathering or self._start_gathering(current.recipients)
-        for client in clients:
-            self._fit(current, client)
+        Clients may first move to ranks with less work. No result depends on the ranks: a client's
+        random numbers depend only on the client.
+        """
+        self._reassign(self.federation.members(self.next_round))
+        current, self.losses = self.federation.open(self.next_round), {}
+        with self._full_precision():  # but for the losses
+            while current.close_phase(self._replies(current)):
+                pass
+        if self._taken is not None:  # in the first round libraries warm up
+            self.seconds |= self._taken
+        self._taken = {}
 
     def _tell(self, phase: str, client: str, done: bool) -> None:
         for tell in self.listeners:
             tell(phase, client, done)
 
-    def _fit(self, current: Round, client: str) -> None:
-        """Trains a client, and keeps or sends its reply."""
-        phase = current.phase
+    def _fit(
+        self, current: Round, client: str, phase: str, gathering: Gathering | None
+    ) -> Packet | None:
+        """Trains a client; returns its encoded reply, or sends it to all ranks."""
         self._tell(phase, client, False)
         began = time.perf_counter()
         try:
             packet = current.fit(client)
         except (NonFiniteError, CodecError) as error:
-            if self._gathering is None:
+            if gathering is None:
                 raise
             # The other ranks wait for replies: they get the error at the end of the phase.
-            self._gathering.put({f"failure/{client}": str(error).encode()})
-            return
+            gathering.put({f"failure/{client}": str(error).encode()})
+            return None
         self._tell(phase, client, True)
         loss = self.federation.clients[client].training_loss
-        if self._gathering is None:
-            self.packets[client] = packet
+        if gathering is None:
             self._note_loss(client, loss)
-            return
+            return packet
         taken = json.dumps([time.perf_counter() - began, loss]).encode()
-        self._gathering.put({f"reply/{client}": packet.to_bytes(), f"costs/{client}": taken})
+        gathering.put({f"reply/{client}": packet.to_bytes(), f"costs/{client}": taken})
+        return None
 
     def _note_loss(self, client: str, loss: float | None) -> None:
         if loss is not None:
@@ -355,11 +309,7 @@ class FederatedModule(pl.LightningModule):
     ) -> dict[str, float]:
         """Returns the metrics of a client's personal model on one of its splits.
 
-        Args:
-            client: Its id.
-            split: The split.
-            keep: Whether to keep the results of every case, in :attr:`cases`, and what validation
-                chooses, in :attr:`points`.
+        `keep`: whether to keep the results of every case, and what validation chooses.
         """
         self.local.model.load(self.federation.personal_model(client, split))
         return self.evaluate_data(client, self.federation.clients[client].data, split, keep)
@@ -388,12 +338,8 @@ class FederatedModule(pl.LightningModule):
     def decide(self, client: str, others: Mapping[str, float] | None = None) -> dict[str, float]:
         """Chooses the point of a client that has been tested, and decides its test cases there.
 
-        Args:
-            client: Its id.
-            others: See :func:`medfed.functional.points.common`.
-
-        Returns:
-            The metrics of these decisions; empty if the run chooses no points.
+        `others`: see :func:`medfed.functional.points.common`. Returns the metrics of these
+        decisions.
         """
         if self.chooser is None:
             return {}
@@ -401,11 +347,7 @@ class FederatedModule(pl.LightningModule):
         return self.chooser.apply(self.cases[client], self.points[client])
 
     def diverged(self, metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
-        """Returns the clients whose training or validation loss is far above its start.
-
-        Args:
-            metrics: The validation metrics of the round that has closed, by client.
-        """
+        """Returns the clients whose training or validation loss is far above its start."""
         nothing = math.nan
         return [
             client
@@ -414,33 +356,28 @@ class FederatedModule(pl.LightningModule):
             or self.losses.get(client, nothing) > self.highest_loss
         ]
 
-    def close_phase(self) -> bool:
-        """Closes a phase: gathers the replies of all ranks and hands them to the server.
+    def _replies(self, current: Round) -> dict[str, Packet]:
+        """Trains this rank's clients; returns the encoded replies of the clients of all ranks.
 
-        Returns:
-            Whether another phase of the round is open.
-
-        Raises:
-            NonFiniteError: On every rank, if a client of any rank failed.
-            CodecError: If a reply cannot be read.
+        A client that fails on one rank is an error on every rank.
         """
-        assert self.open_round is not None
-        if self._gathering is not None:
-            gathered, self._gathering = self._gathering.finish(), None
-            for client in self.open_round.recipients:
-                if failure := gathered.get(f"failure/{client}"):
-                    raise NonFiniteError(failure.decode())
-            most = self.federation.most_elements
-            for client in self.open_round.recipients:
-                self.packets[client] = Packet.from_bytes(gathered[f"reply/{client}"], most)
-                taken, loss = json.loads(gathered[f"costs/{client}"])
+        clients, phase = self._share(current.recipients), current.phase
+        gathering = self._start_gathering(current.recipients) if world_size() > 1 else None
+        here = {client: self._fit(current, client, phase, gathering) for client in clients}
+        if gathering is None:
+            return {client: packet for client, packet in here.items() if packet is not None}
+        gathered, packets = gathering.finish(), dict[str, Packet]()
+        for client in current.recipients:
+            if failure := gathered.get(f"failure/{client}"):
+                raise NonFiniteError(failure.decode())
+        most = self.federation.most_elements
+        for client in current.recipients:
+            packets[client] = Packet.from_bytes(gathered[f"reply/{client}"], most)
+            taken, loss = json.loads(gathered[f"costs/{client}"])
+            if self._taken is not None:
                 self._taken[client] = self._taken.get(client, 0.0) + taken
-                self._note_loss(client, loss)
-        is_open = self.open_round.close_phase(self.packets)
-        self.packets = {}
-        if not is_open:
-            self._count_time()
-        return is_open
+            self._note_loss(client, loss)
+        return packets
 
     @property
     def owned(self) -> list[str]:
@@ -448,6 +385,8 @@ class FederatedModule(pl.LightningModule):
         return self._share(self.federation.ids)
 
     def _share(self, clients: Iterable[str]) -> list[str]:
+        if world_size() == 1:
+            return [*clients]
         if not self.owners:
             self.owners = assign(self._work(self.federation.ids), world_size())
         here = rank()
@@ -476,12 +415,6 @@ class FederatedModule(pl.LightningModule):
                 local.steps_done, local.passes = spent[client]
             self.owners |= better
 
-    def _count_time(self) -> None:
-        """Stores a round's times as costs, except the first round's, in which libraries warm up."""
-        if self._warm:
-            self.seconds |= self._taken
-        self._taken, self._warm = {}, True
-
     def spent(self) -> dict[str, tuple[int, Passes]]:
         """Returns every client's gradient steps and passes so far; a collective call."""
         here = {c: self.federation.clients[c] for c in self.owned}
@@ -492,8 +425,7 @@ class FederatedModule(pl.LightningModule):
     def _gather_states(self, clients: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Returns clients' states, by default of all clients of all ranks; a collective call.
 
-        A rank's clients are saved together, so that common tensors (the decoded shared part) stay
-        one tensor in the checkpoint and after resuming.
+        A rank's clients are saved together, so that common tensors stay one tensor after resuming.
         """
         here = self.owned if clients is None else clients
         states = {c: self.federation.clients[c].state_dict() for c in here}
@@ -521,11 +453,7 @@ class FederatedModule(pl.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
-        """Restores what :meth:`on_save_checkpoint` saved.
-
-        Raises:
-            CheckpointError: If the checkpoint is of another algorithm or other clients.
-        """
+        """Restores what :meth:`on_save_checkpoint` saved."""
         saved = self.restore(checkpoint)
         if self.trainer.state.fn == TrainerFn.FITTING:
             # A test of the selected round must keep the costs of later rounds.
@@ -536,11 +464,7 @@ class FederatedModule(pl.LightningModule):
                 local.passes = Passes(*saved["passes"][client])
 
     def restore(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-        """Restores a checkpoint's states, except those for training; returns its record.
-
-        Raises:
-            CheckpointError: If the checkpoint is of another algorithm or other clients.
-        """
+        """Restores a checkpoint's states, except those for training; returns its record."""
         saved: dict[str, Any] | None = checkpoint.get("federation")
         federation = self.federation
         if saved is None:

@@ -1,7 +1,8 @@
 """Several ranks, each with its own clients: Lightning's DDP without DDP's model wrapping.
 
 Ranks are processes on one or several machines; each has a device, or several share one. This module
-starts the ranks of one machine; torchrun and SLURM start theirs.
+starts the ranks of one machine; torchrun and SLURM start theirs. It also says which settings of a
+Trainer have no meaning for rounds; docs/api/trainer.md has all.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
+from pytorch_lightning import callbacks as of_lightning
 from pytorch_lightning.plugins.environments import (  # type: ignore[attr-defined]
     ClusterEnvironment,
     LightningEnvironment,
     SLURMEnvironment,
 )
-from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.strategies.launchers import _SubprocessScriptLauncher
+from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
+from torch import nn
 
 from medfed.common.processes import PARENT, Terminated, held, launched
 from medfed.federation.lightning.collect import rank
@@ -36,10 +40,9 @@ _GRACE = 5.0  # seconds that a rank has to report why it ends
 
 
 class ClientSharding(DDPStrategy):
-    """Launches ranks like DDP but does not synchronise gradients.
+    """Launches ranks like DDP, which would mix the gradients of the clients of several ranks.
 
-    DDP would mix the gradients of the clients that ranks train at the same time; here ranks
-    exchange only encoded replies, when a phase closes.
+    Here ranks exchange only encoded replies, when a phase closes.
     """
 
     strategy_name = "client_sharding"
@@ -113,8 +116,7 @@ class Launcher(_SubprocessScriptLauncher):
     def kill(self, signum: int) -> None:
         """Ends the other ranks at once, for every signal; SIGTERM also ends this one.
 
-        Lightning passes SIGTERM on by this function and would then wait for the other ranks, which
-        may be waiting for something else.
+        Lightning would then wait for the other ranks, which may be waiting for something else.
         """
         self._ended.set()
         for process in self.procs:
@@ -154,11 +156,91 @@ class Launcher(_SubprocessScriptLauncher):
         os._exit(1)
 
 
+TYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16, "64-true": torch.float64}
+PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", *TYPES)
+# They change the weights of the one network, which holds those of the last client.
+_OF_ONE_MODEL = (
+    *(of_lightning.StochasticWeightAveraging, of_lightning.WeightAveraging),
+    *(of_lightning.ModelPruning, of_lightning.BaseFinetuning, of_lightning.BatchSizeFinder),
+    *(of_lightning.GradientAccumulationScheduler, of_lightning.LearningRateFinder),
+)
+_STEPS = "would not make clients train less; set budget=LocalBudget(steps=N) of assemble"
+# Settings of batches and steps, the values that change nothing, and what to do instead.
+_OF_BATCHES = {
+    "fast_dev_run": (
+        ("False", "0"),
+        "tries one batch, and here a batch is a round; set max_epochs=1 and LocalBudget(steps=1)",
+    ),
+    "overfit_batches": (("0", "0.0"), _STEPS),
+    "limit_train_batches": (("1.0",), _STEPS),
+    "accumulate_grad_batches": (
+        ("1",),
+        "does not reach clients; set budget=LocalBudget(accumulate=N) of assemble",
+    ),
+    "gradient_clip_val": (
+        ("None", "0", "0.0"),
+        "does not reach clients; set budget=LocalBudget(clip=NORM) of assemble",
+    ),
+}
+
+
+def check_trainer(trainer: Any, network: nn.Module) -> None:
+    """Refuses a Trainer whose settings would cut rounds short, or mean something else."""
+    for reason in _reasons(trainer, network):
+        raise ConfigError(f"{reason}.")
+
+
+def _reasons(trainer: Any, network: nn.Module) -> Iterator[str]:
+    strategy, precision = trainer.strategy, str(trainer.precision)
+    if not isinstance(strategy, SingleDeviceStrategy | ClientSharding):
+        yield (
+            f"{type(strategy).__name__} would mix the gradients of clients; give the Trainer "
+            "strategy=ClientSharding() of medfed.federation.lightning.strategy for several devices"
+        )
+    if precision not in PRECISIONS:
+        yield f"Trainer(precision={precision!r}) is not possible; choose {', '.join(PRECISIONS)}"
+    others = {p.dtype for p in network.parameters()} - {TYPES.get(precision)}
+    if precision in TYPES and others:
+        yield (
+            f"Trainer(precision={precision!r}) would change the network's type and not that of the "
+            f"clients' states, {str(others.pop())[6:]}; give assemble a network and data of that "
+            "type, or choose 32-true, bf16-mixed or 16-mixed"
+        )
+    loops = (trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop)
+    sources = (loop._data_source for loop in (*loops, trainer.validate_loop, trainer.test_loop))
+    if any(source.instance not in (None, trainer.lightning_module) for source in sources):
+        yield (
+            "The Trainer gets a DataLoader, and every client brings its own data; call fit, "
+            "validate and test with the module alone"
+        )
+    if trainer.state.fn != TrainerFn.FITTING:
+        return
+    for name, (usual, reason) in _OF_BATCHES.items():
+        if repr(value := getattr(trainer, name)) not in usual:
+            yield f"Trainer({name}={value}) {reason}"
+    if trainer.val_check_interval != 1 and trainer.check_val_every_n_epoch is not None:
+        yield (
+            f"Trainer(val_check_interval={trainer.val_check_interval}) counts batches, and here an "
+            "epoch has one, the round; set check_val_every_n_epoch=N"
+        )
+    if isinstance(strategy, ClientSharding) and strategy._layer_sync is not None:
+        yield (
+            "Trainer(sync_batchnorm=True) would mix the statistics of clients; leave it out, and "
+            "choose buffers of assemble"
+        )
+    for callback in trainer.callbacks:
+        if isinstance(callback, _OF_ONE_MODEL):
+            yield (
+                f"The callback {type(callback).__name__} changes one model or its optimizer, and "
+                "here every client has its own; leave it out"
+            )
+
+
 def environment(several: bool) -> ClusterEnvironment | None:
     """Returns the environment that starts a run's ranks; ``None``: Lightning decides.
 
-    Within a SLURM job Lightning takes every process, even the job's script, for one of several
-    started by srun, and would wait for the others for ever.
+    Within a SLURM job Lightning takes even the job's script for one of several processes that srun
+    has started, and would wait for the others for ever.
     """
     launcher = launched()
     if several and launcher is not None and launcher.by == "srun":
@@ -183,9 +265,9 @@ _OF_RANKS = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZ
 def together(trainer: pl.Trainer) -> Iterator[None]:
     """Ends all ranks together, and passes on the real reason for stopping a run.
 
-    What makes this process a rank (variables, a process group) ends with the run; otherwise the
-    next run of this process would take itself for one of several. Lightning ends the process with
-    status 1 on Ctrl-C, ignoring further ones, and with 0 on SIGTERM.
+    What makes this process a rank (variables, a process group) ends with the run; otherwise its
+    next run would take it for one of several. Lightning ends the process with status 1 on Ctrl-C,
+    ignoring further ones, and with 0 on SIGTERM.
     """
     launcher, on_interrupt = trainer.strategy.launcher, signal.getsignal(signal.SIGINT)
     before = {name: os.environ.get(name) for name in _OF_RANKS}
