@@ -130,13 +130,24 @@ def check_labels(algorithm: Algorithm, clients: Iterable[ClientData]) -> None:
 class Beside:
     """A hospital's data, with labels counted over the classes of all hospitals."""
 
-    def __init__(self, data: ClientData, everyone: Sequence[ClientData]) -> None:
+    def __init__(self, data: Any, everyone: Sequence[ClientData]) -> None:
         self._data, self._everyone = data, everyone
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # of a copy that is not made yet
             raise AttributeError(name)
         return getattr(self._data, name)
+
+    @property
+    def resident_bytes(self) -> int | None:
+        """As of the hospital."""
+        size: int | None = self._data.resident_bytes
+        return size
+
+    def resident_on(self, device: torch.device) -> ClientData:
+        """As of the hospital."""
+        moved: ClientData = self._data.resident_on(device)
+        return moved
 
     @property
     def label_counts(self) -> Tensor:

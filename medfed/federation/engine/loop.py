@@ -37,6 +37,7 @@ from medfed.federation.client import (
     Split,
     TrainOptions,
 )
+from medfed.federation.engine.batches import Residents
 from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedForward, size_of
 from medfed.federation.engine.private import Drawable
 from medfed.federation.engine.working_network import TrainableSet, WorkingNetwork
@@ -88,6 +89,7 @@ class LocalTrainer:
     Attributes:
         model: The network, its entries and their optimizers.
         gradients: Computes gradients, and counts passes.
+        residents: Clients whose training samples are on a GPU.
         rates: The step size of each round.
         normalization: Whether a client's model has the statistics of normalisation that it was
             trained with (``kept``), or those of the client's data (``reestimated``).
@@ -112,6 +114,7 @@ class LocalTrainer:
         self.rates = learning_rates(self.probe, scheduler, rounds)
         self.gradients = Gradients(loss, self.budget.compile)
         self.normalization: Normalization = "kept"
+        self.residents = Residents(self.budget.resident_gib * 2**30)
         self._said = False
 
     @property
@@ -191,6 +194,8 @@ class LocalTrainer:
     def _begin(self, data: ClientData, update: Update) -> TrainableSet:
         """Returns the plan of training a part on a client's data."""
         self.gradients.begin(data.batch_size)
+        if self.gradients.private is None:
+            self.residents.admit(data, self.model.device)
         return self.model.plan(update)
 
     def _steps(
@@ -421,11 +426,11 @@ class LocalTrainer:
             raise ConfigError(f"Client {data.id} has no training batch.")
 
     def _batches(self, data: ClientData, seed: int) -> Iterator[Batch]:
+        device = self.model.device
         if self.gradients.private is not None:
             batches = self.gradients.private.batches(_drawable(data), seed)
         else:
-            batches = data.train_batches(seed)
-        device = self.model.device
+            batches = self.residents.of(data).train_batches(seed)
         return batches if device.type == "cpu" else (to_device(b, device) for b in batches)
 
 

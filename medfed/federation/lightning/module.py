@@ -260,6 +260,10 @@ class FederatedModule(pl.LightningModule):
         """Moves all states to the training device."""
         self.federation.to(self.device)
 
+    def on_fit_end(self) -> None:
+        """Gives the device's memory of training samples back."""
+        self.local.residents.release()
+
     def on_test_start(self) -> None:
         """Moves all states to the evaluation device."""
         self.federation.to(self.device)
