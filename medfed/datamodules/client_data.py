@@ -17,7 +17,7 @@ from torch import Tensor
 
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import onto
-from medfed.datamodules.augmentation import Augment, ChannelDropout, augmented
+from medfed.datamodules.augmentation import Augment, Chain, ChannelDropout, augmented
 from medfed.datamodules.cache.store import map_array
 from medfed.datamodules.splits import Split
 from medfed.standalone.checks import check_fields, within
@@ -194,6 +194,12 @@ class ClientData:
             return None
         one = (gather(self.train[name], torch.zeros(1).long()) for name in self._trained)
         return self.num_samples * sum(t.numel() * t.element_size() for t in one)
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether a thread may make training batches: a user's transform may need the process's."""
+        known = self.augment is None or isinstance(self.augment, Chain)
+        return type(self) is ClientData and known and self.source is None
 
     def resident_on(self, device: torch.device) -> ClientData:
         """Returns the client with a copy of its training samples on a device.

@@ -59,6 +59,8 @@ class LocalBudget:
     compile: bool = False
     # Most GiB of a GPU for clients' training samples, which then stay there; changes no bit.
     resident_gib: Annotated[float, check_not_negative] = 8.0
+    # Whether a thread makes other training batches of a GPU two steps ahead; changes no bit.
+    prefetch: bool = False
 
     def __post_init__(self) -> None:
         for name in ("steps", "epochs", "accumulate"):

@@ -39,7 +39,8 @@ NOT_THE_EXPERIMENT = (
     *("resume", "folder", "trainer", "logger", "progress", "plugins", "pictures", "derived"),
     *("tuned", "by_method"),  # stand where they are used
     # change no bit
-    *("data.workers", "data.memory_gb", "data.cache", "cohort.memory_gb", "local.resident_gib"),
+    *("data.workers", "data.memory_gb", "data.cache", "cohort.memory_gb"),
+    *("local.resident_gib", "local.prefetch"),
 )
 _NO_METRIC = ("round", "client", "split")  # columns of metrics.csv
 _Values = dict[str, float | None]  # null where NaN was written

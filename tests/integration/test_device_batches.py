@@ -15,7 +15,7 @@ DIGITS = (
 )
 RUNS = {
     "digits": lambda root: DIGITS,
-    "brats": lambda root: (*imaging(root), "augment=none", "evaluation.every=2"),
+    "brats": lambda root: (*imaging(root), "evaluation.every=2"),
 }
 
 
@@ -40,3 +40,22 @@ def test_samples_on_the_device_change_no_hash(name, tmp_path, monkeypatch):
             == (0 if kind == "plain" else len(experiment.module.federation.ids))
         )
     assert hashes["plain"] == hashes["resident"]
+
+
+def test_prefetched_batches_change_no_hash(tmp_path, monkeypatch):
+    monkeypatch.setattr(batches, "DEVICES", {"cpu"})
+    words, made = (*imaging(tmp_path / "data"), "augment=light"), list[object]()
+    make = batches.ThreadPoolExecutor
+
+    def counted(*args):
+        made.append(args)
+        return make(*args)
+
+    monkeypatch.setattr(batches, "ThreadPoolExecutor", counted)
+    hashes = []
+    for kind in ("false", "true"):
+        assert not made
+        run(tmp_path / kind, *words, f"local.prefetch={kind}")
+        hashes.append((tmp_path / kind / "hashes.json").read_text())
+    assert hashes[0] == hashes[1]
+    assert len(made) == 2 * 2 * 2  # a thread for each phase of two clients in two rounds

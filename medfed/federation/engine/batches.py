@@ -1,21 +1,27 @@
-"""Where training batches are made: in main memory, or on the device, with the same bits.
+"""Where and when training batches are made, with the same bits.
 
 On a GPU a client's samples are copied once, and its batches are picked there in the order of the
 CPU. Samples that are augmented, joined from several clients, drawn for privacy or made by other
-processes stay in main memory.
+processes stay in main memory; a thread may make their batches ahead of the steps.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from medfed.federation.client import ClientData
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 DEVICES = {"cuda"}  # a test adds the CPU, where the same code must give the same bits
+_AHEAD = 2  # steps
 
 
 class _Resident(NamedTuple):
@@ -111,3 +117,40 @@ class Residents:
         self._latest = None
         if cached:
             torch.cuda.empty_cache()
+
+
+def may_run_ahead(data: ClientData, device: torch.device) -> bool:
+    """Whether a thread may make a client's batches: they draw from no stream of the process."""
+    declares = hasattr(type(data), "may_run_ahead")  # see `Residents.admit`
+    return declares and device.type in DEVICES and bool(data.may_run_ahead)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def ahead(groups: Iterator[_T], device: torch.device) -> Iterator[Iterator[_T]]:
+    """Gives an iterator's values and errors in their order; a thread makes them two ahead.
+
+    The thread ends with the block.
+
+    Example:
+        >>> with ahead(iter("abc"), torch.device("cpu")) as letters:
+        ...     "".join(letters)
+        'abc'
+    """
+    end = object()
+
+    def make() -> _T | object:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        return next(groups, end)
+
+    def made() -> Iterator[_T]:
+        waiting = deque(pool.submit(make) for _ in range(_AHEAD))
+        while (group := waiting.popleft().result()) is not end:
+            waiting.append(pool.submit(make))
+            yield group  # type: ignore[misc]
+
+    pool = ThreadPoolExecutor(1, "batches")
+    try:
+        yield made()
+    finally:
+        pool.shutdown(cancel_futures=True)
