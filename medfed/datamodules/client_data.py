@@ -5,13 +5,14 @@ Samples are in memory, are mapped from disk, or are read or cut on demand.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from medfed.datamodules.augmentation import Augment, ChannelDropout, augmented
+from medfed.common.tensors import onto
+from medfed.datamodules.augmentation import Augment, Chain, ChannelDropout, augmented
 from medfed.datamodules.cache.store import map_array
 from medfed.datamodules.extending import *
 from medfed.standalone.preparation import one_thread
@@ -58,7 +59,7 @@ def gather(values: Tensor | Rows, index: Tensor) -> Tensor:
     """Copies samples; on the CPU without PyTorch's threads, which cost more than a batch's copy."""
     if not isinstance(values, Tensor):
         return values.take(index)
-    if torch.get_num_threads() == 1:
+    if torch.get_num_threads() == 1 or values.device.type != "cpu":
         return values.index_select(0, index)
     return torch.from_numpy(values.numpy().take(index.numpy(), axis=0))
 
@@ -154,12 +155,47 @@ class ClientData:
     def train_batches(self, seed: int) -> Iterator[Batch]:
         """One epoch over the training samples; the last, short batch is kept."""
         order = torch.randperm(self.num_samples, generator=torch_rng(seed, "order"))
+        if isinstance(image := self.train["image"], Tensor):
+            order = onto(order, image.device)  # of the whole epoch: one copy
         batches = order.split(self.batch_size)
         if self.source is not None:
             yield from self.source.batches(self.id, seed, batches)
             return
         for number, index in enumerate(batches):
             yield self.train_batch(seed, number, index)
+
+    @property
+    def resident_bytes(self) -> int | None:
+        """Bytes of the training samples; None if batches must be made in main memory."""
+        changes = (self.augment, self.normalize, self.channel_dropout, self.fresh, self.source)
+        if type(self) is not ClientData or any(c is not None for c in changes):
+            return None
+        one = (gather(self.train[name], torch.zeros(1).long()) for name in self._trained)
+        return self.num_samples * sum(t.numel() * t.element_size() for t in one)
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether a thread may make training batches: a user's transform may need the process's."""
+        known = self.augment is None or isinstance(self.augment, Chain)
+        return type(self) is ClientData and known and self.source is None
+
+    def resident_on(self, device: torch.device) -> ClientData:
+        """Returns the client with a copy of its training samples on a device.
+
+        Its training batches are then made there: in the same order, and of the same bits.
+        """
+        moved = {name: _copied(self.train[name], device) for name in self._trained}
+        weights = onto(self.class_weights, device) if self.balanced else None
+        annotated = None if self.annotated is None else onto(self.annotated, device)
+        channels = onto(self.channels, device)
+        return replace(
+            self, train=moved, channels=channels, positive_weights=weights, annotated=annotated
+        )
+
+    @property
+    def _trained(self) -> list[str]:
+        """The names of what training batches are picked from."""
+        return [name for name in ("image", "label", "present") if name in self.train]
 
     def units(self, unit: Literal["patient", "row"]) -> Tensor:
         """(num_samples,) numbers of the patients, or rows, that training samples are of."""
@@ -241,6 +277,16 @@ class ClientData:
         if self.balanced:
             batch["class_weights"] = self.class_weights.expand(len(label), -1)
         return batch
+
+
+def _copied(values: Tensor | Rows, device: torch.device) -> Tensor:
+    """Returns a copy of samples on a device; only some at a time are in main memory."""
+    parts = torch.arange(values.shape[0]).split(256)
+    first = consecutive(values, parts[0])
+    copied = torch.empty(values.shape[0], *first.shape[1:], dtype=first.dtype, device=device)
+    for rows in parts:
+        copied[int(rows[0]) : int(rows[-1]) + 1] = consecutive(values, rows)
+    return copied
 
 
 def finding_counts(label: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Annotated, Literal, NamedTuple
 
 from medfed.federation.layout import ChannelsLast
-from medfed.standalone.checks import check_fields, check_positive, within
+from medfed.standalone.checks import check_fields, check_not_negative, check_positive, within
 from medfed.standalone.errors import ConfigError
 
 
@@ -57,6 +57,10 @@ class LocalBudget:
     # Whether ``torch.compile`` compiles the loss for batches of full size, which changes results by
     # rounding and takes minutes before the first step.
     compile: bool = False
+    # Most GiB of a GPU for clients' training samples, which then stay there; changes no bit.
+    resident_gib: Annotated[float, check_not_negative] = 8.0
+    # Whether a thread makes other training batches of a GPU two steps ahead; changes no bit.
+    prefetch: bool = False
 
     def __post_init__(self) -> None:
         for name in ("steps", "epochs", "accumulate"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from torch.utils.data import (
 from medfed.common.random_states import RandomStates
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.streams import seeded
-from medfed.common.tensors import digest
+from medfed.common.tensors import digest, onto
 from medfed.federation.client import Batch
 from medfed.standalone.errors import ConfigError, first_line
 
@@ -38,6 +38,7 @@ class Batched:
     id: str
     num_samples: int
     classes: Sequence[str] | int | None = None
+    resident_bytes: int | None = None  # of samples that may be on the device; None: of none
 
     def eval_batches(self, split: Split) -> Iterator[Batch]:
         """Yields a split in order."""
@@ -108,7 +109,16 @@ class ArrayClient(Batched):
     def train_batches(self, seed: int) -> Iterator[Batch]:
         """Yields one epoch, in an order from the seed only."""
         order = torch.randperm(self.num_samples, generator=torch_rng(seed))
-        yield from self._batches(order)
+        yield from self._batches(onto(order, self.inputs.device))
+
+    @property
+    def resident_bytes(self) -> int | None:  # type: ignore[override]
+        """Bytes of the samples; None of a subclass, which may change batches in main memory."""
+        return self.inputs.nbytes + self.labels.nbytes if type(self) is ArrayClient else None
+
+    def resident_on(self, device: torch.device) -> ArrayClient:
+        """Returns the client with its samples on a device, where its batches are then made."""
+        return replace(self, inputs=self.inputs.to(device), labels=self.labels.to(device))
 
     def eval_batches(self, split: Split) -> Iterator[Batch]:
         """Yields all samples in order, for every split."""

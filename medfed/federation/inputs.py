@@ -131,6 +131,17 @@ class Beside(AmongOthers):
     """A hospital's data, with labels counted over the classes of all hospitals."""
 
     @property
+    def resident_bytes(self) -> int | None:
+        """As of the hospital."""
+        size: int | None = self._data.resident_bytes  # type: ignore[attr-defined]
+        return size
+
+    def resident_on(self, device: torch.device) -> ClientData:
+        """As of the hospital."""
+        moved: ClientData = self._data.resident_on(device)  # type: ignore[attr-defined]
+        return moved
+
+    @property
     def label_counts(self) -> Tensor:
         """Samples per class of the federation, ``(K,)``; 0 for classes that others have."""
         size = max(len(c.label_counts) for c in self._everyone)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from math import ceil
 from pathlib import Path
@@ -199,8 +200,19 @@ class LocalClient:
         # A copy, so that a failed call leaves the state of the last round.
         memory = None if self._fresh else dict(self._optimizers.get(slot, {}))
         rate = self.learning_rate
-        with self._counted():
-            end, self.loss = self.trainer.run(self.data, start, key, rate, steps, memory, **how)
+        run = partial(self.trainer.run, self.data, start, key, rate, steps, memory, **how)
+        done: tuple[Tensors, float] | None = None
+        try:
+            with self._counted():
+                done = run()
+        except torch.OutOfMemoryError:
+            # A method's functions may remember what they were called with.
+            if any(map(callable, how.values())) or not self.trainer.residents.give_up():
+                raise
+        if done is None:  # only here, as the error keeps tensors
+            with self._counted():
+                done = run()
+        end, self.loss = done
         self.moved_other_state |= OTHER in end
         if memory is not None:
             self._optimizers[slot] = memory

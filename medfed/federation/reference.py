@@ -295,12 +295,16 @@ def run_reference(
 
     `rounds`: the number of rounds of the whole run. Returns the same federation.
     """
-    for number in range(start, rounds):
-        current = federation.open(number)
-        while current.close_phase({c: current.fit(c) for c in current.recipients}):
-            pass
-        if after_round:
-            after_round(number)
+    try:
+        for number in range(start, rounds):
+            current = federation.open(number)
+            while current.close_phase({c: current.fit(c) for c in current.recipients}):
+                pass
+            if after_round:
+                after_round(number)
+    finally:
+        if federation.trainer is not None:
+            federation.trainer.residents.release()
     return federation
 
 

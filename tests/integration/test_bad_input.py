@@ -78,6 +78,7 @@ CASES = {
     "local.steps=0": "local.steps must be in [1, 1000000000], not 0.",
     "local.steps=many": "local.steps must be a whole number or null, not 'many'.",
     "local.clip=0": "local.clip must be positive, not 0",
+    "local.resident_gib=-1": "local.resident_gib must not be negative, not -1",
     "cohort.fraction=half": "cohort.fraction must be a number, not 'half'.",
     "algorithm.strength=-1": "algorithm.strength must not be negative, not -1",
     "algorithm=fedprox algorithm.mu=big": "algorithm.mu must be a number, not 'big'.",

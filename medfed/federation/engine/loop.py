@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain, count, islice
 from typing import Any, Literal, Unpack
@@ -37,6 +38,7 @@ from medfed.federation.client import (
     Split,
     TrainOptions,
 )
+from medfed.federation.engine.batches import Residents, ahead, may_run_ahead
 from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedForward, size_of
 from medfed.federation.engine.private import Drawable
 from medfed.federation.engine.working_network import TrainableSet, WorkingNetwork
@@ -88,6 +90,7 @@ class LocalTrainer:
     Attributes:
         model: The network, its entries and their optimizers.
         gradients: Computes gradients, and counts passes.
+        residents: Clients whose training samples are on a GPU.
         rates: The step size of each round.
         normalization: Whether a client's model has the statistics of normalisation that it was
             trained with (``kept``), or those of the client's data (``reestimated``).
@@ -112,6 +115,7 @@ class LocalTrainer:
         self.rates = learning_rates(self.probe, scheduler, rounds)
         self.gradients = Gradients(loss, self.budget.compile)
         self.normalization: Normalization = "kept"
+        self.residents = Residents(self.budget.resident_gib * 2**30)
         self._said = False
 
     @property
@@ -191,6 +195,8 @@ class LocalTrainer:
     def _begin(self, data: ClientData, update: Update) -> TrainableSet:
         """Returns the plan of training a part on a client's data."""
         self.gradients.begin(data.batch_size)
+        if self.gradients.private is None:
+            self.residents.admit(data, self.model.device)
         return self.model.plan(update)
 
     def _steps(
@@ -209,8 +215,12 @@ class LocalTrainer:
         losses: list[Tensor | float] = []  # read at the end: a GPU would wait at every step
         if self.gradients.private is not None:
             self.gradients.private.begin(_drawable(data), seed)
-        with self.model.training(), seeded(seed, self.model.device):
-            for group in islice(stream, steps):
+        device, groups = self.model.device, islice(stream, steps)
+        # A method's functions may take more batches than there are steps.
+        early = self._prefetches(data) and direction is None and after_step is None
+        source = ahead(groups, device) if early else nullcontext(groups)
+        with self.model.training(), seeded(seed, device), source as made:
+            for group in made:
                 if direction is not None:
                     at = StepGradient(self.gradients, [group], stream, *live, watch, taken=False)
                     losses.append(self._step_along(direction, plan, at))
@@ -223,6 +233,11 @@ class LocalTrainer:
                         at = StepGradient(self.gradients, [group], stream, *live, watch)
                         after_step(plan.trained, at)
         return sum(map(float, losses)) / steps
+
+    def _prefetches(self, data: ClientData) -> bool:
+        if not self.budget.prefetch or self.gradients.private is not None:
+            return False
+        return self.residents.of(data) is data and may_run_ahead(data, self.model.device)
 
     def _step_along(
         self, direction: Direction, plan: TrainableSet, at: StepGradient
@@ -421,11 +436,11 @@ class LocalTrainer:
             raise ConfigError(f"Client {data.id} has no training batch.")
 
     def _batches(self, data: ClientData, seed: int) -> Iterator[Batch]:
+        device = self.model.device
         if self.gradients.private is not None:
             batches = self.gradients.private.batches(_drawable(data), seed)
         else:
-            batches = data.train_batches(seed)
-        device = self.model.device
+            batches = self.residents.of(data).train_batches(seed)
         return batches if device.type == "cpu" else (to_device(b, device) for b in batches)
 
 

@@ -223,6 +223,10 @@ class FederatedModule(pl.LightningModule):
 
     on_test_start = on_fit_start
 
+    def on_fit_end(self) -> None:
+        """Gives the device's memory of training samples back."""
+        self.local.residents.release()
+
     def train_dataloader(self) -> Once:
         """Each round, as one batch."""
         return Once()
