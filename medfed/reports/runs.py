@@ -321,6 +321,7 @@ def notes_on(methods: Runs, clients: Sequence[str]) -> list[str]:
         *budget_notes(methods, clients, ("gradient_passes", "forward_passes")),
         *setting_notes(methods),
         *improving_notes(methods),
+        *contribution_notes(methods, clients),
         *dict.fromkeys(score_notes(methods)),
     ]
 
@@ -334,6 +335,25 @@ def label_notes(run: Run, clients: Sequence[str]) -> Iterator[str]:
     if labels:
         listed = few([f"{shown(c)} {', '.join(of)}" for c, of in labels.items()])
         yield f"Annotated labels: {listed}. A client's means are over its labels alone."
+
+
+def contribution_notes(methods: Runs, clients: Sequence[str]) -> Iterator[str]:
+    """Says how unlike the others' updates each client's are, mean over a method's runs."""
+    for name, runs in methods.items():
+        every = [run.summary.get("contributions", {}) for run in runs]
+        known = {c: [of[c]["contribution"] for of in every if c in of] for c in clients}
+        listed = [
+            f"{shown(c)} {sum(values) / len(values):.2f}"
+            for c, values in known.items()
+            if values and None not in values
+        ]
+        if listed:
+            yield (
+                f"Updates of {name} unlike the others' (1 minus their cosine, mean over rounds; "
+                f"FedCE's contribution in gradient space): {few(listed)}. Noise and wrong labels "
+                "raise it, too: it ranks no client, and medfed advise without=each says what one "
+                "brings the others."
+            )
 
 
 def improving_notes(methods: Runs) -> Iterator[str]:
