@@ -20,6 +20,7 @@ from medfed.personalize.scaffold import Scaffold
 from medfed.reports.report import report_runs
 from medfed.standalone.errors import ConfigError
 from tests.integration.runs import CLINICAL, resume, run
+from tests.sites.hospitals import across, direct
 from tests.toys import ToyTask, toy_data, toy_federation
 
 
@@ -141,3 +142,13 @@ def test_the_summary_and_the_report_tell_it_and_a_resumed_run_the_same(tmp_path,
     assert "Updates of fedavg unlike the others'" in capsys.readouterr().out
     page = (tmp_path / "report" / "report.html").read_text()
     assert f"{first} {told[first]['contribution']:.2f}" in page
+
+
+def test_a_coordinator_tells_the_same(tmp_path):
+    overrides = (*CLINICAL, *SMALL, ASKED, "partition.num_clients=3")
+    expected, experiment = run(tmp_path / "simulation", *overrides)
+    names = list(experiment.data.clients)
+    transport = direct(tmp_path / "sites", names, *overrides)
+    summary = across(tmp_path / "server", transport, names, *overrides)
+    assert summary["contributions"] == expected["contributions"]
+    assert {*summary["contributions"]} == {*names}
