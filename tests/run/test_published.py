@@ -264,7 +264,7 @@ SHIPPED = {
 }
 
 
-def smaller(name, folder, splits=2, variants=("plain",)):
+def smaller(name, folder, splits=2, variants=("plain", "M")):
     """Writes a shipped suite with few steps, as a suite of a plugin folder."""
     content = yaml.safe_load((allowed.CONFIG_DIR / "suites" / f"{name}.yaml").read_text("utf-8"))
     content["overrides"] += [*SMALL, *SHIPPED[name][1]]
