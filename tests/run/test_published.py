@@ -287,7 +287,9 @@ def rows_of(page):
 def test_a_shipped_table_is_repeated_on_data_of_its_layout(name, tmp_path, capsys):
     data, plug, out = tmp_path / "data", tmp_path / "plug", tmp_path / "out"
     SHIPPED[name][0](data)
-    if name != "resenc_acdc":
+    if name == "resenc_acdc":
+        pytest.importorskip("dynamic_network_architectures")
+    else:
         lists = runpy.run_path(str(LISTS))["list_bladder" if name == "bladder" else "list_polyps"]
         assert lists(data) == {"bladder": 11, "polyp": 16}[name]
     smaller(name, plug)
