@@ -79,8 +79,9 @@ def cosines_in(
                 for message in replies.values():
                     yield {n: t for n, t in message.parts[part].items() if n not in buffers}
 
-            weights = algorithm.weights(server, replies)
-            return dict(zip(replies, cosines_with_others(updates, weights), strict=True))
+            found = cosines_with_others(updates, algorithm.weights(server, replies))
+            # The last bits of a long sum depend on the number of threads.
+            return {c: round(cosine, 6) for c, cosine in zip(replies, found, strict=True)}
     return {}
 
 

@@ -78,8 +78,8 @@ def test_a_run_compares_what_single_clients_would_have_moved(method):
     expected = by_numpy(updates, weights)
     told = contributions(whole.server)
     for client, cosine in zip(whole.ids, expected, strict=True):
-        assert told[client]["cosines"] == [pytest.approx(cosine, abs=1e-6)]
-        assert told[client]["contribution"] == pytest.approx(max(0.0, 1 - cosine), abs=1e-6)
+        assert told[client]["cosines"] == [pytest.approx(cosine, abs=2e-6)]
+        assert told[client]["contribution"] == pytest.approx(max(0.0, 1 - cosine), abs=2e-6)
 
 
 def federation_of(method, **how):
