@@ -62,7 +62,8 @@ def benchmark(
     report.commands = [_command(given, size, paths or {})]
     if not any(one.final for one in [*progress, *repeated]):
         lost = next(iter(broken.values()), "") or (notes or ["nothing was computed there"])[-1]
-        raise CheckpointError(f"There is nothing to report in {out}: {lost}")
+        needs = "".join(f" suite={one.name} needs {one.fetch}." for one in chosen if one.fetch)
+        raise CheckpointError(f"There is nothing to report in {out}: {lost.rstrip('.')}.{needs}")
     with writing(out, "choose another out=FOLDER"):
         if repeated:
             report.notes += write_published(out / "published.md", repeated, quiet)

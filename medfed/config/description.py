@@ -117,6 +117,7 @@ class Evaluation:
     coverage: float | None = None  # at what rate sets of classes and intervals hold the truth
     # Of the statistics of normalisation that a client's model has.
     normalization: Literal["reestimated", "kept"] = "kept"
+    contributions: bool = False  # whether clients' updates are compared with the others'
 
 
 @dataclass(frozen=True)

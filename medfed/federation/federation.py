@@ -22,6 +22,7 @@ from medfed.federation.algorithm import (
     Outbox,
     ServerRound,
 )
+from medfed.federation.contributions import cosines_in, with_round
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.engine.private import ClientPrivacy
 from medfed.federation.local_client import LocalClient, kept_bytes
@@ -59,6 +60,7 @@ class Federation:
         absent_folder: The folder for the state of absent clients; ``None``: it stays in memory.
         arrived: The missing values of this process's clients, sent by a server elsewhere.
         far: Parts of replies that were far longer than those of the other clients.
+        compares: Whether each client's update is compared with the others'.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Federation:
         self.memory: dict[Direction, State] = {"up": {}, "down": {}}
         self.arrived: dict[str, Packet] = {}
         self.far: list[Outlier] = []
+        self.compares = False
         self.client_start: State = next((dict(c.state) for c in self.clients.values()), {})
         self.absent_folder: Path | None = None
         self.noise: ClientPrivacy | None = None
@@ -298,6 +301,7 @@ class Round:
         self._moments = federation.server.get(PART, {}) if federation.averages_moments else None
         self.recipients: list[str] = []
         self._sent: dict[str, Packet] = {}
+        self._cosines: dict[str, float] = {}
         self._take(next(self._generator))  # a generator runs only when it is advanced
 
     @property
@@ -351,6 +355,9 @@ class Round:
         decoded = PhaseReplies(self.recipients, again if large else kept.__getitem__)
         check(decoded)
         federation.far += find_outliers(decoded, self.number, phase)
+        if federation.compares and not self._cosines:
+            method, buffers = federation.algorithm, federation.channel.buffers
+            self._cosines = cosines_in(decoded, method, federation.server, buffers)
         decoded.means = self._means(replies)
         if self._moments is not None and self.recipients:
             weights = federation.algorithm.weights(federation.server, self.recipients)
@@ -368,6 +375,8 @@ class Round:
                     f"its phase {self.phase}."
                 ) from None
             moments = {} if self._moments is None else {PART: self._moments}
+            if federation.compares:
+                moments |= with_round(federation.server, self._cosines, federation.ids)
             federation.server = {**stop.value, **moments}
             return False
         self._take(outbox)

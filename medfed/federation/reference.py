@@ -29,6 +29,7 @@ from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Algorithm, ClientInfo, Cohort
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import Batch, ClientData
+from medfed.federation.contributions import check_contributions
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation, check_reply
 from medfed.federation.hospital import ArrayClient, Batched, Hospital
@@ -152,10 +153,12 @@ def assemble(
     everyone: Sequence[ClientInfo] | None = None,
     shape: Sequence[int] | None = None,
     normalization: Normalization = "reestimated",
+    compares: bool = False,
 ) -> tuple[Federation, LocalTrainer]:
     """Makes a federation: split, training loop, initial states, clients.
 
-    `everyone`: all clients of the federation, if not all are in this process.
+    `everyone`: all clients of the federation, if not all are in this process. `compares`: whether
+    each client's update is compared with the others'.
     """
     inputs.check_network(network)
     inputs.check_rounds(rounds)
@@ -187,7 +190,9 @@ def assemble(
     cohort = cohort or Cohort()
     cohort.of([c.id for c in everyone], seed, 0)  # an unknown client is named here
     made = Federation(algorithm, server, local_clients, everyone, sent, cohort, seed, local)
-    local.normalization = normalization
+    if compares:
+        check_contributions(algorithm, made.channel)
+    made.compares, local.normalization = compares, normalization
     return made, local
 
 

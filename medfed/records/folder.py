@@ -96,6 +96,13 @@ class _Intervals(TypedDict):
     pooled: dict[str, list[float | None]]
 
 
+class _Contribution(TypedDict):
+    """How unlike the others' a client's updates are, and their cosine in each round."""
+
+    contribution: float | None
+    cosines: list[float | None]
+
+
 class _Summary(TypedDict):
     """The keys of ``summary.json`` that readers of a run use."""
 
@@ -116,6 +123,7 @@ class _Summary(TypedDict):
     constant: NotRequired[dict[str, _Constant]]
     intervals: NotRequired[_Intervals]
     epsilon: NotRequired[dict[str, float]]  # of each site, as it declares it
+    contributions: NotRequired[dict[str, _Contribution]]  # of updates that the server saw
     memberships: NotRequired[dict[str, float | dict[str, Any] | None]]  # of canonical models
 
 

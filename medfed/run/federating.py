@@ -160,6 +160,7 @@ def federation_of(
         everyone=everyone,
         shape=shape,
         normalization=config.evaluation.normalization,
+        compares=config.evaluation.contributions,
     )
 
 

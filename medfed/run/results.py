@@ -23,6 +23,7 @@ from medfed.config.allowed import method_name
 from medfed.config.description import Privacy, RunDescription
 from medfed.federation.budget import Passes
 from medfed.federation.client import ClientData
+from medfed.federation.contributions import contributions
 from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.collect import gather_named, rank
 from medfed.federation.lightning.module import FederatedModule
@@ -167,6 +168,7 @@ def summarise(
         "savings": {d: ledger.savings(direction=d) for d in ways} | {"both": ledger.savings()},
         "savings_by_part": {f"{d}/{p}": ledger.savings(direction=d, part=p) for d, p in parts},
         "bytes_by_client": {c: {d: sent.get((c, d), 0) for d in ways} for c in test},
+        **({"contributions": each} if (each := contributions(module.federation.server)) else {}),
         "steps": {c: steps for c, (steps, _) in spent.items()},
         "gradient_passes": {c: passes.gradient for c, (_, passes) in spent.items()},
         "forward_passes": {c: passes.forward for c, (_, passes) in spent.items()},

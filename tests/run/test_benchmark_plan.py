@@ -115,6 +115,18 @@ def test_real_data_that_are_not_at_hand_are_told():
         groups(chosen_suites("heart"), methods, "small", paths={"heart": "/no/such"})
 
 
+def test_a_cell_knows_files_whose_names_are_not_utf_8(tmp_path):
+    keys = []
+    for name in (b"\xfe.data", b"\xff.data"):
+        folder = tmp_path / name.hex()
+        folder.mkdir()
+        (folder / os.fsdecode(name)).write_text("x")
+        methods = {"heart": chosen_methods(["fedavg"], [], ["fedavg"])[1:2]}
+        (group,), _ = groups(chosen_suites("heart"), methods, "small", None, {"heart": str(folder)})
+        keys.append(group.cell(group.suite.base, "final", 0, 0, {}).key)
+    assert keys[0] != keys[1]
+
+
 @pytest.mark.parametrize("name", yamls())
 def test_what_a_card_would_tune_its_yaml_has(name):
     found = method(name, yamls()[name])
