@@ -46,10 +46,8 @@ class Duplicates:
 
     def record(self) -> dict[str, Any]:
         """Returns the counts and all groups, for JSON."""
-        groups = [
-            [{"client": p.client, "split": p.split, "id": p.sample.name} for p in group]
-            for group in self.groups
-        ]
+        of = ([(p.client, p.split, p.sample.name) for p in group] for group in self.groups)
+        groups = [[dict(zip(("client", "split", "id"), p, strict=True)) for p in g] for g in of]
         return {"compared": self.what, **self.counts(), "groups": groups}
 
     def counts(self) -> dict[str, int]:

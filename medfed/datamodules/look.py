@@ -124,7 +124,8 @@ def _look(
     if plan.label_order is not None:  # back to the order of the data
         counts = {s: of[:, list(plan.label_order)] for s, of in counts.items()}
     have, known = counts["train"] if kind == "regions" else np.sum([*counts.values()], axis=0)
-    whole = kind not in ("regions", "boxes")
+    whole, after = kind not in ("regions", "boxes"), (have / np.maximum(known, 1)).tolist()
+    after = [float(chosen[1:].sum() / len(every))] if kind == "boxes" else after
     return Look(
         patients=len(every),
         of=int(pool[0]),
@@ -133,9 +134,7 @@ def _look(
         splits={split: len(plan.patients[split]) for split in SPLITS},
         removed=[n for n, has in zip(data.plan_names, plan.channels, strict=True) if not has],
         before=shares(pool[1:]),
-        after=(have / np.maximum(known, 1)).tolist()
-        if kind != "boxes"
-        else [float(chosen[1:].sum() / len(every))],
+        after=after,
         missing={
             split: [n for n, c in zip(names, of[0], strict=True) if not c and n in outlined]
             for split, of in counts.items()

@@ -125,10 +125,8 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
             }
             if plan.patients[split] and not len(rows):
                 if split == "train":
-                    raise DataError(
-                        f"Client {name} has no training patch; give it more scans, or class "
-                        "shares that need fewer nodules."
-                    )
+                    mend = "give it more scans, or class shares that need fewer nodules"
+                    raise DataError(f"Client {name} has no training patch; {mend}.")
                 log.warning("Client %s has no %s patch after thinning.", name, split)
         return self.labelled_client(name, plan, blocks)
 
@@ -138,11 +136,9 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
         listed, kept = (sum(record[key].values()) for key in ("listed", "kept"))
         if listed == kept:
             return []
-        return [
-            f"Of {listed:,} candidates {kept:,} are used: of the scans that are there all nodules, "
-            f"and data.reader.negatives_per_positive={record['negatives_per_positive']} others for "
-            "each."
-        ]
+        key = f"data.reader.negatives_per_positive={record['negatives_per_positive']}"
+        what = f"of the scans that are there all nodules, and {key} others for each"
+        return [f"Of {listed:,} candidates {kept:,} are used: {what}."]
 
     def contents(self) -> tuple[str, Iterator[Sample]]:
         """See the base class: patches, in HU."""
@@ -188,8 +184,5 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
 
     def settings(self) -> dict[str, Any]:
         """How candidates were chosen, patches cut, and which ones each client and split kept."""
-        return {
-            "reader": self.scans.record(),
-            "patches": asdict(self.patches),
-            "candidates": self._kept,
-        }
+        cut = {"patches": asdict(self.patches), "candidates": self._kept}
+        return {"reader": self.scans.record(), **cut}

@@ -30,10 +30,8 @@ def patch_size_3d(patch_size: Sequence[int], spatial_dims: int) -> tuple[int, in
         (64, 64, 1)
     """
     if spatial_dims not in (2, 3) or len(patch_size) != spatial_dims or min(patch_size) < 1:
-        raise ConfigError(
-            f"data.patch_size={list(patch_size)} does not fit data.spatial_dims={spatial_dims}; "
-            "give 2 sizes for 2 dimensions, 3 for 3."
-        )
+        what = f"{list(patch_size)} does not fit data.spatial_dims={spatial_dims}"
+        raise ConfigError(f"data.patch_size={what}; give 2 sizes for 2 dimensions, 3 for 3.")
     h, w, d = (*patch_size, 1)[:3]
     return h, w, d
 
@@ -134,7 +132,7 @@ class Volume:
         ends = [min(a + n, m) for a, n, m in zip(low, out.shape[1:], source.shape[1:], strict=True)]
         if any(b <= a for a, b in zip(inner, ends, strict=True)):
             return
-        box = tuple(slice(a, b) for a, b in zip(inner, ends, strict=True))
+        box = tuple(map(slice, inner, ends))
         into = tuple(slice(a - b, e - b) for a, e, b in zip(inner, ends, low, strict=True))
         stored = source[:, *box]
         if labels or self.values is None:

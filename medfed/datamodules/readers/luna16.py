@@ -125,9 +125,8 @@ class Luna16Reader(Reader):
     def left(self) -> Mapping[Path, str]:
         """See `Reader.left`."""
         idle = (self._scans[name] for name in self._scans.keys() - self._candidates.keys())
-        return {
-            f: "a scan without candidates" for scan in idle for f in {scan, source_of(scan).file}
-        }
+        files = (file for scan in idle for file in (scan, source_of(scan).file))
+        return dict.fromkeys(files, "a scan without candidates")
 
     def patients(self) -> list[Patient]:
         """Lists the scans with candidates after the subsampling, and counts of both classes."""
@@ -187,10 +186,8 @@ class Luna16Reader(Reader):
                 f"{self._csv}: none of its {len(absent)} series has a scan below {self.path}; set "
                 "data.path to the folder with the subsets."
             )
-        log.warning(
-            "%s: %d of %d series have no scan; their %d candidates are skipped.",
-            self._csv, len(absent), len(points.series), rows,
-        )  # fmt: skip
+        text = "%s: %d of %d series have no scan; their %d candidates are skipped."
+        log.warning(text, self._csv, len(absent), len(points.series), rows)
         return usable
 
     def _group(self, points: Points, kept: NDArray[np.bool_]) -> dict[str, Candidates]:
@@ -207,12 +204,10 @@ def _count(labels: NDArray[np.float64]) -> dict[str, int]:
 
 def _find_csv(path: Path, name: str | None) -> Path:
     names = _CANDIDATE_FILES if name is None else (name,)
-    for file in (path / n for n in names):
-        if file.is_file():
-            return file
-    raise DataError(
-        f"{path} has no {' or '.join(names)}; unpack it there, or name it in data.reader."
-    )
+    if (file := next((path / n for n in names if (path / n).is_file()), None)) is None:
+        which = " or ".join(names)
+        raise DataError(f"{path} has no {which}; unpack it there, or name it in data.reader.")
+    return file
 
 
 class Luna16ScanReader(Luna16Reader):
