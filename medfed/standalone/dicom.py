@@ -218,19 +218,13 @@ def _compared(
     if len(slices) == 1:
         raise DataError(f"{folder} holds a single slice; a volume needs several.")
     if inverted := [one for one in slices if one.inverted]:
-        log.warning(
-            "%s: %d of %d images store white as 0 (%s); their values are turned round, so "
-            "that white is high.",
-            *(folder, len(inverted), len(slices), _INVERTED),
-        )
+        text = "%s: %d of %d images store white as 0 (%s); their values are turned round."
+        log.warning(text, folder, len(inverted), len(slices), _INVERTED)
     for one in slices[1:]:
-        if one.size != first.size or not np.allclose(
-            one.affine[:3, :2], first.affine[:3, :2], atol=1e-3
-        ):
-            raise DataError(
-                f"{folder}: {one.name} has another size, spacing or direction than {first.name}; "
-                "keep the slices of one volume in the folder."
-            )
+        turned = not np.allclose(one.affine[:3, :2], first.affine[:3, :2], atol=1e-3)
+        if one.size != first.size or turned:
+            what = f"{one.name} has another size, spacing or direction than {first.name}"
+            raise DataError(f"{folder}: {what}; keep the slices of one volume in the folder.")
     return _in_order(folder, slices)
 
 
@@ -287,16 +281,14 @@ def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], NDArray
     if odd.any():
         at = int(odd.argmax())
         gap, names = float(gaps[at]), f"{slices[at].name} and {slices[at + 1].name}"
+        apart = f"{gap:.3g} mm apart, the others {usual:.3g} mm"
         if gap < 0.5 * usual:
-            raise DataError(
-                f"{folder}: the slices {names} are {gap:.3g} mm apart, the others {usual:.3g} mm; "
-                "keep each slice once."
-            )
+            raise DataError(f"{folder}: the slices {names} are {apart}; keep each slice once.")
         whole = abs(gap / usual - round(gap / usual)) < 0.1 or abs(usual / gap - 2) < 0.1
+        what = "a slice is missing" if whole else "the distance is uneven"
         raise DataError(
-            f"{folder}: {'a slice is missing' if whole else 'the distance is uneven'} between "
-            f"{names} ({gap:.3g} mm apart, the others {usual:.3g} mm); export the series again or "
-            "leave the patient out."
+            f"{folder}: {what} between {names} ({apart}); export the series again or leave the "
+            "patient out."
         )
     aside = np.linalg.norm(ways - np.outer(heights, normal), axis=1)
     tilt = aside[-1] / heights[-1]
@@ -314,10 +306,9 @@ def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], NDArray
 def _header(path: Path) -> _Slice:
     tags = _tags(path, *_TAGS, *_SCALE, *_PLACE, *_FRAMES)
     syntax = getattr(getattr(tags, "file_meta", None), "TransferSyntaxUID", None)
-    if syntax is not None and (
-        syntax.name == str(syntax) or any(word in syntax.name for word in _UNREAD)
-    ):
-        raise _not_read(path, f"is compressed as {syntax.name}, which is not read")
+    name = getattr(syntax, "name", "")
+    if name and (name == str(syntax) or any(word in name for word in _UNREAD)):
+        raise _not_read(path, f"is compressed as {name}, which is not read")
     if "ModalityLUTSequence" in tags:
         raise _not_read(path, "has a look-up table of its values (Modality LUT Sequence)")
     reader = itk_header(path, _FORMAT)

@@ -97,17 +97,14 @@ def source_of(path: Path) -> Source:
             "every channel."
         )
     if not file.is_file():
-        raise DataError(
-            f"{file} is missing, but {path.name} names it; copy it there or leave the scan out."
-        )
+        mend = "copy it there or leave the scan out"
+        raise DataError(f"{file} is missing, but {path.name} names it; {mend}.")
     size, wanted = file.stat().st_size, _length(reader)
     if start == -1:  # the voxels are the end of the file
         start = max(size - wanted, 0)
     if size - start != wanted if layout.exact else wanted > _INFLATION * (size - start):
-        raise DataError(
-            f"{file} has {size - start} bytes, but {path.name} says {wanted}; copy it again or "
-            "leave the patient out."
-        )
+        what = f"{file} has {size - start} bytes, but {path.name} says {wanted}"
+        raise DataError(f"{what}; copy it again or leave the patient out.")
     return layout._replace(reader=reader, start=start)
 
 
@@ -154,13 +151,12 @@ def _check_packed(data: bytes, length: int) -> None:
     # zlib reads the checksum, too, only if there is room for more bytes.
     unpacked += len(stream.decompress(stream.unconsumed_tail, 1))
     if unpacked != length:
-        raise zlib.error(
-            f"it unpacks to {'more' if unpacked > length else 'fewer'} bytes than {length}"
-        )
-    if not stream.eof or stream.unused_data:
-        raise zlib.error(
-            "something follows the packed data" if stream.eof else "the packed data end too early"
-        )
+        many = "more" if unpacked > length else "fewer"
+        raise zlib.error(f"it unpacks to {many} bytes than {length}")
+    if not stream.eof:
+        raise zlib.error("the packed data end too early")
+    if stream.unused_data:
+        raise zlib.error("something follows the packed data")
 
 
 def affine_of(image: Any) -> NDArray[np.float64]:
@@ -241,10 +237,8 @@ def _nrrd(path: Path) -> Source:
     line = fields.get("space units", '""')
     units = {name.strip() for name in re.findall(r'"(.*?)"', line)}
     if len(units) != 1 or not units <= {*_MILLIMETRES}:
-        raise DataError(
-            f"{path} has the space units {line[:60]}, which are not one of mm, cm, um and m; mend "
-            "the header."
-        )
+        what = f"{path} has the space units {line[:60]}, which are not one of mm, cm, um and m"
+        raise DataError(f"{what}; mend the header.")
     how = fields.get("encoding", "")[:2]
     exact = how == "ra" and not fields.keys() & {"byte skip", "line skip"}
     start, unit = end.end() if end else len(text), _MILLIMETRES[units.pop()]
@@ -256,10 +250,8 @@ def _check_fields(
 ) -> None:
     for key, (form, words) in forms.items():
         if not re.fullmatch(form, value := fields.get(key, "")):
-            raise DataError(
-                f"{path} has {key} = {value[:60]!r}, which must be {words}; mend the header or "
-                "leave the scan out."
-            )
+            what = f"{path} has {key} = {value[:60]!r}, which must be {words}"
+            raise DataError(f"{what}; mend the header or leave the scan out.")
 
 
 def _metaimage(path: Path) -> Source:
@@ -322,10 +314,8 @@ def corrupt(file: Path, error: Exception) -> DataError:
         absent = kind.startswith(("a web page", "a pointer"))
         what = "download the data themselves" if absent else "name it by its format, convert it,"
         return DataError(f"{file} is {kind}; {what} or leave the patient out.")
-    return DataError(
-        f"{file} is truncated or corrupt ({first_line(error)}); copy it again or leave the patient "
-        "out."
-    )
+    what = f"{file} is truncated or corrupt ({first_line(error)})"
+    return DataError(f"{what}; copy it again or leave the patient out.")
 
 
 def missing(path: Path) -> DataError:

@@ -95,9 +95,8 @@ def named_after(mask: Path, postfix: str, suffix: str | None = None) -> Path:
         'out/a_cell_probability.tif'
     """
     if re.search(r"[/\\\x00-\x1f]", postfix):
-        raise CheckpointError(
-            f"The bundle's label {postfix[1:]!r} cannot be part of a file's name; export it anew."
-        )
+        what = f"The bundle's label {postfix[1:]!r} cannot be part of a file's name"
+        raise CheckpointError(f"{what}; export it anew.")
     stem = stem_of(mask) if suffix_of(mask) else mask.stem
     ending = ".nii.gz" if mask.suffix.lower() == SEG else mask.name[len(stem) :]
     return mask.with_name(stem + postfix + (suffix or ending))

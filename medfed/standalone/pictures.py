@@ -66,10 +66,9 @@ def load_picture(file: Path, color: Color, scale: float, normalization: str) -> 
     if normalization == "zscore":
         return upright(zscore(small))
     if white is None:
-        raise DataError(
-            f"{file} has 32 bits per value, so the value of white is unknown; set "
-            "data.reader.normalization=zscore, or save it with 8 or 16 bits."
-        )
+        mend = "set data.reader.normalization=zscore, or save it with 8 or 16 bits"
+        what = f"{file} has 32 bits per value, so the value of white is unknown"
+        raise DataError(f"{what}; {mend}.")
     return upright(small / np.float32(white))
 
 
@@ -98,10 +97,8 @@ def read_mask(file: Path) -> NDArray[np.int64]:
         values = np.asarray(shown)
     if values.ndim == 3:
         if (values[..., :3] != values[..., :1]).any():
-            raise DataError(
-                f"{file} is a picture with colours; a mask has one label value per pixel: save it "
-                "as grey values, or with a palette."
-            )
+            what = f"{file} is a picture with colours; a mask has one label value per pixel"
+            raise DataError(f"{what}: save it as grey values, or with a palette.")
         values = values[..., 0]
     codes = values.astype(np.int64)
     if (codes != values).any():
@@ -129,10 +126,8 @@ def opened(file: Path) -> Iterator[Image.Image]:
                 )
             tags = getattr(picture, "tag_v2", {})
             if tags.get(_PHOTOMETRIC) == 0 and picture.mode[0] in "IF":  # Pillow turns 8 bits alone
-                raise DataError(
-                    f"{file} stores white as 0 (WhiteIsZero), which is read of 8 bits alone; save "
-                    "it with black as 0."
-                )
+                what = f"{file} stores white as 0 (WhiteIsZero), which is read of 8 bits alone"
+                raise DataError(f"{what}; save it with black as 0.")
             yield picture
     except FileNotFoundError:
         raise DataError(f"{file} does not exist; copy it there.") from None
@@ -308,17 +303,16 @@ def arrays_of(path: Path) -> Iterator[Mapping[str, NDArray[np.uint8]]]:
 def channels_first(path: Path, split: str, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Moves or adds the channel axis of (n, h, w[, 3]) or (n, d, h, w), as a view."""
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
-        raise DataError(
-            f"{path}, {split}_images: {images.dtype} {images.shape} must be uint8 (n, h, w), "
-            "(n, h, w, 3) or (n, d, h, w)."
-        )
-    if images.ndim == 4 and images.shape[-1] in (1, 3):
+        wanted = "uint8 (n, h, w), (n, h, w, 3) or (n, d, h, w)"
+        got = f"{images.dtype} {images.shape}"
+        raise DataError(f"{path}, {split}_images: {got} must be {wanted}.")
+    first, last = images.shape[1], images.shape[-1]
+    if images.ndim == 4 and last in (1, 3):
         return np.moveaxis(images, -1, 1)
-    if images.ndim == 4 and images.shape[1] in (1, 3):
+    if images.ndim == 4 and first in (1, 3):
         return images
-    if images.ndim == 4 and (images.shape[-1] in (2, 4) or images.shape[1] in (2, 4)):
-        raise DataError(
-            f"{path}, {split}_images: {images.shape} has neither one channel nor three, and no "
-            "volume is so thin; save grey values, or red, green and blue."
-        )
+    if images.ndim == 4 and {first, last} & {2, 4}:
+        what = f"{images.shape} has neither one channel nor three, and no volume is so thin"
+        mend = "save grey values, or red, green and blue"
+        raise DataError(f"{path}, {split}_images: {what}; {mend}.")
     return images[:, None]

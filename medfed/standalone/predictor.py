@@ -218,11 +218,8 @@ class Predictor:
 
     def _check(self, answer: Tensor, wanted: int, what: str, source: object) -> None:
         if answer.shape[1] != wanted:
-            raise CheckpointError(
-                f"The network answers {answer.shape[1]} outputs, but the metadata have {what}; "
-                "export the bundle anew."
-            )
+            got = f"The network answers {answer.shape[1]} outputs, but the metadata have {what}"
+            raise CheckpointError(f"{got}; export the bundle anew.")
         if not answer.isfinite().all():
-            raise DataError(
-                f"{source}: the network answers NaN or infinity; check the values in the input."
-            )
+            mend = "check the values in the input"
+            raise DataError(f"{source}: the network answers NaN or infinity; {mend}.")

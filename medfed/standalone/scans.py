@@ -245,11 +245,10 @@ def find_scans(
     """
     if not path.exists():
         raise DataError(f"{path} does not exist; name a scan, or a folder of scans, in input.")
+    kinds = ", ".join(volumes.SUFFIXES)
     if not path.is_dir() and not volumes.suffix_of(path):
-        raise DataError(
-            f"{path} is no volume ({', '.join(volumes.SUFFIXES)}, or the folder of a DICOM "
-            "series); convert the scan."
-        )
+        what = f"{path} is no volume ({kinds}, or the folder of a DICOM series)"
+        raise DataError(f"{what}; convert the scan.")
 
     def is_one(place: Path) -> bool:
         return volumes.is_volume(place) or _is_case(place, facts)
@@ -267,10 +266,8 @@ def find_scans(
     inside = [*walk(path, apart_from, is_one)]
     volume_paths = [p for p in inside if p.is_dir() or volumes.suffix_of(p)]
     if not volume_paths:
-        raise DataError(
-            f"{path} has no volumes ({', '.join(volumes.SUFFIXES)}, folders of DICOM series) and "
-            "no folders of them; name the folder with the scans in input."
-        )
+        what = f"{path} has no volumes ({kinds}, folders of DICOM series) and no folders of them"
+        raise DataError(f"{what}; name the folder with the scans in input.")
     of_headers = {".raw", ".zraw", ".gz"}
     others = [p for p in inside if p not in volume_paths and p.suffix.lower() not in of_headers]
     _say_left_out(path, others, "volumes")
@@ -421,10 +418,8 @@ def _files_by_contrast(scan: ScanFiles, facts: Mapping[str, Any]) -> dict[str, P
     files = _flat(scan.path, facts).get(scan.stem, {})
     needed = {c: p for c, p in patterns.items() if c not in partial}
     if lacking := [f"{c} ({' or '.join(p)})" for c, p in needed.items() if c not in files]:
-        raise DataError(
-            f"{scan.path}: {scan.stem} lacks {', '.join(lacking)}; add the file, or move its "
-            "others elsewhere."
-        )
+        what = f"{scan.path}: {scan.stem} lacks {', '.join(lacking)}"
+        raise DataError(f"{what}; add the file, or move its others elsewhere.")
     return {c: files[c] for c in patterns if c in files}
 
 

@@ -76,10 +76,8 @@ class LogisticRegression(nn.Module):
         super().__init__()
         self.link = link
         if link == "probit" and out_channels != 2:
-            raise ConfigError(
-                f"link=probit is for two classes, and these data have {out_channels}; choose "
-                "model.network.link=logit."
-            )
+            what = f"link=probit is for two classes, and these data have {out_channels}"
+            raise ConfigError(f"{what}; choose model.network.link=logit.")
         if out_channels < 2:
             raise ConfigError(
                 f"Logistic regression needs out_channels >= 2, not {out_channels} (a continuous "

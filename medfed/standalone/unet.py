@@ -99,10 +99,8 @@ def planned_unet(
     Source: F. Isensee et al., "nnU-Net", Nature Methods 2021.
     """
     if plan is None:
-        raise ConfigError(
-            "model=planned is the network of a plan, and these data have none; choose "
-            "experiment=nnunet, or another model."
-        )
+        what = "model=planned is the network of a plan, and these data have none"
+        raise ConfigError(f"{what}; choose experiment=nnunet, or another model.")
     strides = [tuple(stride) for stride in plan["strides"]]
     if len(strides) < 3:
         raise ConfigError(

@@ -149,16 +149,12 @@ def read_volume(
         raise DataError(f"{path} has voxels of type {array.dtype}; write real numbers.")
     array = apply_orientation(array.reshape(*array.shape[:3], -1), geometry.turn)
     if array.shape != (wanted := (*geometry.shape, geometry.channels)):
-        raise DataError(
-            f"{path} holds voxels of shape {array.shape}, but its header says {wanted}; convert it "
-            "anew, or leave the patient out."
-        )
+        what = f"{path} holds voxels of shape {array.shape}, but its header says {wanted}"
+        raise DataError(f"{what}; convert it anew, or leave the patient out.")
     taken = range(array.shape[3]) if channels is None else channels
     if max(taken) >= array.shape[3]:
-        raise DataError(
-            f"{path} has {array.shape[3]} channels, but {max(taken) + 1} are needed; mend the "
-            "file or name its channels."
-        )
+        what = f"{path} has {array.shape[3]} channels, but {max(taken) + 1} are needed"
+        raise DataError(f"{what}; mend the file or name its channels.")
     loaded = np.empty((len(taken), *array.shape[:3]), dtype=np.float32)
     for target, channel in zip(loaded, taken, strict=True):
         target[:] = array[..., channel]
@@ -185,18 +181,14 @@ def check_same_grid(paths: Sequence[Path], series: Sequence[str] = ()) -> list[G
     first, geometry = paths[0], geometries[0]
     for path, other in zip(paths[1:], geometries[1:], strict=True):
         if other.shape != geometry.shape:
-            raise DataError(
-                f"{path} has shape {other.shape}, but {first} has {geometry.shape}; images and "
-                "mask of a patient must agree."
-            )
+            what = f"{path} has shape {other.shape}, but {first} has {geometry.shape}"
+            raise DataError(f"{what}; images and mask of a patient must agree.")
         # Of the corners, where two grids that differ by a small turn are farthest apart.
         ends = np.array([*product(*((0, n - 1) for n in geometry.shape))])
         apart = (other.affine - geometry.affine) @ np.c_[ends, np.ones(len(ends))].T
         if np.linalg.norm(apart[:3], axis=0).max() > _APART * min(geometry.spacing):
-            raise DataError(
-                f"{path} has another affine than {first}; resample images and mask of the "
-                "patient to one grid."
-            )
+            mend = "resample images and mask of the patient to one grid"
+            raise DataError(f"{path} has another affine than {first}; {mend}.")
     return geometries
 
 
@@ -216,10 +208,8 @@ def check_finite(image: Tensor, channels: Sequence[str], paths: Sequence[Path]) 
     for n, (name, voxels) in enumerate(zip(channels, image, strict=True)):
         # One pass without a mask; NumPy sums in float64 seven times faster than PyTorch.
         if not np.isfinite(voxels.numpy().sum(dtype=np.float64)):
-            raise DataError(
-                f"{paths[n] if len(paths) > 1 else paths[0]}: channel {name} has NaN or infinite "
-                "voxels; repair the file or leave the patient out."
-            )
+            what = f"{paths[n] if len(paths) > 1 else paths[0]}: channel {name} has NaN or infinite"
+            raise DataError(f"{what} voxels; repair the file or leave the patient out.")
 
 
 def _by_format(path: Path, what: Literal["header", "voxels"], series: Sequence[str]) -> Any:
