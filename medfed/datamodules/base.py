@@ -75,10 +75,8 @@ class BatchWorkers:
                     waiting.append(self.pool.submit(_make, *task))
                 yield {name: torch.from_numpy(values) for name, values in made.items()}
         except BrokenProcessPool as error:
-            raise DataError(
-                f"One of data.workers={self.workers} processes was killed (out of memory?); run "
-                "again with fewer, or data.workers=0."
-            ) from error
+            what = f"One of data.workers={self.workers} processes was killed (out of memory?)"
+            raise DataError(f"{what}; run again with fewer, or data.workers=0.") from error
         finally:
             for future in waiting:
                 future.cancel()

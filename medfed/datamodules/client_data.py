@@ -127,10 +127,8 @@ class ClientData:
 
     def __post_init__(self) -> None:
         if self.num_samples == 0:
-            raise DataError(
-                f"Client {self.id} has no training data; give it patients or leave it out of the "
-                "partition."
-            )
+            what = f"Client {self.id} has no training data"
+            raise DataError(f"{what}; give it patients or leave it out of the partition.")
         check_fields("data", self)
 
     @property

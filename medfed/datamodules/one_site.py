@@ -88,10 +88,8 @@ def setup_alone(data: FederatedDataModule, site: str) -> Generator[bytes, bytes,
     """Does `FederatedDataModule.setup` for one client, without reading others' patients."""
     data.plan()
     if site not in data.plans:
-        raise ConfigError(
-            f"{site} is no client of these data{did_you_mean(site, data.plans)}; the clients are "
-            f"{few(list(data.plans))}."
-        )
+        what = f"{site} is no client of these data{did_you_mean(site, data.plans)}"
+        raise ConfigError(f"{what}; the clients are {few(list(data.plans))}.")
     data.plans = {site: data.plans[site]}
     yield from data.agreeing()
     data.build()

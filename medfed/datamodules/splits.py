@@ -137,8 +137,6 @@ def check_leakage(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
             for patient in patients:
                 place = f"{split} of {client}"
                 if patient in seen:
-                    raise DataError(
-                        f"Patient {patient} is in {seen[patient]} and again in {place}; every "
-                        "patient belongs to one split of one client."
-                    )
+                    what = f"Patient {patient} is in {seen[patient]} and again in {place}"
+                    raise DataError(f"{what}; every patient belongs to one split of one client.")
                 seen[patient] = place

@@ -158,10 +158,8 @@ class Sheet:
             )
         count = Counter(c.lower() for c in columns)
         if twice := {c for c in columns if count[c.lower()] > 1}:
-            raise DataError(
-                f"{path}: column {min(twice) or 'without a name'} occurs twice; give every column "
-                "a different name."
-            )
+            what = f"{path}: column {min(twice) or 'without a name'} occurs twice"
+            raise DataError(f"{what}; give every column a different name.")
         left_out = {"empty": [0] * empty} if empty else {}
         semicolons = delimiter(content) != ","
         sheet = cls(path, columns, rows, semicolons, (), missing, limits, left_out, has_keys)
@@ -404,10 +402,8 @@ def listed_columns(
             instead = NOWHERE.format("data.reader") if role == "centre" else _MEND
             cells[role] = (sheet.names if role in _NAMES else sheet.known)(name, instead)
         elif role in needed or name != role:
-            raise DataError(
-                f"{sheet.path} has no column {name}{did_you_mean(name, sheet.columns)}; it has "
-                f"{few(sheet.columns)}: set data.reader.{role}=COLUMN."
-            )
+            what = f"{sheet.path} has no column {name}{did_you_mean(name, sheet.columns)}"
+            raise DataError(f"{what}; it has {few(sheet.columns)}: set data.reader.{role}=COLUMN.")
     if "patient" not in cells:
         log.warning(
             "%s has no column patient: every picture counts as a patient. Where one has several, "
@@ -460,10 +456,8 @@ def read_features(
     sheet = sheet.aged([n for n, of in ages.items() if {c.lower() for c in of} <= {*sheet.places}])
     known = {column.lower() for column in sheet.columns}
     if lacking := [name for name in names if name.lower() not in known]:
-        raise DataError(
-            f"{path} lacks the column{'s' * (len(lacking) > 1)} {few(lacking)}; it needs "
-            f"{few(names)}. Leave the cells of unknown values empty."
-        )
+        what = f"{path} lacks the column{'s' * (len(lacking) > 1)} {few(lacking)}"
+        raise DataError(f"{what}; it needs {few(names)}. Leave the cells of unknown values empty.")
     used = {name.lower() for name in names}
     others = ((at, name) for at, name in enumerate(sheet.columns) if name.lower() not in used)
     kept = {name: [row[at] for row in sheet.rows] for at, name in others}

@@ -161,9 +161,7 @@ def centre_voxels(header: Path, grid: Geometry, candidates: Candidates) -> Ints:
         at = int(outside.argmax())
         point = ", ".join(f"{mm:g}" for mm in candidates.world[at])
         where = f"{candidates.source}, data row {candidates.row[at]}"
-        raise DataError(
-            f"{where}: ({point}) mm lies outside scan {header}; mend or drop the row."
-        )
+        raise DataError(f"{where}: ({point}) mm lies outside scan {header}; mend or drop the row.")
     return voxels
 
 
@@ -299,8 +297,6 @@ def find_scans(path: Path) -> dict[str, Path]:
             raise DataError(f"{header} and {scans[series]} are the same series; remove one.")
         scans[series] = header
     if not scans:
-        raise DataError(
-            f"{path} has no .mhd scans, neither itself nor in folders subset0 to subset9; set "
-            "data.path to the folder of LUNA16."
-        )
+        what = f"{path} has no .mhd scans, neither itself nor in folders subset0 to subset9"
+        raise DataError(f"{what}; set data.path to the folder of LUNA16.")
     return scans

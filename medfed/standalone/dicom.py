@@ -81,10 +81,8 @@ def _kinds(folder: Path) -> dict[Path, str | None]:
     kinds = {time[0]: _summary(*time)[0] for time in times}
     if None not in kinds.values():
         only = f" but {few(sorted({str(kind) for kind in kinds.values()}))}" if kinds else ""
-        raise DataError(
-            f"{folder} holds no DICOM {'images' + only if kinds else 'files'}; name a volume's "
-            "file, or the folder of one series."
-        )
+        what = f"{folder} holds no DICOM {'images' + only if kinds else 'files'}"
+        raise DataError(f"{what}; name a volume's file, or the folder of one series.")
     return kinds
 
 

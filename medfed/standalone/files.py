@@ -348,10 +348,8 @@ def refuse_links(*paths: Path) -> None:
 through it; remove it, or put the file or folder itself there.
     """
     if link := next((path for path in paths if path.is_symlink()), None):
-        raise ConfigError(
-            f"{link} is a link, and nothing is written through it; remove it, or put the file or "
-            "folder itself there."
-        )
+        what = f"{link} is a link, and nothing is written through it"
+        raise ConfigError(f"{what}; remove it, or put the file or folder itself there.")
 
 
 def refuse_special(path: str | Path, named: str = "") -> None:

@@ -279,10 +279,8 @@ def _metaimage(path: Path) -> Source:
             "file, such as by SimpleITK.WriteImage, or leave it out."
         )
     if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name or len(name) > 255:
-        raise DataError(
-            f"{path} names voxels outside of its folder ({name[:60]!r}); put the file next to "
-            "the header and correct ElementDataFile."
-        )
+        what = f"{path} names voxels outside of its folder ({name[:60]!r})"
+        raise DataError(f"{what}; put the file next to the header and correct ElementDataFile.")
     switches = ("CompressedData", "BinaryDataByteOrderMSB", "ElementByteOrderMSB")
     packed, *big = (fields.get(key, "")[:1] in ("T", "t", "1") for key in switches)
     start = end if name == "LOCAL" else int(fields.get("HeaderSize") or 0)

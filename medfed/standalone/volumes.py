@@ -119,10 +119,8 @@ def read_geometry(path: Path, towards: str = "RAS", series: Sequence[str] = ()) 
         raise DataError(f"{path} has no valid affine; its orientation is unknown: convert it anew.")
     axes = stored[:3, :3] / steps
     if np.abs(axes.T @ axes - np.eye(3)).max() > _SHEAR:
-        raise DataError(
-            f"{path} is sheared (its axes are not at right angles); resample it to an upright grid "
-            "or leave the patient out."
-        )
+        what = f"{path} is sheared (its axes are not at right angles)"
+        raise DataError(f"{what}; resample it to an upright grid or leave the patient out.")
     # Each stored axis goes to the nearest one of the patient: voxels are moved, never interpolated.
     turn = io_orientation(stored)
     if sorted(turn[:, 0].tolist()) != [0, 1, 2]:  # voxels of which one side is next to nothing

@@ -54,10 +54,8 @@ class ByCentre(Partition):
         kept = {name: ids for name, ids in assigned.items() if least <= len(ids) <= most}
         if not kept:
             sizes = sorted(map(len, assigned.values()))
-            raise ConfigError(
-                f"partition.patients={[least, most]}: no hospital has so many patients; they have "
-                f"{sizes[0]} to {sizes[-1]}."
-            )
+            what = f"partition.patients={[least, most]}: no hospital has so many patients"
+            raise ConfigError(f"{what}; they have {sizes[0]} to {sizes[-1]}.")
         return kept
 
     def remark(self, patients: Sequence[Patient]) -> str:

@@ -181,10 +181,8 @@ class LabelImbalance(base.Dealt):
         counts = base.count_classes(patients)
         beyond = counts[:, 2:].any(axis=1)
         if beyond.any():
-            raise ConfigError(
-                f"Patient {patients[int(beyond.argmax())].id} has samples beyond classes 0 and 1; "
-                "partition=label_imbalance needs 2 classes."
-            )
+            what = f"Patient {patients[int(beyond.argmax())].id} has samples beyond classes 0 and 1"
+            raise ConfigError(f"{what}; partition=label_imbalance needs 2 classes.")
         counts = np.pad(counts, ((0, 0), (0, 2 - counts.shape[1])))
         wishes = np.array([(1 - f, f) for f in shares])
         seed = derive_seed(seed, "label_imbalance")

@@ -68,10 +68,8 @@ class FolderReader(CaseReader):
         listed, table = self._listed(self._sites), self._sites["file"]
         left = [folder.name for folder in ordered if fold(folder.name) not in listed]
         if len(left) == len(ordered):
-            raise DataError(
-                f"{table} lists no folder of {self.path}; it has {few(list(listed))}, and the "
-                f"folders are {few(left)}."
-            )
+            what = f"{table} lists no folder of {self.path}"
+            raise DataError(f"{what}; it has {few(list(listed))}, and the folders are {few(left)}.")
         if left:
             log.warning("%s does not list %s, which are left out.", table, few(left))
         placed = ((folder, listed.get(fold(folder.name))) for folder in ordered)

@@ -184,10 +184,8 @@ def _check_varied(image: Tensor, names: Sequence[str], paths: Sequence[Path]) ->
             continue
         path = paths[channel] if len(paths) > 1 else paths[0]
         if first:
-            raise DataError(
-                f"{path}: channel {name} has the value {first:g} in every voxel; copy the file "
-                "again or leave the patient out."
-            )
+            what = f"{path}: channel {name} has the value {first:g} in every voxel"
+            raise DataError(f"{what}; copy the file again or leave the patient out.")
         log.warning("%s: channel %s is 0 in every voxel, as if it were missing.", path, name)
 
 

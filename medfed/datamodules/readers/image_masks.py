@@ -243,10 +243,8 @@ class ImageMasksReader(VolumeReader):
         if wanted is not None:
             return wanted
         if len(of) > 1:
-            raise DataError(
-                f"{of['grey']} is grey and {of['rgb']} has colours; set data.reader.color=grey or "
-                "data.reader.color=rgb for all."
-            )
+            what = f"{of['grey']} is grey and {of['rgb']} has colours"
+            raise DataError(f"{what}; set data.reader.color=grey or data.reader.color=rgb for all.")
         return next(iter(of))
 
 

@@ -102,10 +102,8 @@ class Luna16Reader(Reader):
         strange = (points.value != 0) & (points.value != 1)
         if strange.any():
             at = int(strange.argmax())
-            raise DataError(
-                f"{self._csv}, data row {points.row[at]}: class {points.value[at]:g} is unknown; "
-                "known: 0 (non-nodule) and 1 (nodule). Mend the row."
-            )
+            what = f"{self._csv}, data row {points.row[at]}: class {points.value[at]:g} is unknown"
+            raise DataError(f"{what}; known: 0 (non-nodule) and 1 (nodule). Mend the row.")
         usable = self._usable(points, missing)
         kept = usable & _subsample(points, usable, negatives_per_positive, seed)
         self._counts = {"listed": _count(points.value), "kept": _count(points.value[kept])}
@@ -182,10 +180,8 @@ class Luna16Reader(Reader):
                 "the scans there, or set data.reader.missing=skip."
             )
         if len(absent) == len(points.series):
-            raise DataError(
-                f"{self._csv}: none of its {len(absent)} series has a scan below {self.path}; set "
-                "data.path to the folder with the subsets."
-            )
+            what = f"{self._csv}: none of its {len(absent)} series has a scan below {self.path}"
+            raise DataError(f"{what}; set data.path to the folder with the subsets.")
         text = "%s: %d of %d series have no scan; their %d candidates are skipped."
         log.warning(text, self._csv, len(absent), len(points.series), rows)
         return usable

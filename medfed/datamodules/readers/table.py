@@ -117,10 +117,8 @@ def _check_features(sheet: Sheet, names: Sequence[str]) -> None:
     if not names:
         raise DataError(f"{sheet.path} has no feature column; there is nothing to learn from.")
     if "" in names:
-        raise DataError(
-            f"{sheet.path} has a column without a name, perhaps row numbers; name it in the header "
-            "line, or name the others in data.features."
-        )
+        what = f"{sheet.path} has a column without a name, perhaps row numbers"
+        raise DataError(f"{what}; name it in the header line, or name the others in data.features.")
 
 
 def in_order(text: str) -> tuple[float, str]:

@@ -177,10 +177,8 @@ def _roots(
         return
     for leaf in module._parameters:
         if prefix + leaf in matched:
-            raise ConfigError(
-                f"Canonical parts are whole layers, and {prefix + leaf!r} is half of one; name it "
-                f"by {prefix + '*'!r}."
-            )
+            what = f"Canonical parts are whole layers, and {prefix + leaf!r} is half of one"
+            raise ConfigError(f"{what}; name it by {prefix + '*'!r}.")
     for child, inner in module.named_children():
         yield from _roots(inner, prefix + child, matched, places)
 
