@@ -152,10 +152,9 @@ class Sheet:
             raise DataError(f"{path} has no data rows.")
         columns, rows = _without_empty(columns, rows)
         if long := next((c for c in columns if len(c) > 200 or not c.isprintable()), None):
-            raise DataError(
-                f"{path}: no column can be called {long[:40]!r}…; give it a header line"
-                f"{', or name its columns in data.header' * has_keys}."
-            )
+            what = f"{path}: no column can be called {long[:40]!r}…"
+            mend = f"give it a header line{', or name its columns in data.header' * has_keys}"
+            raise DataError(f"{what}; {mend}.")
         count = Counter(c.lower() for c in columns)
         if twice := {c for c in columns if count[c.lower()] > 1}:
             what = f"{path}: column {min(twice) or 'without a name'} occurs twice"

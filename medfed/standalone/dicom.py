@@ -294,10 +294,9 @@ def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], NDArray
         name = slices[int(bent.argmax())].name
         raise DataError(f"{folder}: {name} lies beside the other slices; export the series again.")
     if tilt > _TILT:
-        raise DataError(
-            f"{folder} is sheared (a gantry tilted by {np.degrees(np.arctan(tilt)):.3g} degrees); "
-            "convert it to an upright volume, such as by dcm2niix, or leave the patient out."
-        )
+        what = f"{folder} is sheared (a gantry tilted by {np.degrees(np.arctan(tilt)):.3g} degrees)"
+        mend = "convert it to an upright volume, such as by dcm2niix, or leave the patient out"
+        raise DataError(f"{what}; {mend}.")
     return slices, ways[-1] / (len(slices) - 1)
 
 

@@ -92,10 +92,9 @@ def source_of(path: Path) -> Source:
     layout = (_nrrd if nrrd else _metaimage)(path)
     reader, file, start = itk_header(path, f"{'Nrrd' if nrrd else 'Meta'}ImageIO"), *layout[1:3]
     if len(shape := reader.GetSize()) != 3 or min(shape) < 1:
-        raise DataError(
-            f"{path} has shape {shape}; a volume needs three dimensions, and a separate file for "
-            "every channel."
-        )
+        what = f"{path} has shape {shape}"
+        mend = "a volume needs three dimensions, and a separate file for every channel"
+        raise DataError(f"{what}; {mend}.")
     if not file.is_file():
         mend = "copy it there or leave the scan out"
         raise DataError(f"{file} is missing, but {path.name} names it; {mend}.")
@@ -274,10 +273,9 @@ def _metaimage(path: Path) -> Source:
     if not fields.keys() & {"ElementSpacing", "ElementSize"}:
         say_once(path, SIZE)
     if name.split()[0] == "LIST" or "%" in name:
-        raise DataError(
-            f"{path} keeps its voxels in several files ({name[:60]}); write the scan as one "
-            "file, such as by SimpleITK.WriteImage, or leave it out."
-        )
+        what = f"{path} keeps its voxels in several files ({name[:60]})"
+        mend = "write the scan as one file, such as by SimpleITK.WriteImage, or leave it out"
+        raise DataError(f"{what}; {mend}.")
     if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name or len(name) > 255:
         what = f"{path} names voxels outside of its folder ({name[:60]!r})"
         raise DataError(f"{what}; put the file next to the header and correct ElementDataFile.")

@@ -103,10 +103,9 @@ def planned_unet(
         raise ConfigError(f"{what}; choose experiment=nnunet, or another model.")
     strides = [tuple(stride) for stride in plan["strides"]]
     if len(strides) < 3:
-        raise ConfigError(
-            f"The plan's network has {len(strides)} stages, and needs 3; set more "
-            "data.planning.memory_gb, or a data.patch_size of 16 or more along two axes."
-        )
+        what = f"The plan's network has {len(strides)} stages, and needs 3"
+        mend = "set more data.planning.memory_gb, or a data.patch_size of 16 or more along two axes"
+        raise ConfigError(f"{what}; {mend}.")
     coarser = len(strides) - 3
     deep_supervision = deep_supervision and coarser > 0
     if plan.get("residual") is not None:

@@ -78,10 +78,9 @@ class LabelGroups(base.Dealt):
         for i, row in enumerate(base.count_classes(patients)):
             groups_of_row = {group_of.get(int(label), -1) for label in np.flatnonzero(row)}
             if len(groups_of_row) > 1:
-                raise ConfigError(
-                    f"Patient {patients[i].id} has samples of more than one label group; "
-                    "partition=label_groups needs patients whose labels are all in one group."
-                )
+                what = f"Patient {patients[i].id} has samples of more than one label group"
+                mend = "partition=label_groups needs patients whose labels are all in one group"
+                raise ConfigError(f"{what}; {mend}.")
             groups[i] = next(iter(groups_of_row), -1)
         return groups
 
@@ -131,10 +130,9 @@ class SiteGroups(base.Dealt):
         for name in ("scanners", "lacks"):
             value = getattr(self, name)
             if value is not None and len(value) != self.groups:
-                raise ConfigError(
-                    f"partition.{name} has {len(value)} entries for {self.groups} groups; give "
-                    "one per group, an empty one for a group without a change."
-                )
+                what = f"partition.{name} has {len(value)} entries for {self.groups} groups"
+                mend = "give one per group, an empty one for a group without a change"
+                raise ConfigError(f"{what}; {mend}.")
         self.scanners_of(self.names(), seed=0)
 
     def names(self) -> list[str]:

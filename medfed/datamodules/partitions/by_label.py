@@ -61,10 +61,9 @@ def thin(labels: ArrayLike, shares: Sequence[float], seed: int) -> Ints:
     values = np.asarray(labels)
     strange = (values < 0) | (values >= len(shares))
     if strange.any():
-        raise ConfigError(
-            f"Label {values[strange][0]} has no class share; {len(shares)} shares stand for the "
-            f"classes 0 to {len(shares) - 1}."
-        )
+        what = f"Label {values[strange][0]} has no class share"
+        known = f"{len(shares)} shares stand for the classes 0 to {len(shares) - 1}"
+        raise ConfigError(f"{what}; {known}.")
     members = [np.flatnonzero(values == k) for k in range(len(shares))]
     counts = largest_fit([len(m) for m in members], shares)
     pairs = enumerate(zip(members, counts, strict=True))
@@ -205,10 +204,9 @@ class LabelImbalance(base.Dealt):
         pools: dict[int, list[int]] = {0: [], 1: []}
         for n, patient in enumerate(patients):
             if patient.label not in pools:
-                raise ConfigError(
-                    f"Patient {patient.id} has label {patient.label}; partition=label_imbalance "
-                    "needs one label, 0 or 1, per patient."
-                )
+                what = f"Patient {patient.id} has label {patient.label}"
+                mend = "partition=label_imbalance needs one label, 0 or 1, per patient"
+                raise ConfigError(f"{what}; {mend}.")
             pools[patient.label].append(n)
         for label, members in pools.items():
             numpy_rng(seed, "label_imbalance", label).shuffle(members)

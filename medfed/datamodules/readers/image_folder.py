@@ -159,10 +159,9 @@ def _joined_classes(
 ) -> tuple[str, ...]:
     """Returns the classes of a federation that images join, or the images' own."""
     if joined and (unknown := [name for name in names if name not in joined]):
-        raise DataError(
-            f"{path} has the class {few(unknown)}, which the federation does not have; its classes "
-            f"are {few(joined)}: rename the class, or leave its images out."
-        )
+        what = f"{path} has the class {few(unknown)}, which the federation does not have"
+        mend = f"its classes are {few(joined)}: rename the class, or leave its images out"
+        raise DataError(f"{what}; {mend}.")
     return tuple(joined or names)
 
 

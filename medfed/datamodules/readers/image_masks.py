@@ -47,10 +47,9 @@ def _list_pairs(
     elif (folders := looks.folders_of(path)) is not None:
         pairs = _from_folders(path, folders, pattern)
     else:
-        raise DataError(
-            f"{path} is no CSV file and has neither {_INDEX} nor the folders images and masks; "
-            f"write an {_INDEX} with the columns image, mask, patient and centre."
-        )
+        what = f"{path} is no CSV file and has neither {_INDEX} nor the folders images and masks"
+        mend = f"write an {_INDEX} with the columns image, mask, patient and centre"
+        raise DataError(f"{what}; {mend}.")
     known = {p.centre for p in pairs if p.centre is not None}
     if strange := next((centre for centre in others if centre not in known), None):
         raise ConfigError(

@@ -107,10 +107,9 @@ def _check_categories(name: str, count: int) -> None:
         >>> _check_categories("stage", 4)
     """
     if count > _MOST_NAMED:
-        raise ConfigError(
-            f"Column {name} of data.categorical has {count} categories; {_MOST_NAMED} are "
-            "possible, so join some, or leave it out with data.features."
-        )
+        what = f"Column {name} of data.categorical has {count} categories"
+        mend = f"{_MOST_NAMED} are possible, so join some, or leave it out with data.features"
+        raise ConfigError(f"{what}; {mend}.")
 
 
 def _check_features(sheet: Sheet, names: Sequence[str]) -> None:
@@ -487,10 +486,9 @@ def _classes(
     if lone := [name for name, count in Counter(values).items() if count == 1 and len(names) > 2]:
         log.warning("%s: the class %s has a single row.", sheet.path, lone[0][:60])
     if (yes := looks.which_is_yes(names)) is not None:
-        raise DataError(
-            f"{sheet.path}: the labels {names[0]} and {names[1]} look like yes and no; say which "
-            f"one is the positive class, such as data.positive=[{yes}]."
-        )
+        what = f"{sheet.path}: the labels {names[0]} and {names[1]} look like yes and no"
+        mend = f"say which one is the positive class, such as data.positive=[{yes}]"
+        raise DataError(f"{what}; {mend}.")
     if len(names) == 2 and as_number(names[1]) == float("inf"):
         text = "%s: the positive class is %s, not %s; set data.positive to change this."
         log.info(text, sheet.path, names[1][:60], names[0][:60])
@@ -505,10 +503,9 @@ def _check_labels(sheet: Sheet, values: Sequence[str], wanted: set[str], known: 
             listed = ", ".join(sorted(known))
             raise sheet.bad(number, f": the label {value[:60]} is none of {listed}; mend the row.")
     if wanted and not wanted & set(values):
-        raise DataError(
-            f"{sheet.path}: no row has a label of data.positive ({', '.join(sorted(wanted))}); the "
-            f"labels are {', '.join(v[:40] for v in sorted(set(values))[:10])}."
-        )
+        what = f"{sheet.path}: no row has a label of data.positive ({', '.join(sorted(wanted))})"
+        known = f"the labels are {', '.join(v[:40] for v in sorted(set(values))[:10])}"
+        raise DataError(f"{what}; {known}.")
 
 
 # Columns of survival: when, and whether it happened.
