@@ -247,10 +247,8 @@ class FederatedDataModule(ABC):
         from_partition = remarks(self.partition, list(self._patients.values()))
         self.remarks = [*self.data_remarks(), *from_partition]
         if self.most_patients is not None:
-            self.remarks.append(
-                f"At most {self.most_patients} patients of a hospital train and validate; others "
-                "that are not tested are left out (data.most_patients)."
-            )
+            most = f"At most {self.most_patients} patients of a hospital train and validate; others"
+            self.remarks += [f"{most} that are not tested are left out (data.most_patients)."]
 
     def annotate(self, labels: Mapping[str, tuple[str, ...]]) -> None:
         """Notes in the plans which labels each client annotates, if one does not annotate all."""
@@ -262,10 +260,8 @@ class FederatedDataModule(ABC):
             raise DataError(f"{few(idle)} annotates no label at all; leave its patients out.")
         if any(len(names) < self.num_classes for names in labels.values()):
             self.plans = {c: replace(p, annotated=labels[c]) for c, p in self.plans.items()}
-            self.remarks.append(
-                "Clients annotate different labels: a label has a loss and metrics at those that "
-                "annotate it, and a client's mean is over its labels."
-            )
+            what = "a label has a loss and metrics at those that annotate it, and a client's mean"
+            self.remarks += [f"Clients annotate different labels: {what} is over its labels."]
 
     def build(self) -> None:
         """The second half of `setup`: reads the patients of the planned clients."""

@@ -77,12 +77,10 @@ x (train of a) = y (test of a). A test sample is then in the training data: remo
         other = f", {differ} with different labels" * bool(differ)
         named = "; ".join(" = ".join(map(str, group[:_FEW])) for group in self.groups[:_FEW])
         more = f"; and {count - _FEW} more" * (count > _FEW)
-        return (
-            f"{samples:,} of the {self.what} are in {count:,} group{'s' * (count > 1)} of equal "
-            f"ones ({n['over_splits']} over two splits, {n['over_clients']} over two "
-            f"clients{other}): {named}{more}. "
-            f"{self._harm()}: remove the copies."
-        )
+        over = f"{n['over_splits']} over two splits, {n['over_clients']} over two clients{other}"
+        groups = f"{count:,} group{'s' * (count > 1)} of equal ones ({over}): {named}{more}"
+        what = f"{samples:,} of the {self.what} are in {groups}"
+        return f"{what}. {self._harm()}: remove the copies."
 
     def _harm(self) -> str:
         """Says what harm the copies do."""

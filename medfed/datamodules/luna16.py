@@ -176,11 +176,10 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
         if kept == listed and all(plan.shares is None for plan in self.plans.values()):
             return []
         thinned = "" if kept < listed else ", thinned to the shares of the partition"
-        return [
-            f"cpm counts only the kept candidates ({kept} of {listed} non-nodules{thinned}), not "
-            "all that LUNA16 lists: with fewer false positives per scan it is higher; "
-            "data.reader.negatives_per_positive=null keeps all."
-        ]
+        what = f"the kept candidates ({kept} of {listed} non-nodules{thinned}), not all that LUNA16"
+        why = "with fewer false positives per scan it is higher"
+        mend = "data.reader.negatives_per_positive=null keeps all"
+        return [f"cpm counts only {what} lists: {why}; {mend}."]
 
     def settings(self) -> dict[str, Any]:
         """How candidates were chosen, patches cut, and which ones each client and split kept."""

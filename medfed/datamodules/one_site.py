@@ -77,10 +77,8 @@ class OwnData(Wrapped):
         others = {str(p.centre) for p in patients if p.centre is not None} - {self.site}
         count = sum(p.centre in others for p in patients)
         if count < len(patients) and others:
-            return (
-                f"{count} of {len(patients)} patients come from other centres "
-                f"({few(sorted(others))}) and are left out: this is site {self.site}."
-            )
+            what = f"{count} of {len(patients)} patients come from other centres"
+            return f"{what} ({few(sorted(others))}) and are left out: this is site {self.site}."
         return ""
 
 

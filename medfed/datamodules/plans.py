@@ -211,10 +211,9 @@ data.reader.hospitals cuts the sorted list into blocks.']
     """
     sentences = [sentence] if (sentence := partition.remark(patients)) else []
     if count := sum(p.invented for p in patients):
-        sentences.append(
-            f"The hospitals of {count} of {len(patients)} patients are invented: the data name "
-            "none, and data.reader.hospitals cuts the sorted list into blocks."
-        )
+        what = f"The hospitals of {count} of {len(patients)} patients are invented"
+        why = "the data name none, and data.reader.hospitals cuts the sorted list into blocks"
+        sentences.append(f"{what}: {why}.")
     return sentences
 
 

@@ -195,10 +195,8 @@ class Sheet:
         gone = [self.number(n) for n in sorted({*range(1, len(self.rows) + 1)} - {*kept})]
         left, words = [*map(str, gone)], self.named_missing(name)
         reason = f"no {name}{' of those named' * (known is not None)}{words}"
-        log.warning(
-            "%s: %d of %d rows have no %s%s and are left out: data rows %s.",
-            *(self.path, len(left), len(self.rows), name, words, few(left, 10)),
-        )
+        text = "%s: %d of %d rows have no %s%s and are left out: data rows %s."
+        log.warning(text, self.path, len(left), len(self.rows), name, words, few(left, 10))
         return replace(
             self,
             rows=[self.rows[n - 1] for n in kept],
@@ -315,16 +313,12 @@ class Sheet:
         if limited:
             what = "half of the limit" if self.limits == "half" else "the limit"
             listed = few(list(dict.fromkeys(limited)), 4)
-            log.warning(
-                "%s: %d cells are limits, and count as %s (data.limits=%s), such as %s.",
-                *(self.path, len(limited), what, self.limits, listed),
-            )
+            text = "%s: %d cells are limits, and count as %s (data.limits=%s), such as %s."
+            log.warning(text, self.path, len(limited), what, self.limits, listed)
         if commas:
-            first = next(iter(commas.values()))
-            log.warning(
-                "%s: decimal commas in %s; %s is read as %s.",
-                *(self.path, ", ".join(commas), first, first.replace(",", ".")),
-            )
+            first, listed = next(iter(commas.values())), ", ".join(commas)
+            text = "%s: decimal commas in %s; %s is read as %s."
+            log.warning(text, self.path, listed, first, first.replace(",", "."))
         return numbers
 
     def _no_numbers(self, wrong: Mapping[str, list[tuple[int, str]]]) -> DataError:
@@ -339,10 +333,8 @@ class Sheet:
             words = f"'data.missing=[{','.join(texts)}]'"
             limit = f"take {' and '.join(texts)} for missing by {words}, "
         if len(wrong) > 1:
-            first = [
-                f"{n[:60]} ({_dated(t[:20], ' ')} in data row {self.number(row)})"
-                for n, ((row, t), *_) in wrong.items()
-            ]
+            each = [(n[:60], row, _dated(t[:20], " ")) for n, ((row, t), *_) in wrong.items()]
+            first = [f"{n} ({what} in data row {self.number(row)})" for n, row, what in each]
             mend = f"leave columns such as dates out by {drop}, name those with categories in "
             mend = f"{mend}data.categorical, {limit}and mend the others" * self.has_keys
             what = f"{len(wrong)} columns have cells that are not numbers: {few(first, 8)}"

@@ -318,9 +318,8 @@ def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
 
 
 # The channels have the names that MSD gives them, so that a partition fits both layouts.
+_ENDS = {"FLAIR": "_flair -t2f", "T1w": "_t1 -t1n", "T1gd": "_t1ce -t1c", "T2w": "_t2 -t2w"}
 FILES = {
-    "FLAIR": ("*_flair.nii.gz", "*_flair.nii", "*-t2f.nii.gz", "*-t2f.nii"),
-    "T1w": ("*_t1.nii.gz", "*_t1.nii", "*-t1n.nii.gz", "*-t1n.nii"),
-    "T1gd": ("*_t1ce.nii.gz", "*_t1ce.nii", "*-t1c.nii.gz", "*-t1c.nii"),
-    "T2w": ("*_t2.nii.gz", "*_t2.nii", "*-t2w.nii.gz", "*-t2w.nii"),
+    name: tuple(f"*{end}{suffix}" for end in ends.split() for suffix in (".nii.gz", ".nii"))
+    for name, ends in _ENDS.items()
 }

@@ -63,10 +63,9 @@ class ByCentre(Partition):
         if self.patients is None:
             return ""
         kept, every = self.assign(patients, 0), {p.centre for p in patients}
-        return (
-            f"{len(kept)} of {len(every)} hospitals, with {sum(map(len, kept.values())):,} of "
-            f"{len(patients):,} patients, take part (partition.patients={[*self.patients]})."
-        )
+        count = f"{sum(map(len, kept.values())):,} of {len(patients):,} patients"
+        who = f"{len(kept)} of {len(every)} hospitals, with {count}"
+        return f"{who}, take part (partition.patients={[*self.patients]})."
 
 
 @dataclass(frozen=True)
@@ -152,16 +151,14 @@ class Auto(Partition):
         else:
             lack = f" for {len(patients) - named} of them" * bool(named)
             parts = self._parts(len(patients))
-            sentence = (
-                f"All {len(patients):,} patients are divided among {parts} "
-                f"client{'s' * (parts > 1)} at random, as the data name no hospitals{lack}"
-            )
+            among = f"{parts} client{'s' * (parts > 1)} at random"
+            why = f"as the data name no hospitals{lack}"
+            sentence = f"All {len(patients):,} patients are divided among {among}, {why}"
         if self.protocol in (None, "centre"):  # centre divides named hospitals alike
             return "" if named == len(patients) else f"{sentence} (partition=auto)."
-        return (
-            f"{sentence} (partition=auto). The paper of this experiment divides its own patients "
-            f"otherwise; only to repeat that, set partition={self.protocol}."
-        )
+        paper = "The paper of this experiment divides its own patients otherwise"
+        repeat = f"only to repeat that, set partition={self.protocol}"
+        return f"{sentence} (partition=auto). {paper}; {repeat}."
 
     def _parts(self, count: int) -> int:
         return self.num_clients or max(1, min(CLIENTS, count // LEAST))

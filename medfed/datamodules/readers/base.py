@@ -235,9 +235,6 @@ def with_hospitals(patients: Sequence[Patient], hospitals: int | None) -> list[P
         return list(patients)
     if not 1 <= hospitals <= len(patients):
         raise ConfigError(f"Cannot cut {len(patients)} patients into {hospitals} hospitals.")
-    return [
-        p
-        if p.centre
-        else replace(p, centre=f"hospital_{i * hospitals // len(patients)}", invented=True)
-        for i, p in enumerate(patients)
-    ]
+    blocks = [f"hospital_{i * hospitals // len(patients)}" for i in range(len(patients))]
+    pairs = zip(patients, blocks, strict=True)
+    return [p if p.centre else replace(p, centre=name, invented=True) for p, name in pairs]

@@ -159,12 +159,9 @@ class DatalistReader(CaseReader):
             images = images * len(self._known) if whole else images
             of = {c: images[self._known.index(c)] for c in self.channels}
             there = {c: path for c, path in of.items() if path in present}
-            lacks = {
-                c: f"{path or f'The {c} of {name}'} is missing, but {label} is there; copy it "
-                "there or remove the mask."
-                for c, path in of.items()
-                if c not in there
-            }
+            lost = {c: path or f"The {c} of {name}" for c, path in of.items() if c not in there}
+            why = f"is missing, but {label} is there; copy it there or remove the mask"
+            lacks = {c: f"{what} {why}." for c, what in lost.items()}
             if whole and there:
                 there = {"image": there[self.channels[0]]}
             centre = None if (at := entry.get(self._centre)) is None else fold_name(str(at))

@@ -315,10 +315,8 @@ def _say_words(sheet: Sheet, names: Sequence[str]) -> None:
     ]
     if found:
         listed, keys = zip(*found, strict=True)
-        log.warning(
-            "%s: read as missing: %s; 'data.missing=[%s]' keeps such a word as a category.",
-            *(sheet.path, few(listed, 8), ",".join(dict.fromkeys(keys))),
-        )
+        text = "%s: read as missing: %s; 'data.missing=[%s]' keeps such a word as a category."
+        log.warning(text, sheet.path, few(listed, 8), ",".join(dict.fromkeys(keys)))
 
 
 def _accounts_of(
@@ -383,10 +381,8 @@ def join_tables(tables: Mapping[str, Table]) -> Table:
                 f"Column {odd} holds texts at one of {centre} and {name} and numbers at the other; "
                 "mend one, or name the column in data.categorical."
             )
-    union = {
-        c: tuple(sorted({text for table in tables.values() for text in table.categories[c]}))
-        for c in first.categories
-    }
+    of = {c: [t.categories[c] for t in tables.values()] for c in first.categories}
+    union = {c: tuple(sorted(set().union(*texts))) for c, texts in of.items()}
     parts = [recode(t.features, t.names, t.categories, union) for t in tables.values()]
     return Table(
         first.names,
@@ -504,8 +500,8 @@ def _check_labels(sheet: Sheet, values: Sequence[str], wanted: set[str], known: 
             raise sheet.bad(number, f": the label {value[:60]} is none of {listed}; mend the row.")
     if wanted and not wanted & set(values):
         what = f"{sheet.path}: no row has a label of data.positive ({', '.join(sorted(wanted))})"
-        known = f"the labels are {', '.join(v[:40] for v in sorted(set(values))[:10])}"
-        raise DataError(f"{what}; {known}.")
+        those = f"the labels are {', '.join(v[:40] for v in sorted(set(values))[:10])}"
+        raise DataError(f"{what}; {those}.")
 
 
 # Columns of survival: when, and whether it happened.
