@@ -16,8 +16,8 @@ mu, sigma     ``channel_statistics``, over all pixels of all training images in 
 j             ``rows`` in ``_drawn``, which undoes mu_i and sigma_i and takes j's
 ============  ==================================================================================
 
-A channel that a client lacks, or whose values are all equal, has sigma 0; others do not use it. Nor
-do they use a sigma below a hundredth of their own, which would let one client ruin all models.
+A channel that a client lacks, or of equal values, has sigma 0. Others do not use it, nor a sigma
+below a hundredth of their own, which would let one client ruin all models.
 """
 
 from __future__ import annotations

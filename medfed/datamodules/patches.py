@@ -1,11 +1,8 @@
 """Patches for training, and slices or volumes for evaluation, in two and three dimensions.
 
 A 2-D patch (h, w) is a 3-D patch (h, w, 1) of an RAS volume, whose last axis runs from foot to
-head, so the same code handles both.
-
-`FreshPatches` cuts new patches for every epoch, from volumes in memory or mapped from the cache.
-The place of a patch depends only on the epoch's seed and the patch's number. Patches on regions are
-divided evenly among a patient's regions, so a small region appears as often as a large one.
+head. The place of a patch depends only on the epoch's seed and the patch's number. Patches on
+regions are divided evenly among a patient's regions, so a small one appears as often as a large.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Candidates in CT scans, and patches around them: 2-D, 2.5-D and 3-D.
 
-Only the rows of a scan that a patch needs are read.
-
 A patch is axial and on the nearest axes of the patient, for every direction matrix of a scan: h
 runs from front to back, w from the patient's right to left, d from foot to head. The candidate's
 voxel is at ``size // 2``; voxels outside the scan are air.

@@ -40,9 +40,6 @@ class FeaturePyramid(nn.Module):
 class Detector(nn.Module):
     """Scores and moves the anchors of every cell: one extractor of features, two heads.
 
-    Groups of channels are normalised, as a batch holds few patches. At the start every score is
-    about 0.1.
-
     Source: T.-Y. Lin et al., "Focal loss for dense object detection" (RetinaNet), ICCV 2017, and
     "Feature pyramid networks for object detection", CVPR 2017. Here the heads see the finest level
     of the pyramid alone, with all anchors: nodules differ in size by less than levels do.

@@ -1,16 +1,10 @@
 """Writes files and folders atomically; checksums, locks, templates, and folders for results.
 
-A file or folder is complete or does not exist, even if a process is killed. A new folder replaces
-an older one without a moment in which both are lost.
-
-While a folder ``NAME`` is written, its parent holds the incomplete ``.NAME.new`` and, between two
-renames, the complete ``.NAME.old``. A killed process leaves them behind. The next process that
-writes or reads ``NAME`` restores the older folder if the new one is missing, and removes the rest.
-``.NAME.lock`` keeps two processes from doing so at once; the operating system releases the lock
-when its process ends in any way.
-
-For results, this module also remembers which files existed before, and removes what a failed
-command has made.
+A file or folder is complete or does not exist, even if a process is killed. While a folder ``NAME``
+is written, its parent holds the incomplete ``.NAME.new`` and, between two renames, the complete
+``.NAME.old``. A killed process leaves them behind; the next one that writes or reads ``NAME``
+restores the older folder if the new one is missing, and removes the rest. ``.NAME.lock``, which the
+system releases when its process ends, keeps two from doing so at once.
 """
 
 from __future__ import annotations
@@ -146,17 +140,7 @@ def whole_or_none(path: Path, partial: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
-    """Opens a file for writing that gets its name by :func:`replacing`.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "a"
-        >>> with atomic(path) as file:
-        ...     file.write(b"1"), path.exists()
-        (1, False)
-        >>> path.read_bytes()
-        b'1'
-    """
+    """Opens a file for writing that gets its name by :func:`replacing`."""
     with replacing(path, sync) as partial, partial.open("wb") as file:
         yield file
 
@@ -462,14 +446,5 @@ def text_templates(folder: Path) -> Environment:
 
 
 def filled(template: Path, **words: Any) -> str:
-    """Returns the text of a template.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder, "hello")
-        ...     _ = path.write_text("Hello, {{ name }}.")
-        ...     filled(path, name="va")
-        'Hello, va.'
-    """
+    """Returns the text of a template."""
     return text_templates(template.parent).get_template(template.name).render(words)

@@ -1,10 +1,9 @@
 """How a volume is prepared for a network: the same in training and prediction.
 
 A volume is cropped to the foreground, normalised channel by channel, and resampled to a spacing, in
-this order. One rule per channel, chosen per data set, normalises its grey values. Masks keep the
-grid of their file, so metrics are computed on the original annotation; if the network uses another
-grid, a matrix maps one to the other (:func:`medfed.standalone.grids.on_grid`). MONAI crops and
-resamples.
+this order. Masks keep the grid of their file, so metrics are computed on the original annotation;
+if the network uses another grid, a matrix maps one to the other
+(:func:`medfed.standalone.grids.on_grid`).
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """The one reader of volumes: NIfTI, NRRD, MetaImage and DICOM series, axes to right, front, head.
 
-Whatever the format and however a scanner stored it, a volume is (C, H, W, D) float32 whose axes run
-towards the patient's right, front (anterior) and head (superior): RAS. Nothing is interpolated;
-axes oblique to the patient's are taken for the nearest ones. :func:`read_geometry` reads a header
-alone, :func:`read_volume` the voxels too, and :func:`as_stored` turns a result back onto the axes
-of the file, so that a mask lies on its scan in any viewer.
-
-SimpleITK reads NRRD, MetaImage and DICOM. NIfTI is read by nibabel, as SimpleITK gives other voxels
-without a word where a packed file is torn.
+A volume is (C, H, W, D) float32 whose axes run towards the patient's right, front and head: RAS.
+Nothing is interpolated; axes oblique to the patient's are taken for the nearest ones, and
+:func:`as_stored` turns a result back, so that a mask lies on its scan in any viewer. SimpleITK
+reads NRRD, MetaImage and DICOM; nibabel reads NIfTI, as SimpleITK does not notice torn files.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Planted differences between clients.
 
 Groups test whether a method finds them, as PPFL's memberships do. Label groups are PPFL's
-pathological setting: each group of clients has the samples of some labels (digits 0 to 2, 3 and 4,
-...). Site groups are hospitals that share a scanner, channels and a way of labelling, for data
-without groups, such as a cohort of scans. A client's name contains its group, so every record and
-figure shows it. `ChannelMissing` takes channels from the clients of another partition.
+pathological setting: each group of clients has the samples of some labels. Site groups are
+hospitals that share a scanner, channels and a way of labelling. A client's name contains its group.
 """
 
 from __future__ import annotations

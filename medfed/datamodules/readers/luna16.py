@@ -1,8 +1,7 @@
 """LUNA16: CT scans as MetaImage files, and a table of candidates for lung nodules.
 
-``subset0`` to ``subset9`` hold ``<seriesuid>.mhd`` and ``.raw`` (a flat folder does as well);
-``candidates.csv`` or ``candidates_V2.csv`` name the candidates and ``annotations.csv`` the nodules.
-As published, LUNA16 has one scan per patient, so a series is a patient here. Of the many candidates
+``subset0`` to ``subset9`` hold ``<seriesuid>.mhd`` and ``.raw`` (a flat folder does as well). As
+published, LUNA16 has one scan per patient, so a series is a patient here. Of the many candidates
 that are not nodules, the reader keeps a few per nodule.
 
 Source: A. A. A. Setio et al., "Validation, comparison, and combination of algorithms for automatic

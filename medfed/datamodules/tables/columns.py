@@ -3,9 +3,8 @@
 Only training rows determine the scaling of numbers:
 
 - ``standard``: less the mean, divided by the deviation, as by scikit-learn's ``StandardScaler``; a
-  missing cell becomes the median, as by its ``SimpleImputer``. So that no single value rules the
-  others, values beyond 3 interquartile ranges from the quartiles (Tukey, "Exploratory Data
-  Analysis", 1977: "far out") count as that limit, in training as in prediction.
+  missing cell becomes the median. Values beyond 3 interquartile ranges from the quartiles (Tukey,
+  "Exploratory Data Analysis", 1977: "far out") count as that limit, so that none rules the others.
 - ``minmax``: a rounded range of nearly all values (see `value_range`) becomes -1 to 1, and values
   beyond it its ends; a missing cell becomes 0. No end is a patient's value.
 - ``exact_minmax``: as ``minmax``, with the smallest and the largest value, each of one patient; for

@@ -1,15 +1,10 @@
 """The personal part of a network: its default names, and its layers, which can be taken out.
 
-The personal part is also the part that canonical models have several times.
-
-Networks of MONAI and torchvision are recognised by the path of their class, without imports: for
-segmentation the decoder and output are personal, for classification the head (personal.yaml).
-
-For an unknown network, the layers next to its outputs are personal. They are found from
-each output back along the graph of a forward pass, up to the first layer with a weight of two or
-more dimensions: a linear layer or a convolution. Parameters on the way, such as a normalisation
-after it, belong to the part. If paths are added, each has such a layer. A parameter that is only
-added or multiplied (a scale, an embedding of positions) ends no path.
+The personal part is also the part that canonical models have several times. Networks of MONAI and
+torchvision are recognised by the path of their class (personal.yaml). For an unknown network, the
+layers next to its outputs are personal: from each output back along the graph of a forward pass, up
+to the first layer with a weight of two or more dimensions, with the parameters on the way. If paths
+are added, each has such a layer. A parameter that is only added or multiplied ends no path.
 """
 
 from __future__ import annotations
