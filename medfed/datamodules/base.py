@@ -65,14 +65,13 @@ class BatchWorkers:
     def batches(self, client: str, seed: int, order: Sequence[Tensor]) -> Iterator[Batch]:
         """One epoch of a client; see `ClientData.train_batches`."""
         tasks = ((client, seed, number, index.numpy()) for number, index in enumerate(order))
+        futures = (self.pool.submit(_make, *task) for task in tasks)
         waiting: deque[Future[dict[str, NDArray[Any]]]] = deque()
         try:
-            for task in islice(tasks, _AHEAD * self.workers):
-                waiting.append(self.pool.submit(_make, *task))
+            waiting.extend(islice(futures, _AHEAD * self.workers))
             while waiting:
                 made = waiting.popleft().result()
-                for task in islice(tasks, 1):
-                    waiting.append(self.pool.submit(_make, *task))
+                waiting.extend(islice(futures, 1))
                 yield {name: torch.from_numpy(values) for name, values in made.items()}
         except BrokenProcessPool as error:
             what = f"One of data.workers={self.workers} processes was killed (out of memory?)"

@@ -69,15 +69,11 @@ def check_shares(
 parts: K at least 2, and k from 0 to K - 1.
     """
     if fold is not None and (len(fold) != 2 or fold[1] < 2 or not 0 <= fold[0] < fold[1]):
-        raise ConfigError(
-            f"data.fold={list(fold)} must be [k, K], the k-th of K parts: K at least 2, and k from "
-            "0 to K - 1."
-        )
+        what = f"data.fold={list(fold)} must be [k, K], the k-th of K parts"
+        raise ConfigError(f"{what}: K at least 2, and k from 0 to K - 1.")
     if not (val_fraction >= 0 and test_fraction >= 0 and val_fraction + test_fraction < 1):
-        raise ConfigError(
-            f"data.val_fraction={val_fraction} and data.test_fraction={test_fraction} must be "
-            "non-negative and leave a share for training."
-        )
+        what = f"data.val_fraction={val_fraction} and data.test_fraction={test_fraction}"
+        raise ConfigError(f"{what} must be non-negative and leave a share for training.")
 
 
 def check_measurable(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:

@@ -47,17 +47,13 @@ class PatchSpec:
         if len(self.size) not in (2, 3) or min(self.size) < 1:
             raise ConfigError(f"Patch size {list(self.size)} must be 2 or 3 positive numbers.")
         if self.slices < 1 or self.slices % 2 == 0 or (self.slices > 1 and len(self.size) == 3):
-            raise ConfigError(
-                f"slices={self.slices} must be an odd number, and 1 for 3-D patches "
-                f"(size {list(self.size)})."
-            )
+            what = f"slices={self.slices} must be an odd number"
+            raise ConfigError(f"{what}, and 1 for 3-D patches (size {list(self.size)}).")
         check_fields("data.patches", self)
         hounsfield = (*self.window, self.pad_hu)
         if any(hu != int(hu) or abs(hu) >= 1 << 15 for hu in hounsfield) or len(hounsfield) != 3:
-            raise ConfigError(
-                f"window={list(self.window)} must be two HU and pad_hu={self.pad_hu} one: whole "
-                "numbers above -32768 and below 32768."
-            )
+            what = f"window={list(self.window)} must be two HU and pad_hu={self.pad_hu} one"
+            raise ConfigError(f"{what}: whole numbers above -32768 and below 32768.")
         if self.window[0] >= self.window[1]:
             raise ConfigError(f"window={list(self.window)} must have the lower HU first.")
 

@@ -164,10 +164,8 @@ class SmallCNN(nn.Module):
 
 def _check(channels: Sequence[int], strides: Sequence[int], norm: str) -> None:
     if not channels or min(*channels, *strides) < 1 or len(channels) != len(strides):
-        raise ConfigError(
-            "A small CNN needs positive channels and as many strides, not channels "
-            f"{list(channels)} with strides {list(strides)}."
-        )
+        what = "A small CNN needs positive channels and as many strides"
+        raise ConfigError(f"{what}, not channels {list(channels)} with strides {list(strides)}.")
     if norm == "group" and any(width % GROUPS for width in channels):
         raise ConfigError(
             f"With norm 'group' all widths must be multiples of {GROUPS}, not {list(channels)}."

@@ -35,10 +35,8 @@ def unet(
         211657
     """
     if len(channels) < 2 or len(strides) != len(channels) - 1:
-        raise ConfigError(
-            f"A U-Net needs at least two channels and one stride fewer than channels, "
-            f"not channels {list(channels)} with strides {list(strides)}."
-        )
+        what = "A U-Net needs at least two channels and one stride fewer than channels"
+        raise ConfigError(f"{what}, not channels {list(channels)} with strides {list(strides)}.")
     sizes = (spatial_dims, in_channels, out_channels, tuple(channels), tuple(strides))
     net: nn.Module = UNet(*sizes, num_res_units=num_res_units, norm=NORMS[norm], dropout=dropout)
     return net
@@ -134,10 +132,8 @@ def _residual_unet(
     try:
         from dynamic_network_architectures.architectures.unet import ResidualEncoderUNet
     except ImportError as error:
-        raise ConfigError(
-            "A residual encoder needs a package that is not installed: "
-            "pip install dynamic-network-architectures."
-        ) from error
+        what = "A residual encoder needs a package that is not installed"
+        raise ConfigError(f"{what}: pip install dynamic-network-architectures.") from error
     stages = plan["kernel_sizes"], plan["strides"], plan["blocks"]
     network: nn.Module = ResidualEncoderUNet(
         *(channels, len(plan["features"]), plan["features"], getattr(nn, f"Conv{dims}d"), *stages),

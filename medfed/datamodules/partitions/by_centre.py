@@ -25,10 +25,8 @@ class ByCentre(Partition):
         if self.patients is not None and not (
             len(self.patients) == 2 and 1 <= self.patients[0] <= self.patients[1]
         ):
-            raise ConfigError(
-                f"partition.patients={list(self.patients)} must be [LEAST, MOST], the numbers of "
-                "patients that a hospital may have."
-            )
+            what = f"partition.patients={list(self.patients)} must be [LEAST, MOST]"
+            raise ConfigError(f"{what}, the numbers of patients that a hospital may have.")
 
     @property
     def traits(self) -> Traits:
@@ -78,10 +76,8 @@ class CentreSplit(Partition):
     def __post_init__(self) -> None:
         counts = self.parts.values() if isinstance(self.parts, Mapping) else [self.parts]
         if not all(isinstance(n, int) and n >= 1 for n in counts):
-            raise ConfigError(
-                f"partition.parts={self.parts} must be a number of at least 1, or one per centre, "
-                "such as {drive: 3, chase: 2}."
-            )
+            what = f"partition.parts={self.parts} must be a number of at least 1"
+            raise ConfigError(f"{what}, or one per centre, such as {{drive: 3, chase: 2}}.")
 
     @property
     def traits(self) -> Traits:

@@ -32,10 +32,8 @@ class LabelGroups(base.Dealt):
         super().__post_init__()
         labels = [label for group in self.groups for label in group]
         if not labels or len(set(labels)) < len(labels) or not all(self.groups):
-            raise ConfigError(
-                f"partition.groups={[list(g) for g in self.groups]} must be lists of labels, none "
-                "of them empty, and no label in two of them."
-            )
+            what = f"partition.groups={[list(g) for g in self.groups]} must be lists of labels"
+            raise ConfigError(f"{what}, none of them empty, and no label in two of them.")
         if self.num_clients < len(self.groups):
             raise ConfigError(
                 f"partition.num_clients={self.num_clients} is fewer than {len(self.groups)} groups."

@@ -252,10 +252,9 @@ def _region_values(
             return values
     elif len(regions) == 1 and not isinstance(regions, str):
         return {str(regions[0]): ()}
-    raise ConfigError(
-        f"data.reader.regions={regions} must give each region its label values, such as "
-        "{vessel: [1], disc: [2, 3]}, or the name of the only one: [vessel]."
-    )
+    what = f"data.reader.regions={regions} must give each region its label values"
+    such = "{vessel: [1], disc: [2, 3]}, or the name of the only one: [vessel]"
+    raise ConfigError(f"{what}, such as {such}.")
 
 
 def _strange(file: Path, values: list[int], strange: list[int], known: list[int]) -> str:
