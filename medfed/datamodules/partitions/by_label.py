@@ -43,8 +43,6 @@ def apportion(size: int, shares: Sequence[float]) -> tuple[int, ...]:
 
 def largest_fit(available: Sequence[int], shares: Sequence[float]) -> tuple[int, ...]:
     """Finds the largest samples per class in given proportions; zeros if there are none."""
-    if len(available) != len(shares):
-        raise ConfigError(f"{len(shares)} class shares do not fit {len(available)} classes.")
     _check_shares(shares)
     bounds = [(n + 1) / s for n, s in zip(available, shares, strict=True) if s > 0]
     # No count is a whole unit below its quota, so no larger size fits. Fitting is not
