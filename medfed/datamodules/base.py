@@ -134,9 +134,8 @@ class FederatedDataModule(ABC):
 
     def __post_init__(self) -> None:
         if not isinstance(self.partition, Partition):
-            raise ConfigError(
-                f"data.partition={self.partition} is no partition; choose one by partition=OPTION."
-            )
+            what = f"data.partition={self.partition} is no partition"
+            raise ConfigError(f"{what}; choose one by partition=OPTION.")
         check_shares(self.val_fraction, self.test_fraction, self.fold)
         check_fields("data", self)
         # `ClientData` per client id, in the partition's order; filled by `setup`.

@@ -235,9 +235,8 @@ to train; name fewer.
     if len(set(keep_out)) < len(keep_out):
         raise ConfigError(f"keep_out names a client twice: {', '.join(keep_out)}.")
     if keep_out and len(keep_out) == len(clients):
-        raise ConfigError(
-            f"keep_out names all {len(clients)} clients, so no client is left to train; name fewer."
-        )
+        what = f"keep_out names all {len(clients)} clients, so no client is left to train"
+        raise ConfigError(f"{what}; name fewer.")
 
 
 def first_patients(client: ClientData, count: int, seed: int) -> ClientData:

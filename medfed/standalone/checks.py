@@ -175,7 +175,6 @@ def checked_scale(scale: object, key: str) -> tuple[float, float]:
     given = [*scale] if isinstance(scale, Sequence) else [scale]
     numbers = [x for x in given if isinstance(x, int | float) and math.isfinite(x)]
     if len(numbers) != 2 or len(given) != 2 or numbers[1] <= 0:
-        raise ConfigError(
-            f"{key}={scale} must be a mean and a deviation above 0 ([0, 1]: no scaling)."
-        )
+        wanted = "a mean and a deviation above 0 ([0, 1]: no scaling)"
+        raise ConfigError(f"{key}={scale} must be {wanted}.")
     return float(numbers[0]), float(numbers[1])

@@ -167,6 +167,5 @@ def _check(channels: Sequence[int], strides: Sequence[int], norm: str) -> None:
         what = "A small CNN needs positive channels and as many strides"
         raise ConfigError(f"{what}, not channels {list(channels)} with strides {list(strides)}.")
     if norm == "group" and any(width % GROUPS for width in channels):
-        raise ConfigError(
-            f"With norm 'group' all widths must be multiples of {GROUPS}, not {list(channels)}."
-        )
+        what = f"With norm 'group' all widths must be multiples of {GROUPS}"
+        raise ConfigError(f"{what}, not {list(channels)}.")
