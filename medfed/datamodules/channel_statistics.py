@@ -35,6 +35,7 @@ from medfed.datamodules.extending import *
 from medfed.standalone.columns import Array
 from medfed.standalone.pictures import Pixels, standardized
 
+Convert = Callable[[NDArray[Any]], Pixels]
 _AT_ONCE = 1024  # images
 _BELOW = 100  # times less than a client's own
 
@@ -83,9 +84,7 @@ def _drawn(scale: Tensor, shift: Tensor, image: Tensor, seed: int) -> Tensor:
     return image * scale[rows].view(shape) + shift[rows].view(shape)
 
 
-def _then(
-    convert: Callable[[NDArray[Any]], Pixels], statistics: Array, values: NDArray[Any]
-) -> Pixels:
+def _then(convert: Convert, statistics: Array, values: NDArray[Any]) -> Pixels:
     return standardized(convert(values), *statistics)
 
 

@@ -16,6 +16,7 @@ from medfed.datamodules.scanner import UNCHANGED, Scanner
 from medfed.functional.survival import kaplan_meier
 
 Floats = NDArray[np.float64]
+Pools = Mapping[str | None, Floats]
 
 
 @dataclass(frozen=True)
@@ -107,12 +108,7 @@ def looked(data: FederatedDataModule, clients: Mapping[str, ClientData]) -> dict
     return {name: _look(data, clients[name], plan, pools) for name, plan in data.plans.items()}
 
 
-def _look(
-    data: FederatedDataModule,
-    client: ClientData,
-    plan: ClientPlan,
-    pools: Mapping[str | None, Floats],
-) -> Look:
+def _look(data: FederatedDataModule, client: ClientData, plan: ClientPlan, pools: Pools) -> Look:
     """What one client has; ``pools`` are the `sums` of each centre."""
     kind = kind_of(client)
     names = names_of(data, kind)

@@ -16,7 +16,7 @@ from medfed.datamodules.duplicates import Sample, content
 from medfed.datamodules.extending import *
 from medfed.datamodules.plans import ClientPlan, client_images
 from medfed.datamodules.readers.luna16 import Luna16Reader
-from medfed.datamodules.readers.samples import select_rows
+from medfed.datamodules.readers.samples import Index, select_rows
 from medfed.standalone.ct_patches import PatchSpec, read_patches, to_unit
 from medfed.standalone.files import digest
 
@@ -103,9 +103,7 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
         labels = np.array(store.array("label"))
         return {name: self._client(name, plan, store, labels) for name, plan in plans.items()}
 
-    def _client(
-        self, name: str, plan: ClientPlan, store: Store, labels: NDArray[np.int64]
-    ) -> ClientData:
+    def _client(self, name: str, plan: ClientPlan, store: Store, labels: Index) -> ClientData:
         blocks: dict[Split, Block] = {}
         unit = partial(to_unit, window=self.patches.window)
         for split in SPLITS:

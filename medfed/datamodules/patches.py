@@ -98,6 +98,7 @@ def painted(boxes: Tensor, size: Sequence[int]) -> Tensor:
 
 
 Places = NDArray[np.int32]
+Rng = np.random.Generator
 LARGEST = 10_000  # voxels of a region that patches are centred on: as many as nnU-Net keeps
 
 
@@ -142,11 +143,7 @@ class Volume:
 
 
 def volume_of(
-    image: Tensor,
-    label: Tensor,
-    inside: Tensor,
-    rng: np.random.Generator,
-    present: Tensor | None = None,
+    image: Tensor, label: Tensor, inside: Tensor, rng: Rng, present: Tensor | None = None
 ) -> Volume:
     """Keeps a volume in memory; patches are centred in regions or `inside` (H, W, D)."""
     marked = (image != 0).any(dim=0) | (label != 0).any(dim=0)
@@ -159,7 +156,7 @@ def volume_of(
 
 
 def volume_of_cache(
-    arrays: Arrays, label: Tensor, inside: Tensor, present: Tensor, rng: np.random.Generator
+    arrays: Arrays, label: Tensor, inside: Tensor, present: Tensor, rng: Rng
 ) -> Volume:
     """Maps a volume from the cache; its label, on the image's grid, is kept in memory."""
     starts, ends, shape = np.asarray(arrays["box"]).tolist()
@@ -177,9 +174,7 @@ def _by_slice(volume: Tensor, box: Sequence[slice]) -> NDArray[Any]:
     return np.ascontiguousarray(cropped.transpose(3, 0, 1, 2)).transpose(1, 2, 3, 0)
 
 
-def _places_of(
-    label: NDArray[np.uint8], inside: NDArray[np.bool_], rng: np.random.Generator
-) -> tuple[Places, ...]:
+def _places_of(label: NDArray[np.uint8], inside: NDArray[np.bool_], rng: Rng) -> tuple[Places, ...]:
     """(n, 3) voxels inside but in no region, then those of every region.
 
     Example:
@@ -274,7 +269,7 @@ class FreshPatches:
         """Restricts the patches to some of the patients."""
         return replace(self, patients=[self.patients[case] for case in cases])
 
-    def _draw(self, volumes: Sequence[Volume], rng: np.random.Generator) -> NDArray[np.int64]:
+    def _draw(self, volumes: Sequence[Volume], rng: Rng) -> NDArray[np.int64]:
         """(count, 4) volumes and first voxels of one patient's patches."""
         kinds = [[v.places[n] for v in volumes] for n in range(len(volumes[0].places))]
         off, *regions = [places for places in kinds if sum(map(len, places))]

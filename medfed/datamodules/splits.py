@@ -55,9 +55,7 @@ def split_patients(
     return {split: sorted(ids) for split, ids in parts.items()}
 
 
-def check_shares(
-    val_fraction: float, test_fraction: float, fold: Sequence[int] | None = None
-) -> None:
+def check_shares(val: float, test: float, fold: Sequence[int] | None = None) -> None:
     """Checks the shares of validation and test patients, and the fold of test patients.
 
     Example:
@@ -71,8 +69,8 @@ parts: K at least 2, and k from 0 to K - 1.
     if fold is not None and (len(fold) != 2 or fold[1] < 2 or not 0 <= fold[0] < fold[1]):
         what = f"data.fold={list(fold)} must be [k, K], the k-th of K parts"
         raise ConfigError(f"{what}: K at least 2, and k from 0 to K - 1.")
-    if not (val_fraction >= 0 and test_fraction >= 0 and val_fraction + test_fraction < 1):
-        what = f"data.val_fraction={val_fraction} and data.test_fraction={test_fraction}"
+    if not (val >= 0 and test >= 0 and val + test < 1):
+        what = f"data.val_fraction={val} and data.test_fraction={test}"
         raise ConfigError(f"{what} must be non-negative and leave a share for training.")
 
 

@@ -25,6 +25,8 @@ from .itk import LPS, affine_of, corrupt, itk_header, missing, reason
 from .names import fold
 
 log = logging.getLogger(__name__)
+Affine = NDArray[np.float64]  # (4, 4) to mm in RAS
+Times = tuple[tuple[Path, int, int], ...]  # files, their sizes and times of change
 # A file without the preamble begins with a group of the header, of either spelling.
 _BEGINS = re.compile(
     rb"\x02\x00[\x00-\x02]\x00UL\x04\x00|\x08\x00[\x00-\x18]\x00(UI|CS|UL|..\x00\x00)", re.DOTALL
@@ -48,7 +50,7 @@ class _Slice(NamedTuple):
     series: str
     size: tuple[int, int, int]  # (3,) voxels; the third is the number of frames
     channels: int  # values per voxel
-    affine: NDArray[np.float64]  # (4, 4) to mm in RAS
+    affine: Affine  # (4, 4) to mm in RAS
     inverted: bool  # whether white is 0
     frame: int | None = None  # the number of the frame from 0, where a file has several
 
@@ -86,7 +88,7 @@ def _kinds(folder: Path) -> dict[Path, str | None]:
     return kinds
 
 
-def _times(paths: Iterable[Path]) -> tuple[tuple[Path, int, int], ...]:
+def _times(paths: Iterable[Path]) -> Times:
     return tuple((path, (at := path.stat()).st_size, at.st_mtime_ns) for path in paths)
 
 
@@ -123,9 +125,7 @@ def series_uid(folder: Path) -> str:
     return _checked(folder)[0][0].series
 
 
-def header(
-    folder: Path, series: Sequence[str] = ()
-) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
+def header(folder: Path, series: Sequence[str] = ()) -> tuple[tuple[int, ...], int, Affine]:
     """Reads the sizes, values per voxel and affine to mm in RAS of a folder's series."""
     slices, step = _checked(folder, series)
     first = slices[0]
@@ -177,7 +177,7 @@ def _check_pixels(path: Path) -> None:
         raise corrupt(path, ValueError(first_line(error).partition(" - ")[0])) from error
 
 
-def _checked(folder: Path, wanted: Sequence[str] = ()) -> tuple[list[_Slice], NDArray[np.float64]]:
+def _checked(folder: Path, wanted: Sequence[str] = ()) -> tuple[list[_Slice], Affine]:
     """The slices in spatial order, and the step from one to the next."""
     of = {time: _summary(*time)[1] for time in _times(files(folder))}
     count, titles = Counter(of.values()), Counter(title for _, title in {*of.values()})
@@ -198,9 +198,7 @@ def _checked(folder: Path, wanted: Sequence[str] = ()) -> tuple[list[_Slice], ND
 
 
 @lru_cache(maxsize=64)
-def _compared(
-    folder: Path, times: tuple[tuple[Path, int, int], ...]
-) -> tuple[list[_Slice], NDArray[np.float64]]:
+def _compared(folder: Path, times: Times) -> tuple[list[_Slice], Affine]:
     slices = [_header(path) for path, _, _ in times]
     first = slices[0]
     if any(one.channels != 1 for one in slices):
@@ -254,7 +252,7 @@ def _frames(file: _Slice) -> list[_Slice]:
     return frames
 
 
-def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], NDArray[np.float64]]:
+def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], Affine]:
     normal = np.cross(slices[0].affine[:3, 0], slices[0].affine[:3, 1])
     normal /= np.linalg.norm(normal)
     slices = sorted(slices, key=lambda one: float(normal @ one.affine[:3, 3]))

@@ -223,7 +223,7 @@ def _inert(cell: object) -> object:
 
 
 @contextmanager
-def writing(place: Path, otherwise: str) -> Iterator[None]:
+def writing(place: Path, mend: str) -> Iterator[None]:
     """Turns an error while writing into one sentence.
 
     Example:
@@ -239,12 +239,10 @@ make room there, or set data.cache to another folder.
     except OSError as error:
         within = isinstance(error, WriteError) and isinstance(error.__cause__, OSError)
         cause = error.__cause__ if within else error
-        raise cannot_write(place, cause, otherwise) from error  # type: ignore[arg-type]
+        raise cannot_write(place, cause, mend) from error  # type: ignore[arg-type]
 
 
-def cannot_write(
-    place: Path, error: OSError, otherwise: str = "choose another folder"
-) -> WriteError:
+def cannot_write(place: Path, error: OSError, mend: str = "choose another folder") -> WriteError:
     """Returns the error for something that could not be written.
 
     Example:
@@ -253,7 +251,7 @@ def cannot_write(
     """
     forbidden = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
     room = "" if forbidden else "make room there, or "
-    return WriteError(f"Cannot write {place} ({error.strerror or error}); {room}{otherwise}.")
+    return WriteError(f"Cannot write {place} ({error.strerror or error}); {room}{mend}.")
 
 
 def _synchronise(path: Path) -> None:

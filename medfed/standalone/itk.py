@@ -63,6 +63,9 @@ _NRRD_FORMS = {  # values in small letters
 }
 
 
+Forms = Mapping[str, tuple[str, str]]
+
+
 class Source(NamedTuple):
     """The voxels of a file that nobody has read yet."""
 
@@ -244,9 +247,7 @@ def _nrrd(path: Path) -> Source:
     return Source(None, path, start, how == "gz", False, exact, unit)
 
 
-def _check_fields(
-    path: Path, fields: Mapping[str, str], forms: Mapping[str, tuple[str, str]]
-) -> None:
+def _check_fields(path: Path, fields: Mapping[str, str], forms: Forms) -> None:
     for key, (form, words) in forms.items():
         if not re.fullmatch(form, value := fields.get(key, "")):
             what = f"{path} has {key} = {value[:60]!r}, which must be {words}"

@@ -16,6 +16,7 @@ from .errors import CheckpointError, ConfigError
 from .files import replacing, writing
 from .volumes import Geometry, as_stored, stem_of, suffix_of
 
+Facts = Mapping[str, Any]  # what the training data say of a model
 NIFTI = (".nii.gz", ".nii")
 SEG = ".dcm"
 
@@ -40,7 +41,7 @@ def label_codes(regions: Mapping[str, Sequence[int]]) -> dict[str, int] | None:
     return {name: number for number, name in enumerate(names, start=1)}
 
 
-def map_codes(facts: Mapping[str, Any]) -> dict[str, int] | None:
+def map_codes(facts: Facts) -> dict[str, int] | None:
     """Chooses the label values of the one map that a segmentation is written as.
 
     None if regions were decided one by one and may lie in each other, which one map would lose.
@@ -141,7 +142,7 @@ def save_like(
         nib.save(image, partial)
 
 
-def mask_files(facts: Mapping[str, Any], target: Path) -> dict[Path, dict[str, int]]:
+def mask_files(facts: Facts, target: Path) -> dict[Path, dict[str, int]]:
     """Names the files of masks with their label values: one, or one for each region."""
     codes = map_codes(facts)
     if codes is not None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Color = Literal["grey", "rgb"]
 Pixels = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".tif", ".tiff", ".bmp", ".webp", ".gif")
 Normalization = Literal["zscore", "unit"]
 _PHOTOMETRIC = 0x0106
@@ -219,9 +220,7 @@ def white_of(files: Iterable[Path]) -> int:
     return (1 << max(8, largest.bit_length())) - 1 if largest else 65535
 
 
-def read_image(
-    file: Path, size: Sequence[int], color: str, white: int = 65535
-) -> NDArray[np.uint8]:
+def read_image(file: Path, size: Sequence[int], color: str, white: int = 65535) -> Bytes:
     """Reads one image, (C, height, width)."""
     from PIL import Image
 
@@ -253,9 +252,7 @@ def _eight_bits(image: Image.Image, white: int = 65535) -> Image.Image:
     return image
 
 
-def unit_range(
-    images: NDArray[np.uint8], peak: int, present: NDArray[np.bool_], black: int = -1
-) -> NDArray[np.float32]:
+def unit_range(images: Bytes, peak: int, present: NDArray[np.bool_], black: int = -1) -> Pixels:
     """Turns bytes (N, C, *spatial) into numbers from `black` to 1; absent channels are 0.
 
     Example:
@@ -284,7 +281,7 @@ def standardized(images: Pixels, mean: Sequence[float], sd: Sequence[float]) -> 
 
 
 @contextmanager
-def arrays_of(path: Path) -> Iterator[Mapping[str, NDArray[np.uint8]]]:
+def arrays_of(path: Path) -> Iterator[Mapping[str, Bytes]]:
     """Opens an ``.npz`` file for as long as its arrays are read, without pickle."""
     if path.exists() and not zipfile.is_zipfile(path):
         raise DataError(f"{path} is no whole .npz file; download or write it again.")
@@ -300,7 +297,7 @@ def arrays_of(path: Path) -> Iterator[Mapping[str, NDArray[np.uint8]]]:
         raise DataError(f"{path} cannot be read as .npz ({why}); write it again.") from error
 
 
-def channels_first(path: Path, split: str, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def channels_first(path: Path, split: str, images: Bytes) -> Bytes:
     """Moves or adds the channel axis of (n, h, w[, 3]) or (n, d, h, w), as a view."""
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         wanted = "uint8 (n, h, w), (n, h, w, 3) or (n, d, h, w)"

@@ -20,6 +20,7 @@ from .columns import Columns, from_facts
 from .csv_files import read_features
 from .errors import CheckpointError, ConfigError, DataError, first_line
 from .files import csv_text, write_text, writing
+from .masks import Facts
 from .predictor import Predictor
 from .scans import check_spacing, find_images
 from .volumes import read_geometry
@@ -31,9 +32,7 @@ _MOST_WARNED = 10  # rows that are named
 _CELLS = ("missing", "limits")  # how cells are read
 
 
-def inputs_of(
-    rows: NDArray[np.float64], columns: Columns, facts: Mapping[str, Any]
-) -> NDArray[np.float32]:
+def inputs_of(rows: NDArray[np.float64], columns: Columns, facts: Facts) -> NDArray[np.float32]:
     """The inputs of rows, as in training."""
     scaling, numbers = facts["normalization"], rows[:, columns.numeric]
     return columns.encode(rows, numbers if scaling is None else from_facts(scaling).scale(numbers))
@@ -42,7 +41,7 @@ def inputs_of(
 def _unusual_cells(
     rows: NDArray[np.float64],
     columns: Columns,
-    facts: Mapping[str, Any],
+    facts: Facts,
     texts: Mapping[str, Sequence[str | None]],
 ) -> dict[int, list[str]]:
     """Names by row, from 1, the cells (N, F) of which a model has learnt nothing.

@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.partitions import base
+from medfed.datamodules.partitions.base import Ids, Owners, Shares
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -141,7 +142,7 @@ class LabelImbalance(base.Dealt):
         half = (self.num_clients + 1) // 2
         return [low] * half + [1 - low] * (self.num_clients - half)
 
-    def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
         """See `Dealt.deal`.
 
         Example:
@@ -162,18 +163,14 @@ class LabelImbalance(base.Dealt):
             owner[chosen] = client
         return owner
 
-    def class_shares(
-        self, clients: base.Ids, num_classes: int, seed: int
-    ) -> dict[str, base.Shares]:
+    def class_shares(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Shares]:
         """See `Partition.class_shares`; clients are in the order of `assign`."""
         if num_classes != 2:
             what = f"needs 2 classes, but the data have {num_classes}"
             raise ConfigError(f"partition=label_imbalance {what}; use partition=dirichlet.")
         return {c: (1 - f, f) for c, f in zip(clients, self.fractions(), strict=True)}
 
-    def _deal_whole(
-        self, patients: Sequence[Patient], shares: list[float], seed: int
-    ) -> base.Owners:
+    def _deal_whole(self, patients: Sequence[Patient], shares: list[float], seed: int) -> Owners:
         """Assigns whole patients so that every client can be thinned to this many samples."""
         counts = base.count_classes(patients)
         beyond = counts[:, 2:].any(axis=1)
@@ -184,7 +181,7 @@ class LabelImbalance(base.Dealt):
         wishes = np.array([(1 - f, f) for f in shares])
         seed = derive_seed(seed, "label_imbalance")
 
-        def deal(size: int) -> tuple[base.Owners, bool]:
+        def deal(size: int) -> tuple[Owners, bool]:
             owner = deal_whole(counts, wishes * size, seed, spare=False)
             have = [counts[owner == n].sum(axis=0) for n in range(len(shares))]
             return owner, bool((have >= wishes * size - 1e-6).all())
@@ -254,7 +251,7 @@ class Shards(base.Dealt):
         """See `Dealt.least`."""
         return self.shards_per_client
 
-    def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
         """See `Dealt.deal`.
 
         Example:
@@ -293,7 +290,7 @@ class Dirichlet(base.Dealt):
         """See `Dealt.least`."""
         return self.min_patients
 
-    def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
         """See `Dealt.deal`.
 
         Example:
@@ -334,7 +331,7 @@ class QuantitySkew(base.Dealt):
     # Client n (from 1) has a share in proportion to n^-exponent; 0 makes all equal.
     exponent: Annotated[float, within("[0, inf)")] = 1.0
 
-    def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
         """See `Dealt.deal`.
 
         Example:

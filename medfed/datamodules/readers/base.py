@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 Missing = Literal["error", "zero"]
+Names = Sequence[str]
 VOLUMES = (*SUFFIXES, ".dcm", ".ima", ".raw", ".zraw")
 
 
@@ -204,9 +205,7 @@ def expanded(path: str | Path | None) -> Path | None:
     return None if path is None else Path(path).expanduser()
 
 
-def check_names(
-    kind: str, wanted: Sequence[str], known: Sequence[str], where: str = ""
-) -> tuple[str, ...]:
+def check_names(kind: str, wanted: Names, known: Names, where: str = "") -> tuple[str, ...]:
     """Matches names case-insensitively against the names in the data.
 
     Example:

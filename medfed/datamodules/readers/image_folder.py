@@ -298,11 +298,9 @@ def _named_elsewhere(path: Path) -> tuple[Sheet, str, str] | None:
     return None
 
 
-def _listed(
-    sheet: Sheet, image: str, answers: looks.Answers, file: str | None = None
-) -> looks.Guess:
+def _listed(sheet: Sheet, image: str, answers: looks.Answers, file: str = "{}") -> looks.Guess:
     guess, kinds = looks.Guess("image_table", sheet.path), looks.distinct(sheet)
-    guess.reads(image=image, **({} if file is None else {"file": file}))
+    guess.reads(image=image, **({} if file == "{}" else {"file": file}))
     marks = [c for c, of in kinds.items() if of and of <= {"0", "1", "-1"}]
     alike = {"label", "class", "diagnosis", "target"} & set(map(str.lower, kinds))
     if len(marks) > 1 and not alike and "data.reader.label" not in answers:
@@ -317,5 +315,5 @@ def _listed(
     else:
         taken = [str(looks.label_of(guess, sheet, "data.reader.label", answers, [image]))]
     looks.roles(guess, sheet, "data.reader.", answers, [image, *taken])
-    looks.colours(guess, looks.files_in(sheet, image, file or "{}"))
+    looks.colours(guess, looks.files_in(sheet, image, file))
     return guess

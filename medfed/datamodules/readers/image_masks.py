@@ -20,6 +20,7 @@ from medfed.standalone import pictures
 from medfed.standalone.pictures import SUFFIXES, Color
 
 _INDEX = "images.csv"
+ByName = Mapping[str, str]
 
 
 class Pair(NamedTuple):
@@ -33,11 +34,7 @@ class Pair(NamedTuple):
 
 
 def _list_pairs(
-    path: Path,
-    columns: Mapping[str, str],
-    pattern: str | None,
-    unplaced: str,
-    others: Mapping[str, str],
+    path: Path, columns: ByName, pattern: str | None, unplaced: str, others: ByName
 ) -> list[Pair]:
     """Lists pictures and masks, and checks that all files exist."""
     index = path / _INDEX if path.is_dir() else path

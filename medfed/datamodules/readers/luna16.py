@@ -27,6 +27,7 @@ _RULE = (
     "place among the rows of their series, negatives_per_positive for every nodule of the data set"
 )
 Mask = NDArray[np.bool_]
+Absent = Literal["error", "skip"]  # what is done about scans that are not there
 
 
 def _subsample(points: Points, usable: Mask, ratio: float | None, seed: int) -> Mask:
@@ -90,7 +91,7 @@ class Luna16Reader(Reader):
         candidates: str | None = None,
         negatives_per_positive: Annotated[float | None, check_not_negative] = 10.0,
         seed: int = 0,
-        missing: Literal["error", "skip"] = "error",
+        missing: Absent = "error",
     ) -> None:
         self.path = path
         self.negatives_per_positive = negatives_per_positive
@@ -212,10 +213,7 @@ class Luna16ScanReader(Luna16Reader):
 
     @checked("data.reader")
     def __init__(
-        self,
-        path: Path,
-        annotations: str = "annotations.csv",
-        missing: Literal["error", "skip"] = "error",
+        self, path: Path, annotations: str = "annotations.csv", missing: Absent = "error"
     ) -> None:
         self.path = path
         self._scans = find_scans(path)

@@ -319,9 +319,7 @@ def _say_words(sheet: Sheet, names: Sequence[str]) -> None:
         log.warning(text, sheet.path, few(listed, 8), ",".join(dict.fromkeys(keys)))
 
 
-def _accounts_of(
-    sheet: Sheet, names: Sequence[str], categories: Categories
-) -> tuple[Account, Account]:
+def _accounts_of(sheet: Sheet, names: Sequence[str], categories: Categories) -> list[Account]:
     """Returns what was taken of a sheet: its rows, and their cells in the columns `names`."""
     rows = {
         why: (len(numbers), f"data row {numbers[0]}" * (numbers[0] > 0))
@@ -339,7 +337,7 @@ def _accounts_of(
     path, known = str(sheet.path), len(names) * len(sheet.rows)
     known -= sum(count for count, _ in lacking.values())
     cells = Account(path, f"cells of {len(names)} features", known, lacking)
-    return Account(path, "rows", len(sheet.rows), rows), cells
+    return [Account(path, "rows", len(sheet.rows), rows), cells]
 
 
 def counted(path: Path, features: NDArray[np.float64], left: int = 0) -> tuple[Account, Account]:

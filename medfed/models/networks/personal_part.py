@@ -33,6 +33,7 @@ _ACTIVATIONS = ("Sigmoid", "Softmax", "Tanh", "Relu")
 
 
 Outputs = Callable[[nn.Module, Tensor], Sequence[Tensor]]
+Places = dict[int, list[str]]  # all names of a layer, by its id
 
 
 def nearest(network: nn.Module, outputs: Outputs, image: Tensor) -> tuple[str, ...]:
@@ -162,9 +163,7 @@ def part_roots(network: nn.Module, parts: Sequence[str]) -> list[str]:
     return list(root_of.values())
 
 
-def _roots(
-    module: nn.Module, name: str, matched: set[str], places: dict[int, list[str]]
-) -> Iterator[str]:
+def _roots(module: nn.Module, name: str, matched: set[str], places: Places) -> Iterator[str]:
     prefix = f"{name}." if name else ""
     names = {prefix + n for n, _ in module.named_parameters(remove_duplicate=False)}
     if names and names <= matched and _closed(module, places):
@@ -178,7 +177,7 @@ def _roots(
         yield from _roots(inner, prefix + child, matched, places)
 
 
-def _closed(module: nn.Module, places: dict[int, list[str]]) -> bool:
+def _closed(module: nn.Module, places: Places) -> bool:
     """Whether no layer within also stands outside, where it would be forgotten."""
     homes = tuple(home and f"{home}." for home in places[id(module)])
     inner = (m for m in module.modules() if m is not module)
