@@ -59,6 +59,10 @@ class ClientPlan:
         return gaps if self.annotated is None else {**gaps, "annotated": list(self.annotated)}
 
 
+Plans = Mapping[str, ClientPlan]
+Cases = Mapping[str, Sequence[Patient]]  # of each patient
+
+
 def by_id(patients: Sequence[Patient]) -> dict[str, Patient]:
     """Returns the patients by their ids."""
     patients_by_id = {p.id: p for p in patients}
@@ -118,10 +122,7 @@ def plan_clients(
 
 
 def match_files(
-    plans: Mapping[str, ClientPlan],
-    cases: Mapping[str, Sequence[Patient]],
-    channels: Sequence[str],
-    missing: Missing,
+    plans: Plans, cases: Cases, channels: Names, missing: Missing
 ) -> dict[str, ClientPlan]:
     """Removes the channels of which a client's training cases have no file.
 
@@ -157,10 +158,7 @@ def match_files(
 
 
 def labels_of_clients(
-    plans: Mapping[str, ClientPlan],
-    cases: Mapping[str, Sequence[Patient]],
-    labels: Sequence[str],
-    given: Mapping[str, Sequence[str]],
+    plans: Plans, cases: Cases, labels: Names, given: Mapping[str, Names]
 ) -> dict[str, tuple[str, ...]]:
     """Returns the labels that each client annotates.
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+Ints = Sequence[int]
 STRIDE = 2
 """Voxels per cell of the map of anchors, along each axis."""
 
@@ -52,10 +53,7 @@ class Detector(nn.Module):
     personal: ClassVar[tuple[str, ...]] = ("classification_head.*", "regression_head.*")
 
     def __init__(
-        self,
-        in_channels: int,
-        anchors: Sequence[Sequence[int]],
-        channels: Sequence[int] = (16, 16, 24),
+        self, in_channels: int, anchors: Sequence[Ints], channels: Ints = (16, 16, 24)
     ) -> None:
         super().__init__()
         width, count = channels[0], len(anchors)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from . import ct_patches, pictures
-from .columns import Columns, from_facts
+from .columns import Array, Columns, from_facts
 from .csv_files import read_features
 from .errors import CheckpointError, ConfigError, DataError, first_line
 from .files import csv_text, write_text, writing
@@ -32,17 +32,14 @@ _MOST_WARNED = 10  # rows that are named
 _CELLS = ("missing", "limits")  # how cells are read
 
 
-def inputs_of(rows: NDArray[np.float64], columns: Columns, facts: Facts) -> NDArray[np.float32]:
+def inputs_of(rows: Array, columns: Columns, facts: Facts) -> NDArray[np.float32]:
     """The inputs of rows, as in training."""
     scaling, numbers = facts["normalization"], rows[:, columns.numeric]
     return columns.encode(rows, numbers if scaling is None else from_facts(scaling).scale(numbers))
 
 
 def _unusual_cells(
-    rows: NDArray[np.float64],
-    columns: Columns,
-    facts: Facts,
-    texts: Mapping[str, Sequence[str | None]],
+    rows: Array, columns: Columns, facts: Facts, texts: Mapping[str, Sequence[str | None]]
 ) -> dict[int, list[str]]:
     """Names by row, from 1, the cells (N, F) of which a model has learnt nothing.
 

@@ -19,6 +19,7 @@ from medfed.standalone.names import fold as fold_name
 from medfed.standalone.volumes import SUFFIXES, existing
 
 Regions = dict[str, tuple[int, ...]]
+Wanted = Mapping[str, Sequence[int]] | Sequence[str]  # values by region, or names
 
 
 def _listed_labels(labels: object, path: Path) -> Regions:
@@ -57,9 +58,7 @@ def _listed_labels(labels: object, path: Path) -> Regions:
     return regions
 
 
-def _chosen_regions(
-    wanted: Mapping[str, Sequence[int]] | Sequence[str] | None, listed: Regions
-) -> Regions:
+def _chosen_regions(wanted: Wanted | None, listed: Regions) -> Regions:
     """Returns label values by region: the user's, those of the names that he chose, or all.
 
     Example:
@@ -110,7 +109,7 @@ class DatalistReader(CaseReader):
         self,
         path: Path,
         channels: Sequence[str] | None = None,
-        regions: Mapping[str, Sequence[int]] | Sequence[str] | None = None,
+        regions: Wanted | None = None,
         patient: str = "patient",
         centre: str = "centre",
         fold: int | None = None,

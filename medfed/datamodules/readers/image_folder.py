@@ -154,9 +154,7 @@ def read_image_table(
     return _decoded(samples, names, size, color, path)
 
 
-def _joined_classes(
-    path: Path, joined: Sequence[str] | None, names: Sequence[str]
-) -> tuple[str, ...]:
+def _joined_classes(path: Path, joined: Names | None, names: Names) -> tuple[str, ...]:
     """Returns the classes of a federation that images join, or the images' own."""
     if joined and (unknown := [name for name in names if name not in joined]):
         what = f"{path} has the class {few(unknown)}, which the federation does not have"

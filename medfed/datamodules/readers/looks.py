@@ -21,7 +21,7 @@ from medfed.standalone import pictures, volumes
 from medfed.standalone.csv_files import like_a_number
 
 Answers = Mapping[str, Any]
-Names = Collection[str]
+Taken = Collection[str]
 NO = "null: no"
 FIRST = 10  # files that are looked into
 MANY = 10  # different numbers of a label above which it is a measurement
@@ -81,9 +81,7 @@ class Guess:
         except DataError as error:
             self.refused = error
 
-    def ask_names(
-        self, names: Sequence[str], answers: Answers, centres: Sequence[str] | None = None
-    ) -> None:
+    def ask_names(self, names: Names, answers: Answers, centres: Names | None = None) -> None:
         """Asks whether names begin with the hospital or the patient, where some begin alike."""
         if any(re.match(known, name, re.IGNORECASE) for known in KNOWN.values() for name in names):
             return  # the reader joins them, and says so
@@ -223,7 +221,7 @@ def files_in(sheet: Sheet, column: str, name: str = "{}") -> list[Path]:
     return [folder / file for file in slashed(folder, (name.replace("{}", t) for t in texts))]
 
 
-def roles(guess: Guess, sheet: Sheet, prefix: str, answers: Answers, taken: Names) -> None:
+def roles(guess: Guess, sheet: Sheet, prefix: str, answers: Answers, taken: Taken) -> None:
     """Takes columns for hospitals and patients by their names, or asks whether one is."""
     texts = {c: of for c, of in distinct(sheet).items() if c not in taken and len(of) > 1}
     rows = len(sheet.rows)
@@ -247,7 +245,7 @@ def roles(guess: Guess, sheet: Sheet, prefix: str, answers: Answers, taken: Name
             guess.ask(key, text, named[0] if named else "null", (*choices, NO))
 
 
-def label_of(guess: Guess, sheet: Sheet, key: str, answers: Answers, taken: Names) -> str | None:
+def label_of(guess: Guess, sheet: Sheet, key: str, answers: Answers, taken: Taken) -> str | None:
     """Returns the column that is the label by its name, or asks for it."""
     kinds = distinct(sheet)
     alike = [c for c in sheet.columns if _LABEL.fullmatch(c.lower()) and c not in taken]

@@ -569,9 +569,7 @@ def _ask_label(guess: looks.Guess, sheet: Sheet, label: str, answers: looks.Answ
         guess.ask("data.positive", question, [best], names)
 
 
-def _ask_missing(
-    guess: looks.Guess, lacking: Sequence[str], sheet: Sheet, columns: Collection[str]
-) -> None:
+def _ask_missing(guess: looks.Guess, lacking: Names, sheet: Sheet, columns: set[str]) -> None:
     """Asks which words stand for missing cells; ``none`` among words is probably a category."""
     kinds = {c: texts for c, texts in looks.distinct(sheet).items() if c in columns}
     kept = {

@@ -27,6 +27,7 @@ from medfed.functional.scores import area
 from medfed.standalone.columns import Array, Columns, MinMax, Scaling, Standard
 
 Normalization = Literal["standard", "minmax", "exact_minmax", "none"]
+ByClient = Mapping[str, Array]
 _ANY = 1e30  # readers refuse larger numbers
 _FAR = 3.0  # interquartile ranges
 _CODES = 10  # different values of a column that may be codes
@@ -159,7 +160,7 @@ HOSPITAL = re.compile(rf"({_HOSPITALS}){_END}", re.IGNORECASE)
 PATIENT = re.compile(rf"({_PATIENTS}){_END}|id", re.IGNORECASE)
 
 
-def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Scaling]) -> None:
+def say(columns: Columns, train: ByClient, scalings: Mapping[str, Scaling]) -> None:
     """Logs the changes to training cells (N, F) of every client, one line each."""
     rows, names = np.concatenate(list(train.values())), columns.names
     standard = any(isinstance(scaling, Standard) for scaling in scalings.values())
@@ -182,7 +183,7 @@ def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Sca
         log.warning("One value in all training rows, so without information: %s.", few(alike, 8))
 
 
-def constant_remarks(names: Sequence[str], train: Mapping[str, Array]) -> list[str]:
+def constant_remarks(names: Sequence[str], train: ByClient) -> list[str]:
     """Remarks on columns that are constant at a hospital, but not at all of them.
 
     Example:
@@ -202,10 +203,7 @@ def _constant(names: Sequence[str], rows: Array) -> list[str]:
 
 
 def leak_remarks(
-    names: Sequence[str],
-    categories: Mapping[str, Sequence[str]],
-    train: Mapping[str, Array],
-    labels: Mapping[str, Array],
+    names: Names, categories: Mapping[str, Names], train: ByClient, labels: ByClient
 ) -> list[str]:
     """Remarks on columns that alone predict a class in training, or number the rows.
 
