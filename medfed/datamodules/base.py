@@ -238,9 +238,8 @@ class FederatedDataModule(ABC):
         self._patients = by_id(self.list_patients())
         names = self.plan_names, self.class_names
         sizes = (self.val_fraction, self.test_fraction), self.fold, self.most_patients
-        self.plans = plan_clients(
-            self.partition, self._patients, names, self.seed, *sizes, self.stratify
-        )
+        how = (self.seed, *sizes, self.stratify)
+        self.plans = plan_clients(self.partition, self._patients, names, *how)
         check_keep_out(self.keep_out, list(self.plans))
         from_partition = remarks(self.partition, list(self._patients.values()))
         self.remarks = [*self.data_remarks(), *from_partition]
@@ -365,9 +364,8 @@ class FederatedDataModule(ABC):
     def splits(self) -> dict[str, Any]:
         """The record for the run folder, as JSON."""
         if self._hashes is None:
-            self._hashes = self.file_hashes(
-                sorted({i for p in self.plans.values() for i in p.every})
-            )
+            used = {i for p in self.plans.values() for i in p.every}
+            self._hashes = self.file_hashes(sorted(used))
         names, every = self.plan_names, self._patients.items()
         labels = [(i, str(p.label), *map(str, p.counts or ())) for i, p in every]
         return {

@@ -110,10 +110,8 @@ class ScanFiles:
     def segment(self, predictor: Predictor, tolerance: float | None) -> SegmentedScan:
         """Reads and segments it."""
         read = read_scan(self, predictor.facts, tolerance)
-        regions = predictor.regions(
-            read.image, read.body, self.path, read.grid, read.geometry.shape
-        )
-        return SegmentedScan(read, regions)
+        grid = read.grid, read.geometry.shape
+        return SegmentedScan(read, predictor.regions(read.image, read.body, self.path, *grid))
 
 
 class Scan(NamedTuple):

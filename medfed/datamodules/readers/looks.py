@@ -163,10 +163,8 @@ def paired(
     images, masks = sides
     if not images and not masks:
         raise DataError(f"{path / names[0]} has no images; add them.")
-    for one, other, what, where in (
-        (images, masks, "mask", names[1]),
-        (masks, images, "image", names[0]),
-    ):
+    sides_of = (images, masks, "mask", names[1]), (masks, images, "image", names[0])
+    for one, other, what, where in sides_of:
         if lacking := sorted({*one} - {*other}):
             raise DataError(
                 f"{one[lacking[0]]} has no {what} {path / where / lacking[0]}.* (of "
