@@ -298,8 +298,7 @@ class BlocksOnDemand:
     read: Callable[[str, int], Block]
 
     def __iter__(self) -> Iterator[Block]:
-        return map(self._alone, self.patients, range(len(self.patients)))
-
-    def _alone(self, name: str, case: int) -> Block:
-        with one_thread():
-            return self.read(name, case)
+        for case, name in enumerate(self.patients):
+            with one_thread():
+                block = self.read(name, case)
+            yield block

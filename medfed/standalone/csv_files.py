@@ -183,11 +183,8 @@ class Sheet:
 
     def labelled(self, name: str, known: Collection[str] | None = None) -> Sheet:
         """The rows that have a label, if given one of `known`; a line names the others."""
-        kept = [
-            number
-            for number, text in self.cells(name)
-            if not self.lacks(text) and (known is None or tidy(fold(text)) in known)
-        ]
+        texts = enumerate(self.texts(name), start=1)
+        kept = [n for n, t in texts if t is not None and (known is None or t in known)]
         if len(kept) == len(self.rows):
             return self
         if not kept:

@@ -161,16 +161,12 @@ def save_picture(values: NDArray[Any], target: Path) -> None:
 
 def check_apart(cases: Iterable[tuple[str, Iterable[Path]]], what: str) -> None:
     """Refuses cases of which one would be written over another's files."""
-    owners: dict[Path, int] = {}
-    names = []
-    for number, (name, files) in enumerate(cases):
-        names.append(name)
-        for file in files:
-            other = owners.setdefault(file, number)
-            if other == number:
-                continue
-            if names[other] == name:
-                raise ConfigError(f"There are two {what} of the name {name}; rename one.")
-            raise ConfigError(
-                f"{what.capitalize()} {names[other]} and {name} would share {file}; rename one."
-            )
+    owners: dict[Path, tuple[int, str]] = {}
+    every = ((n, name, file) for n, (name, files) in enumerate(cases) for file in files)
+    for number, name, file in every:
+        other, twin = owners.setdefault(file, (number, name))
+        if other != number and twin == name:
+            raise ConfigError(f"There are two {what} of the name {name}; rename one.")
+        if other != number:
+            both = f"{what.capitalize()} {twin} and {name} would share {file}"
+            raise ConfigError(f"{both}; rename one.")

@@ -338,13 +338,10 @@ class QuantitySkew(base.Dealt):
             >>> np.bincount(QuantitySkew(3).deal([Patient(str(i)) for i in range(11)], seed=0))
             array([6, 3, 2])
         """
-        sizes = list(apportion(len(patients), self._shares().tolist()))
+        shares = np.exp(-self.exponent * np.log(np.arange(1, self.num_clients + 1)))
+        sizes = list(apportion(len(patients), (shares / shares.sum()).tolist()))
         while 0 in sizes:  # the largest client gives one patient to each client without any
             giver, taker = sizes.index(max(sizes)), sizes.index(0)
             sizes[giver], sizes[taker] = sizes[giver] - 1, 1
         owner = np.repeat(np.arange(self.num_clients), sizes)
         return numpy_rng(seed, "quantity_skew").permutation(owner)
-
-    def _shares(self) -> NDArray[np.float64]:
-        sizes = np.exp(-self.exponent * np.log(np.arange(1, self.num_clients + 1)))
-        return np.asarray(sizes / sizes.sum())

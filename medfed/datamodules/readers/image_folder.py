@@ -61,18 +61,18 @@ def read_image_folder(
     if len(names) < 2:
         what = "must hold a folder for each of two classes or more; found"
         raise DataError(f"{roots[0]} {what}: {', '.join(names) or 'none'}.")
-    found: list[tuple[Path, int, Split | None]] = []
+    listed: list[tuple[Path, int, Split | None]] = []
     left: dict[Path, str] = {}
     for root, (label, name) in product(roots, enumerate(names)):
         may_lack = joined or hospitals or splits.get(root.name, "train") != "train"
         if may_lack and not (root / name).is_dir():
             continue  # a test without a rare class is none the worse
         images, masks = pictures_in(root / name)
-        found += [(image, label, splits.get(root.name)) for image in images]
+        listed += [(image, label, splits.get(root.name)) for image in images]
         left |= dict.fromkeys(masks, "masks of pictures beside them")
-    if not found:
+    if not listed:
         raise DataError(f"{path} has no folder of the classes {few(names)}; name the others so.")
-    files, labels, official = zip(*found, strict=True)
+    files, labels, official = zip(*listed, strict=True)
     below = [f.relative_to(path).as_posix() for f in files]
     where = zip(below, files, strict=True)
     centres = [search_name("centre", centre_pattern, name, f) for name, f in where]
