@@ -1,9 +1,7 @@
 """Augmentation of training samples: MONAI's random transforms, and channel dropout.
 
-The seed alone determines all random choices, and `ClientData` derives one for every batch. So a
-batch is the same in every process, and does not depend on earlier batches.
-
-Channel dropout zeroes some of the hospital's channels, chosen for each sample. With ``chance=1``
+The seed alone determines all random choices, and `ClientData` derives one for every batch. Channel
+dropout zeroes some of the hospital's channels, chosen for each sample. With ``chance=1``
 and ``rescale=None`` it follows Wagner et al., "Feasibility of federated learning from client
 databases with different brain diseases and MRI modalities" (FedUniBrain), WACV 2025: 0 to C - 1
 channels of every sample become zero, and nothing is rescaled.

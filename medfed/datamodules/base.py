@@ -65,20 +65,17 @@ class BatchWorkers:
     def batches(self, client: str, seed: int, order: Sequence[Tensor]) -> Iterator[Batch]:
         """One epoch of a client; see `ClientData.train_batches`."""
         tasks = ((client, seed, number, index.numpy()) for number, index in enumerate(order))
+        futures = (self.pool.submit(_make, *task) for task in tasks)
         waiting: deque[Future[dict[str, NDArray[Any]]]] = deque()
         try:
-            for task in islice(tasks, _AHEAD * self.workers):
-                waiting.append(self.pool.submit(_make, *task))
+            waiting.extend(islice(futures, _AHEAD * self.workers))
             while waiting:
                 made = waiting.popleft().result()
-                for task in islice(tasks, 1):
-                    waiting.append(self.pool.submit(_make, *task))
+                waiting.extend(islice(futures, 1))
                 yield {name: torch.from_numpy(values) for name, values in made.items()}
         except BrokenProcessPool as error:
-            raise DataError(
-                f"One of data.workers={self.workers} processes was killed (out of memory?); run "
-                "again with fewer, or data.workers=0."
-            ) from error
+            what = f"One of data.workers={self.workers} processes was killed (out of memory?)"
+            raise DataError(f"{what}; run again with fewer, or data.workers=0.") from error
         finally:
             for future in waiting:
                 future.cancel()
@@ -137,9 +134,8 @@ class FederatedDataModule(ABC):
 
     def __post_init__(self) -> None:
         if not isinstance(self.partition, Partition):
-            raise ConfigError(
-                f"data.partition={self.partition} is no partition; choose one by partition=OPTION."
-            )
+            what = f"data.partition={self.partition} is no partition"
+            raise ConfigError(f"{what}; choose one by partition=OPTION.")
         check_shares(self.val_fraction, self.test_fraction, self.fold)
         check_fields("data", self)
         # `ClientData` per client id, in the partition's order; filled by `setup`.
@@ -242,17 +238,14 @@ class FederatedDataModule(ABC):
         self._patients = by_id(self.list_patients())
         names = self.plan_names, self.class_names
         sizes = (self.val_fraction, self.test_fraction), self.fold, self.most_patients
-        self.plans = plan_clients(
-            self.partition, self._patients, names, self.seed, *sizes, self.stratify
-        )
+        how = (self.seed, *sizes, self.stratify)
+        self.plans = plan_clients(self.partition, self._patients, names, *how)
         check_keep_out(self.keep_out, list(self.plans))
         from_partition = remarks(self.partition, list(self._patients.values()))
         self.remarks = [*self.data_remarks(), *from_partition]
         if self.most_patients is not None:
-            self.remarks.append(
-                f"At most {self.most_patients} patients of a hospital train and validate; others "
-                "that are not tested are left out (data.most_patients)."
-            )
+            most = f"At most {self.most_patients} patients of a hospital train and validate; others"
+            self.remarks += [f"{most} that are not tested are left out (data.most_patients)."]
 
     def annotate(self, labels: Mapping[str, tuple[str, ...]]) -> None:
         """Notes in the plans which labels each client annotates, if one does not annotate all."""
@@ -264,10 +257,8 @@ class FederatedDataModule(ABC):
             raise DataError(f"{few(idle)} annotates no label at all; leave its patients out.")
         if any(len(names) < self.num_classes for names in labels.values()):
             self.plans = {c: replace(p, annotated=labels[c]) for c, p in self.plans.items()}
-            self.remarks.append(
-                "Clients annotate different labels: a label has a loss and metrics at those that "
-                "annotate it, and a client's mean is over its labels."
-            )
+            what = "a label has a loss and metrics at those that annotate it, and a client's mean"
+            self.remarks += [f"Clients annotate different labels: {what} is over its labels."]
 
     def build(self) -> None:
         """The second half of `setup`: reads the patients of the planned clients."""
@@ -373,9 +364,8 @@ class FederatedDataModule(ABC):
     def splits(self) -> dict[str, Any]:
         """The record for the run folder, as JSON."""
         if self._hashes is None:
-            self._hashes = self.file_hashes(
-                sorted({i for p in self.plans.values() for i in p.every})
-            )
+            used = {i for p in self.plans.values() for i in p.every}
+            self._hashes = self.file_hashes(sorted(used))
         names, every = self.plan_names, self._patients.items()
         labels = [(i, str(p.label), *map(str, p.counts or ())) for i, p in every]
         return {

@@ -16,8 +16,8 @@ mu, sigma     ``channel_statistics``, over all pixels of all training images in 
 j             ``rows`` in ``_drawn``, which undoes mu_i and sigma_i and takes j's
 ============  ==================================================================================
 
-A channel that a client lacks, or whose values are all equal, has sigma 0; others do not use it. Nor
-do they use a sigma below a hundredth of their own, which would let one client ruin all models.
+A channel that a client lacks, or of equal values, has sigma 0. Others do not use it, nor a sigma
+below a hundredth of their own, which would let one client ruin all models.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from medfed.datamodules.extending import *
 from medfed.standalone.columns import Array
 from medfed.standalone.pictures import Pixels, standardized
 
+Convert = Callable[[NDArray[Any]], Pixels]
 _AT_ONCE = 1024  # images
 _BELOW = 100  # times less than a client's own
 
@@ -83,9 +84,7 @@ def _drawn(scale: Tensor, shift: Tensor, image: Tensor, seed: int) -> Tensor:
     return image * scale[rows].view(shape) + shift[rows].view(shape)
 
 
-def _then(
-    convert: Callable[[NDArray[Any]], Pixels], statistics: Array, values: NDArray[Any]
-) -> Pixels:
+def _then(convert: Convert, statistics: Array, values: NDArray[Any]) -> Pixels:
     return standardized(convert(values), *statistics)
 
 

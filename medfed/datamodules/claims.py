@@ -47,7 +47,6 @@ class Claims:
     def remark(self, far: NDArray[np.bool_], times: float, columns: Sequence[str]) -> None:
         """Notes the clients and columns whose ends are (C, P) far from those of most."""
         for at, column in np.argwhere(far).tolist():
-            self.remarks.append(
-                f"{self.name(at)} has limits of {columns[column]} over {times} times as far out as "
-                "those of most clients, so they move nothing; check its units."
-            )
+            what = f"{self.name(at)} has limits of {columns[column]} over {times} times as far out"
+            why = "as those of most clients, so they move nothing; check its units"
+            self.remarks.append(f"{what} {why}.")

@@ -128,10 +128,8 @@ class ClientData:
 
     def __post_init__(self) -> None:
         if self.num_samples == 0:
-            raise DataError(
-                f"Client {self.id} has no training data; give it patients or leave it out of the "
-                "partition."
-            )
+            what = f"Client {self.id} has no training data"
+            raise DataError(f"{what}; give it patients or leave it out of the partition.")
         check_fields("data", self)
 
     @property
@@ -346,8 +344,7 @@ class BlocksOnDemand:
     read: Callable[[str, int], Block]
 
     def __iter__(self) -> Iterator[Block]:
-        return map(self._alone, self.patients, range(len(self.patients)))
-
-    def _alone(self, name: str, case: int) -> Block:
-        with one_thread():
-            return self.read(name, case)
+        for case, name in enumerate(self.patients):
+            with one_thread():
+                block = self.read(name, case)
+            yield block

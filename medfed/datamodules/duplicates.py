@@ -46,10 +46,8 @@ class Duplicates:
 
     def record(self) -> dict[str, Any]:
         """Returns the counts and all groups, for JSON."""
-        groups = [
-            [{"client": p.client, "split": p.split, "id": p.sample.name} for p in group]
-            for group in self.groups
-        ]
+        of = ([(p.client, p.split, p.sample.name) for p in group] for group in self.groups)
+        groups = [[dict(zip(("client", "split", "id"), p, strict=True)) for p in g] for g in of]
         return {"compared": self.what, **self.counts(), "groups": groups}
 
     def counts(self) -> dict[str, int]:
@@ -79,12 +77,10 @@ x (train of a) = y (test of a). A test sample is then in the training data: remo
         other = f", {differ} with different labels" * bool(differ)
         named = "; ".join(" = ".join(map(str, group[:_FEW])) for group in self.groups[:_FEW])
         more = f"; and {count - _FEW} more" * (count > _FEW)
-        return (
-            f"{samples:,} of the {self.what} are in {count:,} group{'s' * (count > 1)} of equal "
-            f"ones ({n['over_splits']} over two splits, {n['over_clients']} over two "
-            f"clients{other}): {named}{more}. "
-            f"{self._harm()}: remove the copies."
-        )
+        over = f"{n['over_splits']} over two splits, {n['over_clients']} over two clients{other}"
+        groups = f"{count:,} group{'s' * (count > 1)} of equal ones ({over}): {named}{more}"
+        what = f"{samples:,} of the {self.what} are in {groups}"
+        return f"{what}. {self._harm()}: remove the copies."
 
     def _harm(self) -> str:
         """Says what harm the copies do."""

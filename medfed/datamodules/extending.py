@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
-from medfed.datamodules.readers.base import Missing, Patient, Reader, VolumeReader, are_exclusive
-from medfed.datamodules.readers.base import check_names, given_path, with_hospitals
+from medfed.datamodules.readers.base import Missing, Names, Patient, Reader, VolumeReader
+from medfed.datamodules.readers.base import are_exclusive, check_names, given_path, with_hospitals
 from medfed.datamodules.readers.persons import persons_of, search_name
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.common.schemas import parse_json
@@ -33,7 +33,7 @@ __all__ = [
     "Callable", "Collection", "Counter", "Iterable", "Iterator", "Mapping", "NDArray", "Path",
     "Sequence", "np",
     # patients, their names and splits
-    "Missing", "Patient", "Reader", "SPLITS", "Split", "VolumeReader", "are_exclusive",
+    "Missing", "Names", "Patient", "Reader", "SPLITS", "Split", "VolumeReader", "are_exclusive",
     "check_names", "fold", "given_path", "persons_of", "same", "search_name", "with_hospitals",
     # files: tables, lists, volumes
     "Sheet", "as_number", "csv_rows", "is_visible", "is_volume", "listed_columns", "parse_json",

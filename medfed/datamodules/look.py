@@ -16,6 +16,7 @@ from medfed.datamodules.scanner import UNCHANGED, Scanner
 from medfed.functional.survival import kaplan_meier
 
 Floats = NDArray[np.float64]
+Pools = Mapping[str | None, Floats]
 
 
 @dataclass(frozen=True)
@@ -107,12 +108,7 @@ def looked(data: FederatedDataModule, clients: Mapping[str, ClientData]) -> dict
     return {name: _look(data, clients[name], plan, pools) for name, plan in data.plans.items()}
 
 
-def _look(
-    data: FederatedDataModule,
-    client: ClientData,
-    plan: ClientPlan,
-    pools: Mapping[str | None, Floats],
-) -> Look:
+def _look(data: FederatedDataModule, client: ClientData, plan: ClientPlan, pools: Pools) -> Look:
     """What one client has; ``pools`` are the `sums` of each centre."""
     kind = kind_of(client)
     names = names_of(data, kind)
@@ -124,7 +120,8 @@ def _look(
     if plan.label_order is not None:  # back to the order of the data
         counts = {s: of[:, list(plan.label_order)] for s, of in counts.items()}
     have, known = counts["train"] if kind == "regions" else np.sum([*counts.values()], axis=0)
-    whole = kind not in ("regions", "boxes")
+    whole, after = kind not in ("regions", "boxes"), (have / np.maximum(known, 1)).tolist()
+    after = [float(chosen[1:].sum() / len(every))] if kind == "boxes" else after
     return Look(
         patients=len(every),
         of=int(pool[0]),
@@ -133,9 +130,7 @@ def _look(
         splits={split: len(plan.patients[split]) for split in SPLITS},
         removed=[n for n, has in zip(data.plan_names, plan.channels, strict=True) if not has],
         before=shares(pool[1:]),
-        after=(have / np.maximum(known, 1)).tolist()
-        if kind != "boxes"
-        else [float(chosen[1:].sum() / len(every))],
+        after=after,
         missing={
             split: [n for n, c in zip(names, of[0], strict=True) if not c and n in outlined]
             for split, of in counts.items()

@@ -16,7 +16,7 @@ from medfed.datamodules.duplicates import Sample, content
 from medfed.datamodules.extending import *
 from medfed.datamodules.plans import ClientPlan, client_images
 from medfed.datamodules.readers.luna16 import Luna16Reader
-from medfed.datamodules.readers.samples import select_rows
+from medfed.datamodules.readers.samples import Index, select_rows
 from medfed.standalone.ct_patches import PatchSpec, read_patches, to_unit
 from medfed.standalone.files import digest
 
@@ -103,9 +103,7 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
         labels = np.array(store.array("label"))
         return {name: self._client(name, plan, store, labels) for name, plan in plans.items()}
 
-    def _client(
-        self, name: str, plan: ClientPlan, store: Store, labels: NDArray[np.int64]
-    ) -> ClientData:
+    def _client(self, name: str, plan: ClientPlan, store: Store, labels: Index) -> ClientData:
         blocks: dict[Split, Block] = {}
         unit = partial(to_unit, window=self.patches.window)
         for split in SPLITS:
@@ -125,10 +123,8 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
             }
             if plan.patients[split] and not len(rows):
                 if split == "train":
-                    raise DataError(
-                        f"Client {name} has no training patch; give it more scans, or class "
-                        "shares that need fewer nodules."
-                    )
+                    mend = "give it more scans, or class shares that need fewer nodules"
+                    raise DataError(f"Client {name} has no training patch; {mend}.")
                 log.warning("Client %s has no %s patch after thinning.", name, split)
         return self.labelled_client(name, plan, blocks)
 
@@ -138,11 +134,9 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
         listed, kept = (sum(record[key].values()) for key in ("listed", "kept"))
         if listed == kept:
             return []
-        return [
-            f"Of {listed:,} candidates {kept:,} are used: of the scans that are there all nodules, "
-            f"and data.reader.negatives_per_positive={record['negatives_per_positive']} others for "
-            "each."
-        ]
+        key = f"data.reader.negatives_per_positive={record['negatives_per_positive']}"
+        what = f"of the scans that are there all nodules, and {key} others for each"
+        return [f"Of {listed:,} candidates {kept:,} are used: {what}."]
 
     def contents(self) -> tuple[str, Iterator[Sample]]:
         """See the base class: patches, in HU."""
@@ -180,16 +174,12 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
         if kept == listed and all(plan.shares is None for plan in self.plans.values()):
             return []
         thinned = "" if kept < listed else ", thinned to the shares of the partition"
-        return [
-            f"cpm counts only the kept candidates ({kept} of {listed} non-nodules{thinned}), not "
-            "all that LUNA16 lists: with fewer false positives per scan it is higher; "
-            "data.reader.negatives_per_positive=null keeps all."
-        ]
+        what = f"the kept candidates ({kept} of {listed} non-nodules{thinned}), not all that LUNA16"
+        why = "with fewer false positives per scan it is higher"
+        mend = "data.reader.negatives_per_positive=null keeps all"
+        return [f"cpm counts only {what} lists: {why}; {mend}."]
 
     def settings(self) -> dict[str, Any]:
         """How candidates were chosen, patches cut, and which ones each client and split kept."""
-        return {
-            "reader": self.scans.record(),
-            "patches": asdict(self.patches),
-            "candidates": self._kept,
-        }
+        cut = {"patches": asdict(self.patches), "candidates": self._kept}
+        return {"reader": self.scans.record(), **cut}

@@ -61,10 +61,8 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
             self._turns = self.augment.affine_chance > 0 or self.augment.quarter_chance > 0
             self.augment = replace(self.augment, affine_chance=0.0, quarter_chance=0.0)
         elif self.augment is not None:
-            raise ConfigError(
-                "data.augment must be a recipe such as augment=light: a transform of your own "
-                "would not move the boxes with the image."
-            )
+            why = "a transform of your own would not move the boxes with the image"
+            raise ConfigError(f"data.augment must be a recipe such as augment=light: {why}.")
 
     @property
     def window(self) -> tuple[int, ...]:
@@ -79,11 +77,10 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """Maps every client's scans from the cache; makes the cache first if it is missing."""
         for name, plan in plans.items():
-            if plan.scanner is not None or plan.shares is not None or plan.label_order is not None:
-                raise ConfigError(
-                    f"The partition changes the scans or the labels of client {name}, which "
-                    "detection cannot; choose partition=auto, centre or round_robin."
-                )
+            if any(of is not None for of in (plan.scanner, plan.shares, plan.label_order)):
+                what = f"The partition changes the scans or the labels of client {name}"
+                mend = "choose partition=auto, centre or round_robin"
+                raise ConfigError(f"{what}, which detection cannot; {mend}.")
         store = self.ready("scans")
         return {name: self._client(name, plan, store) for name, plan in plans.items()}
 

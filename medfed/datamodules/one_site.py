@@ -77,10 +77,8 @@ class OwnData(Wrapped):
         others = {str(p.centre) for p in patients if p.centre is not None} - {self.site}
         count = sum(p.centre in others for p in patients)
         if count < len(patients) and others:
-            return (
-                f"{count} of {len(patients)} patients come from other centres "
-                f"({few(sorted(others))}) and are left out: this is site {self.site}."
-            )
+            what = f"{count} of {len(patients)} patients come from other centres"
+            return f"{what} ({few(sorted(others))}) and are left out: this is site {self.site}."
         return ""
 
 
@@ -88,10 +86,8 @@ def setup_alone(data: FederatedDataModule, site: str) -> Generator[bytes, bytes,
     """Does `FederatedDataModule.setup` for one client, without reading others' patients."""
     data.plan()
     if site not in data.plans:
-        raise ConfigError(
-            f"{site} is no client of these data{did_you_mean(site, data.plans)}; the clients are "
-            f"{few(list(data.plans))}."
-        )
+        what = f"{site} is no client of these data{did_you_mean(site, data.plans)}"
+        raise ConfigError(f"{what}; the clients are {few(list(data.plans))}.")
     data.plans = {site: data.plans[site]}
     yield from data.agreeing()
     data.build()

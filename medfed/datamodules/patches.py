@@ -1,11 +1,8 @@
 """Patches for training, and slices or volumes for evaluation, in two and three dimensions.
 
 A 2-D patch (h, w) is a 3-D patch (h, w, 1) of an RAS volume, whose last axis runs from foot to
-head, so the same code handles both.
-
-`FreshPatches` cuts new patches for every epoch, from volumes in memory or mapped from the cache.
-The place of a patch depends only on the epoch's seed and the patch's number. Patches on regions are
-divided evenly among a patient's regions, so a small region appears as often as a large one.
+head. The place of a patch depends only on the epoch's seed and the patch's number. Patches on
+regions are divided evenly among a patient's regions, so a small one appears as often as a large.
 """
 
 from __future__ import annotations
@@ -30,10 +27,8 @@ def patch_size_3d(patch_size: Sequence[int], spatial_dims: int) -> tuple[int, in
         (64, 64, 1)
     """
     if spatial_dims not in (2, 3) or len(patch_size) != spatial_dims or min(patch_size) < 1:
-        raise ConfigError(
-            f"data.patch_size={list(patch_size)} does not fit data.spatial_dims={spatial_dims}; "
-            "give 2 sizes for 2 dimensions, 3 for 3."
-        )
+        what = f"{list(patch_size)} does not fit data.spatial_dims={spatial_dims}"
+        raise ConfigError(f"data.patch_size={what}; give 2 sizes for 2 dimensions, 3 for 3.")
     h, w, d = (*patch_size, 1)[:3]
     return h, w, d
 
@@ -103,6 +98,7 @@ def painted(boxes: Tensor, size: Sequence[int]) -> Tensor:
 
 
 Places = NDArray[np.int32]
+Rng = np.random.Generator
 LARGEST = 10_000  # voxels of a region that patches are centred on: as many as nnU-Net keeps
 
 
@@ -134,7 +130,7 @@ class Volume:
         ends = [min(a + n, m) for a, n, m in zip(low, out.shape[1:], source.shape[1:], strict=True)]
         if any(b <= a for a, b in zip(inner, ends, strict=True)):
             return
-        box = tuple(slice(a, b) for a, b in zip(inner, ends, strict=True))
+        box = tuple(map(slice, inner, ends))
         into = tuple(slice(a - b, e - b) for a, e, b in zip(inner, ends, low, strict=True))
         stored = source[:, *box]
         if labels or self.values is None:
@@ -147,11 +143,7 @@ class Volume:
 
 
 def volume_of(
-    image: Tensor,
-    label: Tensor,
-    inside: Tensor,
-    rng: np.random.Generator,
-    present: Tensor | None = None,
+    image: Tensor, label: Tensor, inside: Tensor, rng: Rng, present: Tensor | None = None
 ) -> Volume:
     """Keeps a volume in memory; patches are centred in regions or `inside` (H, W, D)."""
     marked = (image != 0).any(dim=0) | (label != 0).any(dim=0)
@@ -164,7 +156,7 @@ def volume_of(
 
 
 def volume_of_cache(
-    arrays: Arrays, label: Tensor, inside: Tensor, present: Tensor, rng: np.random.Generator
+    arrays: Arrays, label: Tensor, inside: Tensor, present: Tensor, rng: Rng
 ) -> Volume:
     """Maps a volume from the cache; its label, on the image's grid, is kept in memory."""
     starts, ends, shape = np.asarray(arrays["box"]).tolist()
@@ -182,9 +174,7 @@ def _by_slice(volume: Tensor, box: Sequence[slice]) -> NDArray[Any]:
     return np.ascontiguousarray(cropped.transpose(3, 0, 1, 2)).transpose(1, 2, 3, 0)
 
 
-def _places_of(
-    label: NDArray[np.uint8], inside: NDArray[np.bool_], rng: np.random.Generator
-) -> tuple[Places, ...]:
+def _places_of(label: NDArray[np.uint8], inside: NDArray[np.bool_], rng: Rng) -> tuple[Places, ...]:
     """(n, 3) voxels inside but in no region, then those of every region.
 
     Example:
@@ -279,7 +269,7 @@ class FreshPatches:
         """Restricts the patches to some of the patients."""
         return replace(self, patients=[self.patients[case] for case in cases])
 
-    def _draw(self, volumes: Sequence[Volume], rng: np.random.Generator) -> NDArray[np.int64]:
+    def _draw(self, volumes: Sequence[Volume], rng: Rng) -> NDArray[np.int64]:
         """(count, 4) volumes and first voxels of one patient's patches."""
         kinds = [[v.places[n] for v in volumes] for n in range(len(volumes[0].places))]
         off, *regions = [places for places in kinds if sum(map(len, places))]

@@ -148,12 +148,8 @@ class Planning:
     ) -> bytes:
         """Returns the server's answer to all clients: the plan."""
         every = [self._read(content, sum(map(is_ct, channels))) for content in messages]
-        tables = [
-            np.concatenate([getattr(message, name) for message in every])
-            if self.exact
-            else _values(np.sum([getattr(message, name) for message in every], axis=0))
-            for name in ("spacings", "extents")
-        ]
+        parts = ([getattr(message, n) for message in every] for n in ("spacings", "extents"))
+        tables = [np.concatenate(p) if self.exact else _values(np.sum(p, axis=0)) for p in parts]
         spacings, extents = (table[:, ::-1] for table in tables)  # planned as (z, y, x)
         sizes = extents / (spacings if self.exact else np.median(spacings, axis=0))
         given = {n: v[::-1] if isinstance(v, Sequence) else v for n, v in given.items()}

@@ -59,6 +59,10 @@ class ClientPlan:
         return gaps if self.annotated is None else {**gaps, "annotated": list(self.annotated)}
 
 
+Plans = Mapping[str, ClientPlan]
+Cases = Mapping[str, Sequence[Patient]]  # of each patient
+
+
 def by_id(patients: Sequence[Patient]) -> dict[str, Patient]:
     """Returns the patients by their ids."""
     patients_by_id = {p.id: p for p in patients}
@@ -118,10 +122,7 @@ def plan_clients(
 
 
 def match_files(
-    plans: Mapping[str, ClientPlan],
-    cases: Mapping[str, Sequence[Patient]],
-    channels: Sequence[str],
-    missing: Missing,
+    plans: Plans, cases: Cases, channels: Names, missing: Missing
 ) -> dict[str, ClientPlan]:
     """Removes the channels of which a client's training cases have no file.
 
@@ -157,10 +158,7 @@ def match_files(
 
 
 def labels_of_clients(
-    plans: Mapping[str, ClientPlan],
-    cases: Mapping[str, Sequence[Patient]],
-    labels: Sequence[str],
-    given: Mapping[str, Sequence[str]],
+    plans: Plans, cases: Cases, labels: Names, given: Mapping[str, Names]
 ) -> dict[str, tuple[str, ...]]:
     """Returns the labels that each client annotates.
 
@@ -211,10 +209,9 @@ data.reader.hospitals cuts the sorted list into blocks.']
     """
     sentences = [sentence] if (sentence := partition.remark(patients)) else []
     if count := sum(p.invented for p in patients):
-        sentences.append(
-            f"The hospitals of {count} of {len(patients)} patients are invented: the data name "
-            "none, and data.reader.hospitals cuts the sorted list into blocks."
-        )
+        what = f"The hospitals of {count} of {len(patients)} patients are invented"
+        why = "the data name none, and data.reader.hospitals cuts the sorted list into blocks"
+        sentences.append(f"{what}: {why}.")
     return sentences
 
 
@@ -236,15 +233,12 @@ to train; name fewer.
     if len(set(keep_out)) < len(keep_out):
         raise ConfigError(f"keep_out names a client twice: {', '.join(keep_out)}.")
     if keep_out and len(keep_out) == len(clients):
-        raise ConfigError(
-            f"keep_out names all {len(clients)} clients, so no client is left to train; name fewer."
-        )
+        what = f"keep_out names all {len(clients)} clients, so no client is left to train"
+        raise ConfigError(f"{what}; name fewer.")
 
 
 def first_patients(client: ClientData, count: int, seed: int) -> ClientData:
     """Keeps a client's first training patients with a sample, in a random order of the seed."""
-    if count < 1:
-        raise ConfigError(f"A client keeps 1 training patient or more, not {count}.")
     with_samples = trained_patients(client)
     order = torch.randperm(len(with_samples), generator=torch_rng(seed, "newcomer", client.id))
     return with_patients(client, with_samples[order[:count]])

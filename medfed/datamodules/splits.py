@@ -55,9 +55,7 @@ def split_patients(
     return {split: sorted(ids) for split, ids in parts.items()}
 
 
-def check_shares(
-    val_fraction: float, test_fraction: float, fold: Sequence[int] | None = None
-) -> None:
+def check_shares(val: float, test: float, fold: Sequence[int] | None = None) -> None:
     """Checks the shares of validation and test patients, and the fold of test patients.
 
     Example:
@@ -69,15 +67,11 @@ def check_shares(
 parts: K at least 2, and k from 0 to K - 1.
     """
     if fold is not None and (len(fold) != 2 or fold[1] < 2 or not 0 <= fold[0] < fold[1]):
-        raise ConfigError(
-            f"data.fold={list(fold)} must be [k, K], the k-th of K parts: K at least 2, and k from "
-            "0 to K - 1."
-        )
-    if not (val_fraction >= 0 and test_fraction >= 0 and val_fraction + test_fraction < 1):
-        raise ConfigError(
-            f"data.val_fraction={val_fraction} and data.test_fraction={test_fraction} must be "
-            "non-negative and leave a share for training."
-        )
+        what = f"data.fold={list(fold)} must be [k, K], the k-th of K parts"
+        raise ConfigError(f"{what}: K at least 2, and k from 0 to K - 1.")
+    if not (val >= 0 and test >= 0 and val + test < 1):
+        what = f"data.val_fraction={val} and data.test_fraction={test}"
+        raise ConfigError(f"{what} must be non-negative and leave a share for training.")
 
 
 def check_measurable(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
@@ -137,8 +131,6 @@ def check_leakage(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
             for patient in patients:
                 place = f"{split} of {client}"
                 if patient in seen:
-                    raise DataError(
-                        f"Patient {patient} is in {seen[patient]} and again in {place}; every "
-                        "patient belongs to one split of one client."
-                    )
+                    what = f"Patient {patient} is in {seen[patient]} and again in {place}"
+                    raise DataError(f"{what}; every patient belongs to one split of one client.")
                 seen[patient] = place

@@ -126,21 +126,8 @@ def check_known(key: str, value: object, known: Iterable[str | bool | None]) -> 
     raise ConfigError(f"{key}={value!r} is unknown{hint}; choose {choice}.")
 
 
-def check_not_negative(key: str, value: float) -> None:
-    """Checks that a number is 0 or more.
-
-    Example:
-        >>> check_not_negative("algorithm.strength", -1.0)
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.ConfigError: algorithm.strength must not be negative, not -1.0.
-    """
-    if not value >= 0:
-        raise ConfigError(f"{key} must not be negative, not {value}.")
-
-
-def check_positive(key: str, value: float) -> None:
-    """Checks that a number is more than 0.
+def _must(be: str, holds: Callable[[Any], bool]) -> Check:
+    """Returns a check that something holds of a value.
 
     Example:
         >>> check_positive("algorithm.strength", 0.0)
@@ -148,8 +135,18 @@ def check_positive(key: str, value: float) -> None:
         ...
         medfed.standalone.errors.ConfigError: algorithm.strength must be positive, not 0.0.
     """
-    if not value > 0:
-        raise ConfigError(f"{key} must be positive, not {value}.")
+
+    def check(key: str, value: Any) -> None:
+        if not holds(value):
+            raise ConfigError(f"{key} must {be}, not {value}.")
+
+    return check
+
+
+check_not_negative = _must("not be negative", lambda number: number >= 0)
+check_positive = _must("be positive", lambda number: number > 0)
+check_count = _must("be 1 or more", lambda count: not count < 1)
+check_optional_count = _must("be 1 or more, or null", lambda count: not count < 1)
 
 
 def within(interval: str) -> Check:
@@ -165,27 +162,7 @@ def within(interval: str) -> Check:
     low, high = map(float, interval[1:-1].split(","))
     excluded = [end for end, bracket in ((low, "("), (high, ")")) if bracket in interval]
 
-    def check(key: str, value: float) -> None:
-        if not low <= value <= high or value in excluded:
-            raise ConfigError(f"{key} must be in {interval}, not {value}.")
-
-    return check
-
-
-def check_count(key: str, value: int, null: str = "") -> None:
-    """Checks that a count is 1 or more; `null` says in the error what else is allowed.
-
-    Example:
-        >>> check_count("algorithm.rounds", 0)
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.ConfigError: algorithm.rounds must be 1 or more, not 0.
-    """
-    if value < 1:
-        raise ConfigError(f"{key} must be 1 or more,{null} not {value}.")
-
-
-check_optional_count = partial(check_count, null=" or null,")
+    return _must(f"be in {interval}", lambda x: low <= x <= high and x not in excluded)
 
 
 def checked_scale(scale: object, key: str) -> tuple[float, float]:
@@ -198,7 +175,6 @@ def checked_scale(scale: object, key: str) -> tuple[float, float]:
     given = [*scale] if isinstance(scale, Sequence) else [scale]
     numbers = [x for x in given if isinstance(x, int | float) and math.isfinite(x)]
     if len(numbers) != 2 or len(given) != 2 or numbers[1] <= 0:
-        raise ConfigError(
-            f"{key}={scale} must be a mean and a deviation above 0 ([0, 1]: no scaling)."
-        )
+        wanted = "a mean and a deviation above 0 ([0, 1]: no scaling)"
+        raise ConfigError(f"{key}={scale} must be {wanted}.")
     return float(numbers[0]), float(numbers[1])

@@ -152,16 +152,13 @@ class Sheet:
             raise DataError(f"{path} has no data rows.")
         columns, rows = _without_empty(columns, rows)
         if long := next((c for c in columns if len(c) > 200 or not c.isprintable()), None):
-            raise DataError(
-                f"{path}: no column can be called {long[:40]!r}…; give it a header line"
-                f"{', or name its columns in data.header' * has_keys}."
-            )
+            what = f"{path}: no column can be called {long[:40]!r}…"
+            mend = f"give it a header line{', or name its columns in data.header' * has_keys}"
+            raise DataError(f"{what}; {mend}.")
         count = Counter(c.lower() for c in columns)
         if twice := {c for c in columns if count[c.lower()] > 1}:
-            raise DataError(
-                f"{path}: column {min(twice) or 'without a name'} occurs twice; give every column "
-                "a different name."
-            )
+            what = f"{path}: column {min(twice) or 'without a name'} occurs twice"
+            raise DataError(f"{what}; give every column a different name.")
         left_out = {"empty": [0] * empty} if empty else {}
         semicolons = delimiter(content) != ","
         sheet = cls(path, columns, rows, semicolons, (), missing, limits, left_out, has_keys)
@@ -186,11 +183,8 @@ class Sheet:
 
     def labelled(self, name: str, known: Collection[str] | None = None) -> Sheet:
         """The rows that have a label, if given one of `known`; a line names the others."""
-        kept = [
-            number
-            for number, text in self.cells(name)
-            if not self.lacks(text) and (known is None or tidy(fold(text)) in known)
-        ]
+        texts = enumerate(self.texts(name), start=1)
+        kept = [n for n, t in texts if t is not None and (known is None or t in known)]
         if len(kept) == len(self.rows):
             return self
         if not kept:
@@ -198,10 +192,8 @@ class Sheet:
         gone = [self.number(n) for n in sorted({*range(1, len(self.rows) + 1)} - {*kept})]
         left, words = [*map(str, gone)], self.named_missing(name)
         reason = f"no {name}{' of those named' * (known is not None)}{words}"
-        log.warning(
-            "%s: %d of %d rows have no %s%s and are left out: data rows %s.",
-            *(self.path, len(left), len(self.rows), name, words, few(left, 10)),
-        )
+        text = "%s: %d of %d rows have no %s%s and are left out: data rows %s."
+        log.warning(text, self.path, len(left), len(self.rows), name, words, few(left, 10))
         return replace(
             self,
             rows=[self.rows[n - 1] for n in kept],
@@ -318,16 +310,12 @@ class Sheet:
         if limited:
             what = "half of the limit" if self.limits == "half" else "the limit"
             listed = few(list(dict.fromkeys(limited)), 4)
-            log.warning(
-                "%s: %d cells are limits, and count as %s (data.limits=%s), such as %s.",
-                *(self.path, len(limited), what, self.limits, listed),
-            )
+            text = "%s: %d cells are limits, and count as %s (data.limits=%s), such as %s."
+            log.warning(text, self.path, len(limited), what, self.limits, listed)
         if commas:
-            first = next(iter(commas.values()))
-            log.warning(
-                "%s: decimal commas in %s; %s is read as %s.",
-                *(self.path, ", ".join(commas), first, first.replace(",", ".")),
-            )
+            first, listed = next(iter(commas.values())), ", ".join(commas)
+            text = "%s: decimal commas in %s; %s is read as %s."
+            log.warning(text, self.path, listed, first, first.replace(",", "."))
         return numbers
 
     def _no_numbers(self, wrong: Mapping[str, list[tuple[int, str]]]) -> DataError:
@@ -342,10 +330,8 @@ class Sheet:
             words = f"'data.missing=[{','.join(texts)}]'"
             limit = f"take {' and '.join(texts)} for missing by {words}, "
         if len(wrong) > 1:
-            first = [
-                f"{n[:60]} ({_dated(t[:20], ' ')} in data row {self.number(row)})"
-                for n, ((row, t), *_) in wrong.items()
-            ]
+            each = [(n[:60], row, _dated(t[:20], " ")) for n, ((row, t), *_) in wrong.items()]
+            first = [f"{n} ({what} in data row {self.number(row)})" for n, row, what in each]
             mend = f"leave columns such as dates out by {drop}, name those with categories in "
             mend = f"{mend}data.categorical, {limit}and mend the others" * self.has_keys
             what = f"{len(wrong)} columns have cells that are not numbers: {few(first, 8)}"
@@ -404,10 +390,8 @@ def listed_columns(
             instead = NOWHERE.format("data.reader") if role == "centre" else _MEND
             cells[role] = (sheet.names if role in _NAMES else sheet.known)(name, instead)
         elif role in needed or name != role:
-            raise DataError(
-                f"{sheet.path} has no column {name}{did_you_mean(name, sheet.columns)}; it has "
-                f"{few(sheet.columns)}: set data.reader.{role}=COLUMN."
-            )
+            what = f"{sheet.path} has no column {name}{did_you_mean(name, sheet.columns)}"
+            raise DataError(f"{what}; it has {few(sheet.columns)}: set data.reader.{role}=COLUMN.")
     if "patient" not in cells:
         log.warning(
             "%s has no column patient: every picture counts as a patient. Where one has several, "
@@ -460,10 +444,8 @@ def read_features(
     sheet = sheet.aged([n for n, of in ages.items() if {c.lower() for c in of} <= {*sheet.places}])
     known = {column.lower() for column in sheet.columns}
     if lacking := [name for name in names if name.lower() not in known]:
-        raise DataError(
-            f"{path} lacks the column{'s' * (len(lacking) > 1)} {few(lacking)}; it needs "
-            f"{few(names)}. Leave the cells of unknown values empty."
-        )
+        what = f"{path} lacks the column{'s' * (len(lacking) > 1)} {few(lacking)}"
+        raise DataError(f"{what}; it needs {few(names)}. Leave the cells of unknown values empty.")
     used = {name.lower() for name in names}
     others = ((at, name) for at, name in enumerate(sheet.columns) if name.lower() not in used)
     kept = {name: [row[at] for row in sheet.rows] for at, name in others}

@@ -1,7 +1,5 @@
 """Candidates in CT scans, and patches around them: 2-D, 2.5-D and 3-D.
 
-Only the rows of a scan that a patch needs are read.
-
 A patch is axial and on the nearest axes of the patient, for every direction matrix of a scan: h
 runs from front to back, w from the patient's right to left, d from foot to head. The candidate's
 voxel is at ``size // 2``; voxels outside the scan are air.
@@ -49,17 +47,13 @@ class PatchSpec:
         if len(self.size) not in (2, 3) or min(self.size) < 1:
             raise ConfigError(f"Patch size {list(self.size)} must be 2 or 3 positive numbers.")
         if self.slices < 1 or self.slices % 2 == 0 or (self.slices > 1 and len(self.size) == 3):
-            raise ConfigError(
-                f"slices={self.slices} must be an odd number, and 1 for 3-D patches "
-                f"(size {list(self.size)})."
-            )
+            what = f"slices={self.slices} must be an odd number"
+            raise ConfigError(f"{what}, and 1 for 3-D patches (size {list(self.size)}).")
         check_fields("data.patches", self)
         hounsfield = (*self.window, self.pad_hu)
         if any(hu != int(hu) or abs(hu) >= 1 << 15 for hu in hounsfield) or len(hounsfield) != 3:
-            raise ConfigError(
-                f"window={list(self.window)} must be two HU and pad_hu={self.pad_hu} one: whole "
-                "numbers above -32768 and below 32768."
-            )
+            what = f"window={list(self.window)} must be two HU and pad_hu={self.pad_hu} one"
+            raise ConfigError(f"{what}: whole numbers above -32768 and below 32768.")
         if self.window[0] >= self.window[1]:
             raise ConfigError(f"window={list(self.window)} must have the lower HU first.")
 
@@ -135,10 +129,8 @@ def hounsfield(header: Path, grid: Geometry) -> NDArray[np.int16]:
         voxels = voxels[..., 0]
     whole = voxels.dtype == np.int16
     if voxels.ndim > 3 or not (whole or np.isfinite(voxels).all()):
-        raise DataError(
-            f"{header} has NaN or infinite voxels, or several values per voxel; repair the file or "
-            "leave the scan out."
-        )
+        what = f"{header} has NaN or infinite voxels, or several values per voxel"
+        raise DataError(f"{what}; repair the file or leave the scan out.")
     if not whole:
         ends = np.iinfo(np.int16)
         voxels = np.rint(np.clip(voxels, ends.min, ends.max)).astype(np.int16)
@@ -162,10 +154,8 @@ def centre_voxels(header: Path, grid: Geometry, candidates: Candidates) -> Ints:
     if outside.any():
         at = int(outside.argmax())
         point = ", ".join(f"{mm:g}" for mm in candidates.world[at])
-        raise DataError(
-            f"{candidates.source}, data row {candidates.row[at]}: ({point}) mm lies outside scan "
-            f"{header}; mend or remove the row."
-        )
+        where = f"{candidates.source}, data row {candidates.row[at]}"
+        raise DataError(f"{where}: ({point}) mm lies outside scan {header}; mend or drop the row.")
     return voxels
 
 
@@ -174,10 +164,8 @@ def check_hounsfield(file: Path, parts: Sequence[NDArray[Any]]) -> None:
     count = sum(part.size for part in parts)
     values = {float(end) for part in parts for end in (part.min(), part.max())}
     if count > 1 and len(values) == 1:
-        raise DataError(
-            f"{file} has the value {values.pop():g} in every voxel that was read; copy the scan "
-            "again or leave it out."
-        )
+        what = f"{file} has the value {values.pop():g} in every voxel that was read"
+        raise DataError(f"{what}; copy the scan again or leave it out.")
     strange = sum(int((np.abs(part.astype(np.int32)) > _HOUNSFIELD).sum()) for part in parts)
     if 2 * strange > count:
         raise DataError(
@@ -260,10 +248,8 @@ def read_points(path: Path, last: str | None) -> Points:
     rows = csv_rows(path)
     header = [cell.strip() for cell in next(rows, [])]
     if any(name not in header for name in wanted):
-        raise DataError(
-            f"{path} needs the columns {', '.join(wanted)}, but has {', '.join(header)}; give "
-            "it the header line of LUNA16."
-        )
+        what = f"{path} needs the columns {', '.join(wanted)}, but has {', '.join(header)}"
+        raise DataError(f"{what}; give it the header line of LUNA16.")
     series_at, *number_at = (header.index(name) for name in wanted)
     for number, row in enumerate(rows, start=1):
         try:
@@ -281,13 +267,9 @@ def read_points(path: Path, last: str | None) -> Points:
         at = int((~np.isfinite(table)).any(axis=1).argmax())
         cells = ", ".join(f"{value:g}" for value in table[at])
         raise DataError(f"{path}, data row {at + 1}: {cells} are not all finite; mend the row.")
-    return Points(
-        series=tuple(names),
-        scan=np.array(scan, dtype=np.int64),
-        world=table[:, :3],
-        value=table[:, 3] if last else np.zeros(len(table)),
-        row=np.arange(1, len(table) + 1),
-    )
+    value = table[:, 3] if last else np.zeros(len(table))
+    of = np.array(scan, dtype=np.int64)
+    return Points(tuple(names), of, table[:, :3], value, np.arange(1, len(table) + 1))
 
 
 def _subsets(path: Path, levels: int = 3) -> Iterator[Path]:
@@ -309,8 +291,6 @@ def find_scans(path: Path) -> dict[str, Path]:
             raise DataError(f"{header} and {scans[series]} are the same series; remove one.")
         scans[series] = header
     if not scans:
-        raise DataError(
-            f"{path} has no .mhd scans, neither itself nor in folders subset0 to subset9; set "
-            "data.path to the folder of LUNA16."
-        )
+        what = f"{path} has no .mhd scans, neither itself nor in folders subset0 to subset9"
+        raise DataError(f"{what}; set data.path to the folder of LUNA16.")
     return scans

@@ -34,15 +34,12 @@ class ScanSpec:
         object.__setattr__(self, "spacing", tuple(map(float, self.spacing)))
         object.__setattr__(self, "window", tuple(self.window))
         if len(self.spacing) != 3 or not all(0.1 <= mm <= 20 for mm in self.spacing):
-            raise ConfigError(
-                f"data.scan.spacing={list(self.spacing)} must be three numbers from 0.1 to 20 mm."
-            )
+            wanted = "three numbers from 0.1 to 20 mm"
+            raise ConfigError(f"data.scan.spacing={list(self.spacing)} must be {wanted}.")
         low, high = self.window
         if not (-(1 << 15) < low < high < 1 << 15 and (low, high) == (int(low), int(high))):
-            raise ConfigError(
-                f"data.scan.window={list(self.window)} must be two whole numbers of HU, the lower "
-                "first."
-            )
+            wanted = "two whole numbers of HU, the lower first"
+            raise ConfigError(f"data.scan.window={list(self.window)} must be {wanted}.")
 
     @property
     def values(self) -> NDArray[np.float32]:

@@ -39,10 +39,8 @@ def check_version(content: Mapping[str, Any]) -> None:
 def unpack(planes: Tensor, count: int) -> Tensor:
     """Returns the integers of bit planes; i is in byte i // 8 under the mask 1 << (i % 8)."""
     if planes.dtype != torch.uint8 or planes.ndim != 2 or planes.shape[1] != -(-count // 8):
-        raise ValueError(
-            f"Planes of {count} integers are (bits, {-(-count // 8)}) uint8, "
-            f"not {tuple(planes.shape)} {planes.dtype}."
-        )
+        what = f"Planes of {count} integers are (bits, {-(-count // 8)}) uint8"
+        raise ValueError(f"{what}, not {tuple(planes.shape)} {planes.dtype}.")
     bits = np.unpackbits(planes.numpy(), axis=1, count=count, bitorder="little")
     return torch.from_numpy(bits.T.astype(np.int64) @ 2 ** np.arange(len(planes)))
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+Ints = Sequence[int]
 STRIDE = 2
 """Voxels per cell of the map of anchors, along each axis."""
 
@@ -40,9 +41,6 @@ class FeaturePyramid(nn.Module):
 class Detector(nn.Module):
     """Scores and moves the anchors of every cell: one extractor of features, two heads.
 
-    Groups of channels are normalised, as a batch holds few patches. At the start every score is
-    about 0.1.
-
     Source: T.-Y. Lin et al., "Focal loss for dense object detection" (RetinaNet), ICCV 2017, and
     "Feature pyramid networks for object detection", CVPR 2017. Here the heads see the finest level
     of the pyramid alone, with all anchors: nodules differ in size by less than levels do.
@@ -55,10 +53,7 @@ class Detector(nn.Module):
     personal: ClassVar[tuple[str, ...]] = ("classification_head.*", "regression_head.*")
 
     def __init__(
-        self,
-        in_channels: int,
-        anchors: Sequence[Sequence[int]],
-        channels: Sequence[int] = (16, 16, 24),
+        self, in_channels: int, anchors: Sequence[Ints], channels: Ints = (16, 16, 24)
     ) -> None:
         super().__init__()
         width, count = channels[0], len(anchors)

@@ -25,6 +25,8 @@ from .itk import LPS, affine_of, corrupt, itk_header, missing, reason
 from .names import fold
 
 log = logging.getLogger(__name__)
+Affine = NDArray[np.float64]  # (4, 4) to mm in RAS
+Times = tuple[tuple[Path, int, int], ...]  # files, their sizes and times of change
 # A file without the preamble begins with a group of the header, of either spelling.
 _BEGINS = re.compile(
     rb"\x02\x00[\x00-\x02]\x00UL\x04\x00|\x08\x00[\x00-\x18]\x00(UI|CS|UL|..\x00\x00)", re.DOTALL
@@ -48,7 +50,7 @@ class _Slice(NamedTuple):
     series: str
     size: tuple[int, int, int]  # (3,) voxels; the third is the number of frames
     channels: int  # values per voxel
-    affine: NDArray[np.float64]  # (4, 4) to mm in RAS
+    affine: Affine  # (4, 4) to mm in RAS
     inverted: bool  # whether white is 0
     frame: int | None = None  # the number of the frame from 0, where a file has several
 
@@ -81,14 +83,12 @@ def _kinds(folder: Path) -> dict[Path, str | None]:
     kinds = {time[0]: _summary(*time)[0] for time in times}
     if None not in kinds.values():
         only = f" but {few(sorted({str(kind) for kind in kinds.values()}))}" if kinds else ""
-        raise DataError(
-            f"{folder} holds no DICOM {'images' + only if kinds else 'files'}; name a volume's "
-            "file, or the folder of one series."
-        )
+        what = f"{folder} holds no DICOM {'images' + only if kinds else 'files'}"
+        raise DataError(f"{what}; name a volume's file, or the folder of one series.")
     return kinds
 
 
-def _times(paths: Iterable[Path]) -> tuple[tuple[Path, int, int], ...]:
+def _times(paths: Iterable[Path]) -> Times:
     return tuple((path, (at := path.stat()).st_size, at.st_mtime_ns) for path in paths)
 
 
@@ -125,9 +125,7 @@ def series_uid(folder: Path) -> str:
     return _checked(folder)[0][0].series
 
 
-def header(
-    folder: Path, series: Sequence[str] = ()
-) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
+def header(folder: Path, series: Sequence[str] = ()) -> tuple[tuple[int, ...], int, Affine]:
     """Reads the sizes, values per voxel and affine to mm in RAS of a folder's series."""
     slices, step = _checked(folder, series)
     first = slices[0]
@@ -179,7 +177,7 @@ def _check_pixels(path: Path) -> None:
         raise corrupt(path, ValueError(first_line(error).partition(" - ")[0])) from error
 
 
-def _checked(folder: Path, wanted: Sequence[str] = ()) -> tuple[list[_Slice], NDArray[np.float64]]:
+def _checked(folder: Path, wanted: Sequence[str] = ()) -> tuple[list[_Slice], Affine]:
     """The slices in spatial order, and the step from one to the next."""
     of = {time: _summary(*time)[1] for time in _times(files(folder))}
     count, titles = Counter(of.values()), Counter(title for _, title in {*of.values()})
@@ -200,9 +198,7 @@ def _checked(folder: Path, wanted: Sequence[str] = ()) -> tuple[list[_Slice], ND
 
 
 @lru_cache(maxsize=64)
-def _compared(
-    folder: Path, times: tuple[tuple[Path, int, int], ...]
-) -> tuple[list[_Slice], NDArray[np.float64]]:
+def _compared(folder: Path, times: Times) -> tuple[list[_Slice], Affine]:
     slices = [_header(path) for path, _, _ in times]
     first = slices[0]
     if any(one.channels != 1 for one in slices):
@@ -218,19 +214,13 @@ def _compared(
     if len(slices) == 1:
         raise DataError(f"{folder} holds a single slice; a volume needs several.")
     if inverted := [one for one in slices if one.inverted]:
-        log.warning(
-            "%s: %d of %d images store white as 0 (%s); their values are turned round, so "
-            "that white is high.",
-            *(folder, len(inverted), len(slices), _INVERTED),
-        )
+        text = "%s: %d of %d images store white as 0 (%s); their values are turned round."
+        log.warning(text, folder, len(inverted), len(slices), _INVERTED)
     for one in slices[1:]:
-        if one.size != first.size or not np.allclose(
-            one.affine[:3, :2], first.affine[:3, :2], atol=1e-3
-        ):
-            raise DataError(
-                f"{folder}: {one.name} has another size, spacing or direction than {first.name}; "
-                "keep the slices of one volume in the folder."
-            )
+        turned = not np.allclose(one.affine[:3, :2], first.affine[:3, :2], atol=1e-3)
+        if one.size != first.size or turned:
+            what = f"{one.name} has another size, spacing or direction than {first.name}"
+            raise DataError(f"{folder}: {what}; keep the slices of one volume in the folder.")
     return _in_order(folder, slices)
 
 
@@ -262,7 +252,7 @@ def _frames(file: _Slice) -> list[_Slice]:
     return frames
 
 
-def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], NDArray[np.float64]]:
+def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], Affine]:
     normal = np.cross(slices[0].affine[:3, 0], slices[0].affine[:3, 1])
     normal /= np.linalg.norm(normal)
     slices = sorted(slices, key=lambda one: float(normal @ one.affine[:3, 3]))
@@ -287,16 +277,14 @@ def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], NDArray
     if odd.any():
         at = int(odd.argmax())
         gap, names = float(gaps[at]), f"{slices[at].name} and {slices[at + 1].name}"
+        apart = f"{gap:.3g} mm apart, the others {usual:.3g} mm"
         if gap < 0.5 * usual:
-            raise DataError(
-                f"{folder}: the slices {names} are {gap:.3g} mm apart, the others {usual:.3g} mm; "
-                "keep each slice once."
-            )
+            raise DataError(f"{folder}: the slices {names} are {apart}; keep each slice once.")
         whole = abs(gap / usual - round(gap / usual)) < 0.1 or abs(usual / gap - 2) < 0.1
+        what = "a slice is missing" if whole else "the distance is uneven"
         raise DataError(
-            f"{folder}: {'a slice is missing' if whole else 'the distance is uneven'} between "
-            f"{names} ({gap:.3g} mm apart, the others {usual:.3g} mm); export the series again or "
-            "leave the patient out."
+            f"{folder}: {what} between {names} ({apart}); export the series again or leave the "
+            "patient out."
         )
     aside = np.linalg.norm(ways - np.outer(heights, normal), axis=1)
     tilt = aside[-1] / heights[-1]
@@ -304,20 +292,18 @@ def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], NDArray
         name = slices[int(bent.argmax())].name
         raise DataError(f"{folder}: {name} lies beside the other slices; export the series again.")
     if tilt > _TILT:
-        raise DataError(
-            f"{folder} is sheared (a gantry tilted by {np.degrees(np.arctan(tilt)):.3g} degrees); "
-            "convert it to an upright volume, such as by dcm2niix, or leave the patient out."
-        )
+        what = f"{folder} is sheared (a gantry tilted by {np.degrees(np.arctan(tilt)):.3g} degrees)"
+        mend = "convert it to an upright volume, such as by dcm2niix, or leave the patient out"
+        raise DataError(f"{what}; {mend}.")
     return slices, ways[-1] / (len(slices) - 1)
 
 
 def _header(path: Path) -> _Slice:
     tags = _tags(path, *_TAGS, *_SCALE, *_PLACE, *_FRAMES)
     syntax = getattr(getattr(tags, "file_meta", None), "TransferSyntaxUID", None)
-    if syntax is not None and (
-        syntax.name == str(syntax) or any(word in syntax.name for word in _UNREAD)
-    ):
-        raise _not_read(path, f"is compressed as {syntax.name}, which is not read")
+    name = getattr(syntax, "name", "")
+    if name and (name == str(syntax) or any(word in name for word in _UNREAD)):
+        raise _not_read(path, f"is compressed as {name}, which is not read")
     if "ModalityLUTSequence" in tags:
         raise _not_read(path, "has a look-up table of its values (Modality LUT Sequence)")
     reader = itk_header(path, _FORMAT)

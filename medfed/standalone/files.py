@@ -1,16 +1,10 @@
 """Writes files and folders atomically; checksums, locks, templates, and folders for results.
 
-A file or folder is complete or does not exist, even if a process is killed. A new folder replaces
-an older one without a moment in which both are lost.
-
-While a folder ``NAME`` is written, its parent holds the incomplete ``.NAME.new`` and, between two
-renames, the complete ``.NAME.old``. A killed process leaves them behind. The next process that
-writes or reads ``NAME`` restores the older folder if the new one is missing, and removes the rest.
-``.NAME.lock`` keeps two processes from doing so at once; the operating system releases the lock
-when its process ends in any way.
-
-For results, this module also remembers which files existed before, and removes what a failed
-command has made.
+A file or folder is complete or does not exist, even if a process is killed. While a folder ``NAME``
+is written, its parent holds the incomplete ``.NAME.new`` and, between two renames, the complete
+``.NAME.old``. A killed process leaves them behind; the next one that writes or reads ``NAME``
+restores the older folder if the new one is missing, and removes the rest. ``.NAME.lock``, which the
+system releases when its process ends, keeps two from doing so at once.
 """
 
 from __future__ import annotations
@@ -146,17 +140,7 @@ def whole_or_none(path: Path, partial: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
-    """Opens a file for writing that gets its name by :func:`replacing`.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "a"
-        >>> with atomic(path) as file:
-        ...     file.write(b"1"), path.exists()
-        (1, False)
-        >>> path.read_bytes()
-        b'1'
-    """
+    """Opens a file for writing that gets its name by :func:`replacing`."""
     with replacing(path, sync) as partial, partial.open("wb") as file:
         yield file
 
@@ -239,7 +223,7 @@ def _inert(cell: object) -> object:
 
 
 @contextmanager
-def writing(place: Path, otherwise: str) -> Iterator[None]:
+def writing(place: Path, mend: str) -> Iterator[None]:
     """Turns an error while writing into one sentence.
 
     Example:
@@ -255,12 +239,10 @@ make room there, or set data.cache to another folder.
     except OSError as error:
         within = isinstance(error, WriteError) and isinstance(error.__cause__, OSError)
         cause = error.__cause__ if within else error
-        raise cannot_write(place, cause, otherwise) from error  # type: ignore[arg-type]
+        raise cannot_write(place, cause, mend) from error  # type: ignore[arg-type]
 
 
-def cannot_write(
-    place: Path, error: OSError, otherwise: str = "choose another folder"
-) -> WriteError:
+def cannot_write(place: Path, error: OSError, mend: str = "choose another folder") -> WriteError:
     """Returns the error for something that could not be written.
 
     Example:
@@ -269,7 +251,7 @@ def cannot_write(
     """
     forbidden = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
     room = "" if forbidden else "make room there, or "
-    return WriteError(f"Cannot write {place} ({error.strerror or error}); {room}{otherwise}.")
+    return WriteError(f"Cannot write {place} ({error.strerror or error}); {room}{mend}.")
 
 
 def _synchronise(path: Path) -> None:
@@ -348,10 +330,8 @@ def refuse_links(*paths: Path) -> None:
 through it; remove it, or put the file or folder itself there.
     """
     if link := next((path for path in paths if path.is_symlink()), None):
-        raise ConfigError(
-            f"{link} is a link, and nothing is written through it; remove it, or put the file or "
-            "folder itself there."
-        )
+        what = f"{link} is a link, and nothing is written through it"
+        raise ConfigError(f"{what}; remove it, or put the file or folder itself there.")
 
 
 def refuse_special(path: str | Path, named: str = "") -> None:
@@ -464,14 +444,5 @@ def text_templates(folder: Path) -> Environment:
 
 
 def filled(template: Path, **words: Any) -> str:
-    """Returns the text of a template.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder, "hello")
-        ...     _ = path.write_text("Hello, {{ name }}.")
-        ...     filled(path, name="va")
-        'Hello, va.'
-    """
+    """Returns the text of a template."""
     return text_templates(template.parent).get_template(template.name).render(words)

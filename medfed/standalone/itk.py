@@ -63,6 +63,9 @@ _NRRD_FORMS = {  # values in small letters
 }
 
 
+Forms = Mapping[str, tuple[str, str]]
+
+
 class Source(NamedTuple):
     """The voxels of a file that nobody has read yet."""
 
@@ -92,22 +95,18 @@ def source_of(path: Path) -> Source:
     layout = (_nrrd if nrrd else _metaimage)(path)
     reader, file, start = itk_header(path, f"{'Nrrd' if nrrd else 'Meta'}ImageIO"), *layout[1:3]
     if len(shape := reader.GetSize()) != 3 or min(shape) < 1:
-        raise DataError(
-            f"{path} has shape {shape}; a volume needs three dimensions, and a separate file for "
-            "every channel."
-        )
+        what = f"{path} has shape {shape}"
+        mend = "a volume needs three dimensions, and a separate file for every channel"
+        raise DataError(f"{what}; {mend}.")
     if not file.is_file():
-        raise DataError(
-            f"{file} is missing, but {path.name} names it; copy it there or leave the scan out."
-        )
+        mend = "copy it there or leave the scan out"
+        raise DataError(f"{file} is missing, but {path.name} names it; {mend}.")
     size, wanted = file.stat().st_size, _length(reader)
     if start == -1:  # the voxels are the end of the file
         start = max(size - wanted, 0)
     if size - start != wanted if layout.exact else wanted > _INFLATION * (size - start):
-        raise DataError(
-            f"{file} has {size - start} bytes, but {path.name} says {wanted}; copy it again or "
-            "leave the patient out."
-        )
+        what = f"{file} has {size - start} bytes, but {path.name} says {wanted}"
+        raise DataError(f"{what}; copy it again or leave the patient out.")
     return layout._replace(reader=reader, start=start)
 
 
@@ -154,13 +153,12 @@ def _check_packed(data: bytes, length: int) -> None:
     # zlib reads the checksum, too, only if there is room for more bytes.
     unpacked += len(stream.decompress(stream.unconsumed_tail, 1))
     if unpacked != length:
-        raise zlib.error(
-            f"it unpacks to {'more' if unpacked > length else 'fewer'} bytes than {length}"
-        )
-    if not stream.eof or stream.unused_data:
-        raise zlib.error(
-            "something follows the packed data" if stream.eof else "the packed data end too early"
-        )
+        many = "more" if unpacked > length else "fewer"
+        raise zlib.error(f"it unpacks to {many} bytes than {length}")
+    if not stream.eof:
+        raise zlib.error("the packed data end too early")
+    if stream.unused_data:
+        raise zlib.error("something follows the packed data")
 
 
 def affine_of(image: Any) -> NDArray[np.float64]:
@@ -241,25 +239,19 @@ def _nrrd(path: Path) -> Source:
     line = fields.get("space units", '""')
     units = {name.strip() for name in re.findall(r'"(.*?)"', line)}
     if len(units) != 1 or not units <= {*_MILLIMETRES}:
-        raise DataError(
-            f"{path} has the space units {line[:60]}, which are not one of mm, cm, um and m; mend "
-            "the header."
-        )
+        what = f"{path} has the space units {line[:60]}, which are not one of mm, cm, um and m"
+        raise DataError(f"{what}; mend the header.")
     how = fields.get("encoding", "")[:2]
     exact = how == "ra" and not fields.keys() & {"byte skip", "line skip"}
     start, unit = end.end() if end else len(text), _MILLIMETRES[units.pop()]
     return Source(None, path, start, how == "gz", False, exact, unit)
 
 
-def _check_fields(
-    path: Path, fields: Mapping[str, str], forms: Mapping[str, tuple[str, str]]
-) -> None:
+def _check_fields(path: Path, fields: Mapping[str, str], forms: Forms) -> None:
     for key, (form, words) in forms.items():
         if not re.fullmatch(form, value := fields.get(key, "")):
-            raise DataError(
-                f"{path} has {key} = {value[:60]!r}, which must be {words}; mend the header or "
-                "leave the scan out."
-            )
+            what = f"{path} has {key} = {value[:60]!r}, which must be {words}"
+            raise DataError(f"{what}; mend the header or leave the scan out.")
 
 
 def _metaimage(path: Path) -> Source:
@@ -282,15 +274,12 @@ def _metaimage(path: Path) -> Source:
     if not fields.keys() & {"ElementSpacing", "ElementSize"}:
         say_once(path, SIZE)
     if name.split()[0] == "LIST" or "%" in name:
-        raise DataError(
-            f"{path} keeps its voxels in several files ({name[:60]}); write the scan as one "
-            "file, such as by SimpleITK.WriteImage, or leave it out."
-        )
+        what = f"{path} keeps its voxels in several files ({name[:60]})"
+        mend = "write the scan as one file, such as by SimpleITK.WriteImage, or leave it out"
+        raise DataError(f"{what}; {mend}.")
     if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name or len(name) > 255:
-        raise DataError(
-            f"{path} names voxels outside of its folder ({name[:60]!r}); put the file next to "
-            "the header and correct ElementDataFile."
-        )
+        what = f"{path} names voxels outside of its folder ({name[:60]!r})"
+        raise DataError(f"{what}; put the file next to the header and correct ElementDataFile.")
     switches = ("CompressedData", "BinaryDataByteOrderMSB", "ElementByteOrderMSB")
     packed, *big = (fields.get(key, "")[:1] in ("T", "t", "1") for key in switches)
     start = end if name == "LOCAL" else int(fields.get("HeaderSize") or 0)
@@ -322,10 +311,8 @@ def corrupt(file: Path, error: Exception) -> DataError:
         absent = kind.startswith(("a web page", "a pointer"))
         what = "download the data themselves" if absent else "name it by its format, convert it,"
         return DataError(f"{file} is {kind}; {what} or leave the patient out.")
-    return DataError(
-        f"{file} is truncated or corrupt ({first_line(error)}); copy it again or leave the patient "
-        "out."
-    )
+    what = f"{file} is truncated or corrupt ({first_line(error)})"
+    return DataError(f"{what}; copy it again or leave the patient out.")
 
 
 def missing(path: Path) -> DataError:

@@ -82,8 +82,7 @@ def same(texts: Sequence[str], where: str, place: Callable[[int], str]) -> list[
     folded = list(map(fold, texts))
     for one, other, *_ in alike(folded):
         first, second = (f"{n[:60]!r} ({place(folded.index(n))})" for n in (one, other))
-        raise DataError(
-            f"{where}: {first} and {second} differ only {_difference(one, other)}; write one of "
-            "them everywhere or, if they are two, give them different names."
-        )
+        what = f"{where}: {first} and {second} differ only {_difference(one, other)}"
+        mend = "write one of them everywhere or, if they are two, give them different names"
+        raise DataError(f"{what}; {mend}.")
     return folded

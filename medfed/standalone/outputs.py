@@ -29,10 +29,8 @@ def heads(output: object, image: Tensor) -> list[Tensor]:
         return list(output.unbind(1)) if output.ndim == image.ndim + 1 else [output]
     candidates = [t for t in _parts(output) if isinstance(t, Tensor)]
     if not candidates:
-        raise ConfigError(
-            f"The network returns {type(output).__name__} without a tensor of its own; it must "
-            "return its logits, alone or first."
-        )
+        what = f"The network returns {type(output).__name__} without a tensor of its own"
+        raise ConfigError(f"{what}; it must return its logits, alone or first.")
     # Only a segmentation has heads that are as large as the image, or that many times smaller.
     main = candidates[0]
     if main.ndim != image.ndim or main.ndim < 3:

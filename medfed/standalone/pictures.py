@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Color = Literal["grey", "rgb"]
 Pixels = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".tif", ".tiff", ".bmp", ".webp", ".gif")
 Normalization = Literal["zscore", "unit"]
 _PHOTOMETRIC = 0x0106
@@ -66,10 +67,9 @@ def load_picture(file: Path, color: Color, scale: float, normalization: str) -> 
     if normalization == "zscore":
         return upright(zscore(small))
     if white is None:
-        raise DataError(
-            f"{file} has 32 bits per value, so the value of white is unknown; set "
-            "data.reader.normalization=zscore, or save it with 8 or 16 bits."
-        )
+        mend = "set data.reader.normalization=zscore, or save it with 8 or 16 bits"
+        what = f"{file} has 32 bits per value, so the value of white is unknown"
+        raise DataError(f"{what}; {mend}.")
     return upright(small / np.float32(white))
 
 
@@ -98,10 +98,8 @@ def read_mask(file: Path) -> NDArray[np.int64]:
         values = np.asarray(shown)
     if values.ndim == 3:
         if (values[..., :3] != values[..., :1]).any():
-            raise DataError(
-                f"{file} is a picture with colours; a mask has one label value per pixel: save it "
-                "as grey values, or with a palette."
-            )
+            what = f"{file} is a picture with colours; a mask has one label value per pixel"
+            raise DataError(f"{what}: save it as grey values, or with a palette.")
         values = values[..., 0]
     codes = values.astype(np.int64)
     if (codes != values).any():
@@ -129,10 +127,8 @@ def opened(file: Path) -> Iterator[Image.Image]:
                 )
             tags = getattr(picture, "tag_v2", {})
             if tags.get(_PHOTOMETRIC) == 0 and picture.mode[0] in "IF":  # Pillow turns 8 bits alone
-                raise DataError(
-                    f"{file} stores white as 0 (WhiteIsZero), which is read of 8 bits alone; save "
-                    "it with black as 0."
-                )
+                what = f"{file} stores white as 0 (WhiteIsZero), which is read of 8 bits alone"
+                raise DataError(f"{what}; save it with black as 0.")
             yield picture
     except FileNotFoundError:
         raise DataError(f"{file} does not exist; copy it there.") from None
@@ -224,9 +220,7 @@ def white_of(files: Iterable[Path]) -> int:
     return (1 << max(8, largest.bit_length())) - 1 if largest else 65535
 
 
-def read_image(
-    file: Path, size: Sequence[int], color: str, white: int = 65535
-) -> NDArray[np.uint8]:
+def read_image(file: Path, size: Sequence[int], color: str, white: int = 65535) -> Bytes:
     """Reads one image, (C, height, width)."""
     from PIL import Image
 
@@ -258,9 +252,7 @@ def _eight_bits(image: Image.Image, white: int = 65535) -> Image.Image:
     return image
 
 
-def unit_range(
-    images: NDArray[np.uint8], peak: int, present: NDArray[np.bool_], black: int = -1
-) -> NDArray[np.float32]:
+def unit_range(images: Bytes, peak: int, present: NDArray[np.bool_], black: int = -1) -> Pixels:
     """Turns bytes (N, C, *spatial) into numbers from `black` to 1; absent channels are 0.
 
     Example:
@@ -289,7 +281,7 @@ def standardized(images: Pixels, mean: Sequence[float], sd: Sequence[float]) -> 
 
 
 @contextmanager
-def arrays_of(path: Path) -> Iterator[Mapping[str, NDArray[np.uint8]]]:
+def arrays_of(path: Path) -> Iterator[Mapping[str, Bytes]]:
     """Opens an ``.npz`` file for as long as its arrays are read, without pickle."""
     if path.exists() and not zipfile.is_zipfile(path):
         raise DataError(f"{path} is no whole .npz file; download or write it again.")
@@ -305,20 +297,19 @@ def arrays_of(path: Path) -> Iterator[Mapping[str, NDArray[np.uint8]]]:
         raise DataError(f"{path} cannot be read as .npz ({why}); write it again.") from error
 
 
-def channels_first(path: Path, split: str, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def channels_first(path: Path, split: str, images: Bytes) -> Bytes:
     """Moves or adds the channel axis of (n, h, w[, 3]) or (n, d, h, w), as a view."""
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
-        raise DataError(
-            f"{path}, {split}_images: {images.dtype} {images.shape} must be uint8 (n, h, w), "
-            "(n, h, w, 3) or (n, d, h, w)."
-        )
-    if images.ndim == 4 and images.shape[-1] in (1, 3):
+        wanted = "uint8 (n, h, w), (n, h, w, 3) or (n, d, h, w)"
+        got = f"{images.dtype} {images.shape}"
+        raise DataError(f"{path}, {split}_images: {got} must be {wanted}.")
+    first, last = images.shape[1], images.shape[-1]
+    if images.ndim == 4 and last in (1, 3):
         return np.moveaxis(images, -1, 1)
-    if images.ndim == 4 and images.shape[1] in (1, 3):
+    if images.ndim == 4 and first in (1, 3):
         return images
-    if images.ndim == 4 and (images.shape[-1] in (2, 4) or images.shape[1] in (2, 4)):
-        raise DataError(
-            f"{path}, {split}_images: {images.shape} has neither one channel nor three, and no "
-            "volume is so thin; save grey values, or red, green and blue."
-        )
+    if images.ndim == 4 and {first, last} & {2, 4}:
+        what = f"{images.shape} has neither one channel nor three, and no volume is so thin"
+        mend = "save grey values, or red, green and blue"
+        raise DataError(f"{path}, {split}_images: {what}; {mend}.")
     return images[:, None]

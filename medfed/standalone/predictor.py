@@ -25,10 +25,10 @@ from .inference import (
     RegionInference,
     SurvivalInference,
 )
-from .masks import largest_part, map_codes
+from .masks import Facts, largest_part, map_codes
 
 
-def channels_of(source: object, count: int, facts: Mapping[str, Any]) -> list[str]:
+def channels_of(source: object, count: int, facts: Facts) -> list[str]:
     """Says what the channels of a file are, by their number."""
     known = facts["input"].get("file_channels") or facts["channels"]
     # A file as in the training data, one of the network's channels, or of those the client has.
@@ -48,7 +48,7 @@ class Predictor:
 
     network: nn.Module  # from images or features to logits, in evaluation mode
     inference: Inference  # what the logits mean
-    facts: Mapping[str, Any]  # the part of the metadata under ``medfed``
+    facts: Facts  # the part of the metadata under ``medfed``
     batch_size: int = 16  # samples or slices per forward pass
     name: str = ""  # the bundle's folder
     # Of two classes, the probability of the second one from which a case belongs to it.
@@ -58,7 +58,7 @@ class Predictor:
     def of(
         cls,
         network: nn.Module,
-        facts: Mapping[str, Any],
+        facts: Facts,
         threshold: float | None = None,
         batch_size: int | None = None,
         name: str = "",
@@ -218,11 +218,8 @@ class Predictor:
 
     def _check(self, answer: Tensor, wanted: int, what: str, source: object) -> None:
         if answer.shape[1] != wanted:
-            raise CheckpointError(
-                f"The network answers {answer.shape[1]} outputs, but the metadata have {what}; "
-                "export the bundle anew."
-            )
+            got = f"The network answers {answer.shape[1]} outputs, but the metadata have {what}"
+            raise CheckpointError(f"{got}; export the bundle anew.")
         if not answer.isfinite().all():
-            raise DataError(
-                f"{source}: the network answers NaN or infinity; check the values in the input."
-            )
+            mend = "check the values in the input"
+            raise DataError(f"{source}: the network answers NaN or infinity; {mend}.")

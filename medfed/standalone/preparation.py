@@ -1,10 +1,9 @@
 """How a volume is prepared for a network: the same in training and prediction.
 
 A volume is cropped to the foreground, normalised channel by channel, and resampled to a spacing, in
-this order. One rule per channel, chosen per data set, normalises its grey values. Masks keep the
-grid of their file, so metrics are computed on the original annotation; if the network uses another
-grid, a matrix maps one to the other (:func:`medfed.standalone.grids.on_grid`). MONAI crops and
-resamples.
+this order. Masks keep the grid of their file, so metrics are computed on the original annotation;
+if the network uses another grid, a matrix maps one to the other
+(:func:`medfed.standalone.grids.on_grid`).
 """
 
 from __future__ import annotations
@@ -148,10 +147,8 @@ def rules_of(setting: object, channels: Sequence[str]) -> tuple[Rule, ...]:
         numbers = isinstance(ends, Sequence) and not isinstance(ends, str) and len(ends) == 2
         if name in _RANGES and numbers and all(type(end) in (int, float) for end in ends):
             return (Rule(str(name), float(ends[0]), float(ends[1])),) * len(channels)
-    raise ConfigError(
-        f"data.normalize={setting} must be {', '.join(_PLAIN)}, {{window: [LOW, HIGH]}}, "
-        "{percentiles: [LOW, HIGH]}, or null for the default."
-    )
+    what = f"data.normalize={setting} must be {', '.join(_PLAIN)}, {{window: [LOW, HIGH]}}"
+    raise ConfigError(f"{what}, {{percentiles: [LOW, HIGH]}}, or null for the default.")
 
 
 def is_ct(channel: str) -> bool:
@@ -222,10 +219,8 @@ class Preparation:
             return
         numbers = all(isinstance(x, int | float) and math.isfinite(x) for x in mm)
         if len(mm) not in (2, 3) or not numbers or min(mm) < _LEAST:
-            raise ConfigError(
-                f"data.spacing={list(mm)} must be null, or millimetres along three axes, such as "
-                "[1.5, 1.5, 2.0] (of slices two: [1.5, 1.5])."
-            )
+            what = f"data.spacing={list(mm)} must be null, or millimetres along three axes"
+            raise ConfigError(f"{what}, such as [1.5, 1.5, 2.0] (of slices two: [1.5, 1.5]).")
 
     def of(self, there: Sequence[bool]) -> Preparation:
         """Returns the preparation of some of the channels: each keeps its rule."""

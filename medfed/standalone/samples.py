@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from . import ct_patches, pictures
-from .columns import Columns, from_facts
+from .columns import Array, Columns, from_facts
 from .csv_files import read_features
 from .errors import CheckpointError, ConfigError, DataError, first_line
 from .files import csv_text, write_text, writing
+from .masks import Facts
 from .predictor import Predictor
 from .scans import check_spacing, find_images
 from .volumes import read_geometry
@@ -31,19 +32,14 @@ _MOST_WARNED = 10  # rows that are named
 _CELLS = ("missing", "limits")  # how cells are read
 
 
-def inputs_of(
-    rows: NDArray[np.float64], columns: Columns, facts: Mapping[str, Any]
-) -> NDArray[np.float32]:
+def inputs_of(rows: Array, columns: Columns, facts: Facts) -> NDArray[np.float32]:
     """The inputs of rows, as in training."""
     scaling, numbers = facts["normalization"], rows[:, columns.numeric]
     return columns.encode(rows, numbers if scaling is None else from_facts(scaling).scale(numbers))
 
 
 def _unusual_cells(
-    rows: NDArray[np.float64],
-    columns: Columns,
-    facts: Mapping[str, Any],
-    texts: Mapping[str, Sequence[str | None]],
+    rows: Array, columns: Columns, facts: Facts, texts: Mapping[str, Sequence[str | None]]
 ) -> dict[int, list[str]]:
     """Names by row, from 1, the cells (N, F) of which a model has learnt nothing.
 
@@ -52,10 +48,8 @@ def _unusual_cells(
         >>> facts = {"input": {"indicators": ["sex"], "lowest": [40], "highest": [60]}}
         >>> rows = np.array([[50.0, 0.0], [130.0, -1.0], [np.nan, np.nan]])
         >>> unusual = _unusual_cells(rows, columns, facts, {"sex": ["f", "x", None]})
-        >>> for row, cells in unusual.items():
-        ...     print(row, cells)
-        2 ['age is 130, outside of about 40 to 60 in training', "sex is 'x', unknown in training"]
-        3 ['age is missing, which it never was in training']
+        >>> unusual[2]
+        ['age is 130, outside of about 40 to 60 in training', "sex is 'x', unknown in training"]
     """
     source, unusual = facts["input"], dict[int, list[str]]()
     lowest, highest = source.get("lowest"), source.get("highest")
@@ -156,10 +150,8 @@ def predict_table(
         )
     else:
         if candidates is None:
-            raise ConfigError(
-                "This model classifies candidates; name them in candidates=FILE.csv, with the "
-                "columns seriesuid, coordX, coordY, coordZ."
-            )
+            names = "name them in candidates=FILE.csv, with the columns seriesuid, coordX, coordY"
+            raise ConfigError(f"This model classifies candidates; {names}, coordZ.")
         points = ScanCandidates(source, candidates, predictor, tolerance)
         each(points.series, points.classify, "scans", lambda: points.save(output))
 
@@ -180,16 +172,12 @@ class ScanCandidates:
 
     def _one_scan(self, path: Path) -> dict[str, Path]:
         if not path.is_file() or path.suffix.lower() not in (".mhd", ".mha"):
-            raise DataError(
-                f"{path} is no MetaImage scan (.mhd, .mha), in which LUNA16 has its CTs; name a "
-                "scan, or a folder of scans, in input."
-            )
+            what = f"{path} is no MetaImage scan (.mhd, .mha), in which LUNA16 has its CTs"
+            raise DataError(f"{what}; name a scan, or a folder of scans, in input.")
         series = path.name[: -len(path.suffix)]
         if series not in self.points.series:
-            raise DataError(
-                f"{self.source} has no candidates of series {series}; the scan's file must be "
-                "named by its series id."
-            )
+            what = f"{self.source} has no candidates of series {series}"
+            raise DataError(f"{what}; the scan's file must be named by its series id.")
         return {series: path}
 
     def classify(self, series: str) -> None:
@@ -225,9 +213,8 @@ def _patches(
     try:
         spec = ct_patches.PatchSpec(**predictor.facts["input"]["patches"])
     except (KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"The bundle does not say how patches are cut ({error}); export it anew."
-        ) from error
+        what = f"The bundle does not say how patches are cut ({error})"
+        raise CheckpointError(f"{what}; export it anew.") from error
     resampled = range(0 if spec.spacing is None else len(spec.size))  # may be of any spacing
     axes = [axis for axis in range(3) if axis not in resampled]
     check_spacing(read_geometry(header).spacing, predictor.facts, tolerance, header, axes)
@@ -266,30 +253,24 @@ def _read_arrays(file: Path) -> dict[str, NDArray[np.uint8]]:
     with pictures.arrays_of(file) as arrays:
         names = [n for n in arrays if n == "images" or n.endswith("_images")]
         if not names:
-            raise DataError(
-                f"{file} has no array of the name images or *_images, but "
-                f"{', '.join(arrays)[:200] or 'none'}; name it so."
-            )
-        return {
-            n: pictures.channels_first(file, n.removesuffix("_images"), arrays[n]) for n in names
-        }
+            others = ", ".join(arrays)[:200] or "none"
+            what = f"{file} has no array of the name images or *_images, but {others}"
+            raise DataError(f"{what}; name it so.")
+        splits = {n: n.removesuffix("_images") for n in names}
+        return {n: pictures.channels_first(file, of, arrays[n]) for n, of in splits.items()}
 
 
 def pixels_of(images: NDArray[np.uint8], source: str, predictor: Predictor) -> Tensor:
     """Returns images (n, C, *spatial) as the model sees them: float32."""
     shape = (len(predictor.present), *predictor.facts["input"]["size"])
     if images.shape[1:] != shape or images.dtype != np.uint8:
-        raise DataError(
-            f"{source} is {images.dtype} {images.shape[1:]}, but the model takes uint8 {shape} "
-            "(channels first)."
-        )
+        wanted = f"the model takes uint8 {shape} (channels first)"
+        raise DataError(f"{source} is {images.dtype} {images.shape[1:]}, but {wanted}.")
     record = predictor.facts["normalization"]
     white, black = record["range"][1], record.get("to", [-1, 1])[0]
     if len(images) and images.max() > white:
-        raise DataError(
-            f"{source} has values up to {images.max()}, but white was {white} in training; "
-            "scale the image."
-        )
+        what = f"{source} has values up to {images.max()}, but white was {white} in training"
+        raise DataError(f"{what}; scale the image.")
     pixels = pictures.unit_range(images, white, predictor.present.numpy(), black)
     if "mean" in record:
         pixels = pictures.standardized(pixels, record["mean"], record["sd"])
@@ -300,10 +281,8 @@ def _check_image(file: Path, size: list[int], color: str) -> None:
     """Refuses what training never saw, where training took the images as they were."""
     width, height, kind = pictures.picture_header(file)
     if [height, width] != size:
-        raise DataError(
-            f"{file} has {height} × {width} pixels, but the model was trained on "
-            f"{size[0]} × {size[1]}; resample the image."
-        )
+        wanted = f"the model was trained on {size[0]} × {size[1]}; resample the image"
+        raise DataError(f"{file} has {height} × {width} pixels, but {wanted}.")
     if kind == "rgb" and color == "grey":
         red, *others = pictures.read_image(file, size, "rgb")
         kind = "rgb" if any((red != other).any() for other in others) else "grey"
@@ -316,6 +295,5 @@ def _array(file: Path) -> NDArray[Any]:
     try:
         return np.asarray(np.load(file, allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(
-            f"{file} cannot be read as an array ({first_line(error)}); write it again."
-        ) from error
+        what = f"{file} cannot be read as an array ({first_line(error)})"
+        raise DataError(f"{what}; write it again.") from error

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from . import dicom, pictures, volumes
 from .errors import DataError, few
 from .files import is_visible
-from .masks import SEG, label_map, mask_files, named_after, save_like, save_picture
+from .masks import SEG, Facts, label_map, mask_files, named_after, save_like, save_picture
 from .predictor import Predictor, channels_of
 from .preparation import Preparation, millimetres, one_thread
 
@@ -24,9 +24,7 @@ RECORD = "prediction.json"  # in a folder of predictions
 
 
 def walk(
-    root: Path,
-    apart_from: Path | None = None,
-    is_one: Callable[[Path], bool] = lambda folder: False,
+    root: Path, apart_from: Path | None = None, is_one: Callable[[Path], bool] = lambda _: False
 ) -> Iterator[Path]:
     """Yields the files below a folder and the folders that are one input each; no predictions."""
     left_out = None if apart_from is None else apart_from.resolve()
@@ -112,10 +110,8 @@ class ScanFiles:
     def segment(self, predictor: Predictor, tolerance: float | None) -> SegmentedScan:
         """Reads and segments it."""
         read = read_scan(self, predictor.facts, tolerance)
-        regions = predictor.regions(
-            read.image, read.body, self.path, read.grid, read.geometry.shape
-        )
-        return SegmentedScan(read, regions)
+        grid = read.grid, read.geometry.shape
+        return SegmentedScan(read, predictor.regions(read.image, read.body, self.path, *grid))
 
 
 class Scan(NamedTuple):
@@ -143,7 +139,7 @@ class SegmentedScan(NamedTuple):
         """Millilitres of a voxel."""
         return float(np.prod(self.scan.geometry.spacing)) / 1000
 
-    def save(self, facts: Mapping[str, Any], masks: Tensor, target: Path) -> None:
+    def save(self, facts: Facts, masks: Tensor, target: Path) -> None:
         """Writes masks ``(R, H, W, D)``."""
         inside = dict(zip(facts["labels"], masks, strict=True))
         for path, codes in mask_files(facts, target).items():
@@ -211,7 +207,7 @@ class SegmentedPicture(NamedTuple):
         """The share of a pixel in percent."""
         return 100 / self.regions[0].numel()
 
-    def save(self, facts: Mapping[str, Any], masks: Tensor, target: Path) -> None:
+    def save(self, facts: Facts, masks: Tensor, target: Path) -> None:
         """Writes masks ``(R, height, width)``: label values, or 0 and 255 in a file per region."""
         inside, files = dict(zip(facts["labels"], masks, strict=True)), mask_files(facts, target)
         for path, codes in files.items():
@@ -224,9 +220,7 @@ class SegmentedPicture(NamedTuple):
             save_picture(value, file)
 
 
-def find_cases(
-    path: Path, facts: Mapping[str, Any], apart_from: Path
-) -> Sequence[ScanFiles | PictureFile]:
+def find_cases(path: Path, facts: Facts, apart_from: Path) -> Sequence[ScanFiles | PictureFile]:
     """Lists the scans or pictures that an input names, for a model that segments them."""
     if facts["input"]["kind"] != "pictures":
         return find_scans(path, facts, apart_from)
@@ -235,9 +229,7 @@ def find_cases(
     return [PictureFile(_stem_below(file, root, file.stem), file) for file in files]
 
 
-def find_scans(
-    path: Path, facts: Mapping[str, Any], apart_from: Path | None = None
-) -> list[ScanFiles]:
+def find_scans(path: Path, facts: Facts, apart_from: Path | None = None) -> list[ScanFiles]:
     """Lists the scans that an input names.
 
     `path`: a volume (a file, or the folder of a DICOM series); a folder with one volume per
@@ -245,11 +237,10 @@ def find_scans(
     """
     if not path.exists():
         raise DataError(f"{path} does not exist; name a scan, or a folder of scans, in input.")
+    kinds = ", ".join(volumes.SUFFIXES)
     if not path.is_dir() and not volumes.suffix_of(path):
-        raise DataError(
-            f"{path} is no volume ({', '.join(volumes.SUFFIXES)}, or the folder of a DICOM "
-            "series); convert the scan."
-        )
+        what = f"{path} is no volume ({kinds}, or the folder of a DICOM series)"
+        raise DataError(f"{what}; convert the scan.")
 
     def is_one(place: Path) -> bool:
         return volumes.is_volume(place) or _is_case(place, facts)
@@ -267,10 +258,8 @@ def find_scans(
     inside = [*walk(path, apart_from, is_one)]
     volume_paths = [p for p in inside if p.is_dir() or volumes.suffix_of(p)]
     if not volume_paths:
-        raise DataError(
-            f"{path} has no volumes ({', '.join(volumes.SUFFIXES)}, folders of DICOM series) and "
-            "no folders of them; name the folder with the scans in input."
-        )
+        what = f"{path} has no volumes ({kinds}, folders of DICOM series) and no folders of them"
+        raise DataError(f"{what}; name the folder with the scans in input.")
     of_headers = {".raw", ".zraw", ".gz"}
     others = [p for p in inside if p not in volume_paths and p.suffix.lower() not in of_headers]
     _say_left_out(path, others, "volumes")
@@ -299,7 +288,7 @@ def _files_of_kind(
     return files
 
 
-def read_scan(scan: ScanFiles, facts: Mapping[str, Any], tolerance: float | None) -> Scan:
+def read_scan(scan: ScanFiles, facts: Facts, tolerance: float | None) -> Scan:
     """Reads one scan as the training data were read."""
     if scan.path.is_dir() and not dicom.is_series(scan.path):
         files = _files_by_contrast(scan, facts)
@@ -319,7 +308,7 @@ def read_scan(scan: ScanFiles, facts: Mapping[str, Any], tolerance: float | None
 
 
 def prepare(
-    voxels: Tensor, names: Sequence[str], facts: Mapping[str, Any], spacing: Sequence[float]
+    voxels: Tensor, names: Sequence[str], facts: Facts, spacing: Sequence[float]
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Prepares a scan ``(n, H, W, D)`` as in training; unknown channels are left out."""
     channels = list(facts["channels"])
@@ -335,14 +324,14 @@ def prepare(
     return image, (seen != 0).any(dim=0), None if prepared.keeps_grid else grid
 
 
-def axes_of(facts: Mapping[str, Any]) -> tuple[int, ...]:
+def axes_of(facts: Facts) -> tuple[int, ...]:
     """Returns the axes along which scans keep their spacing: slices do where pixels do not."""
     return {0: (0, 1, 2), 2: (2,), 3: ()}[len(facts.get("resampled_to") or ())]
 
 
 def check_spacing(
     spacing: Sequence[float],
-    facts: Mapping[str, Any],
+    facts: Facts,
     tolerance: float | None,
     source: object,
     axes: Sequence[int] = (0, 1, 2),
@@ -372,7 +361,7 @@ def check_spacing(
     )
 
 
-def _is_case(folder: Path, facts: Mapping[str, Any]) -> bool:
+def _is_case(folder: Path, facts: Facts) -> bool:
     """Whether a folder holds the volumes of one scan: any contrast's pattern matches."""
     if not folder.is_dir():
         return False
@@ -384,7 +373,7 @@ def _volumes_in(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if is_visible(p.name) and volumes.is_volume(p))
 
 
-def _patterns(facts: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+def _patterns(facts: Facts) -> dict[str, Sequence[str]]:
     """File names of the contrasts that the client has: those of the training data, or the usual."""
     known: Mapping[str, volumes.Pattern] = facts["input"].get("files") or {}
     ends = (*volumes.SUFFIXES, "")
@@ -392,7 +381,7 @@ def _patterns(facts: Mapping[str, Any]) -> dict[str, Sequence[str]]:
     return {n: volumes.alternatives(known.get(n, names)) for n, names in usual.items()}
 
 
-def _flat(folder: Path, facts: Mapping[str, Any]) -> dict[str, dict[str, Path]]:
+def _flat(folder: Path, facts: Facts) -> dict[str, dict[str, Path]]:
     """The files of several scans in one folder, by what their names begin with and by contrast."""
     scans: dict[str, dict[str, Path]] = {}
     if not folder.is_dir() or dicom.is_series(folder):
@@ -407,7 +396,7 @@ def _flat(folder: Path, facts: Mapping[str, Any]) -> dict[str, dict[str, Path]]:
     return scans if most > 1 else {}
 
 
-def _files_by_contrast(scan: ScanFiles, facts: Mapping[str, Any]) -> dict[str, Path]:
+def _files_by_contrast(scan: ScanFiles, facts: Facts) -> dict[str, Path]:
     patterns, partial = _patterns(facts), facts.get("channels_of_cases") or {}
     if not scan.stem:
         listed = {}
@@ -421,10 +410,8 @@ def _files_by_contrast(scan: ScanFiles, facts: Mapping[str, Any]) -> dict[str, P
     files = _flat(scan.path, facts).get(scan.stem, {})
     needed = {c: p for c, p in patterns.items() if c not in partial}
     if lacking := [f"{c} ({' or '.join(p)})" for c, p in needed.items() if c not in files]:
-        raise DataError(
-            f"{scan.path}: {scan.stem} lacks {', '.join(lacking)}; add the file, or move its "
-            "others elsewhere."
-        )
+        what = f"{scan.path}: {scan.stem} lacks {', '.join(lacking)}"
+        raise DataError(f"{what}; add the file, or move its others elsewhere.")
     return {c: files[c] for c in patterns if c in files}
 
 

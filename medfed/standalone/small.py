@@ -76,10 +76,8 @@ class LogisticRegression(nn.Module):
         super().__init__()
         self.link = link
         if link == "probit" and out_channels != 2:
-            raise ConfigError(
-                f"link=probit is for two classes, and these data have {out_channels}; choose "
-                "model.network.link=logit."
-            )
+            what = f"link=probit is for two classes, and these data have {out_channels}"
+            raise ConfigError(f"{what}; choose model.network.link=logit.")
         if out_channels < 2:
             raise ConfigError(
                 f"Logistic regression needs out_channels >= 2, not {out_channels} (a continuous "
@@ -166,11 +164,8 @@ class SmallCNN(nn.Module):
 
 def _check(channels: Sequence[int], strides: Sequence[int], norm: str) -> None:
     if not channels or min(*channels, *strides) < 1 or len(channels) != len(strides):
-        raise ConfigError(
-            "A small CNN needs positive channels and as many strides, not channels "
-            f"{list(channels)} with strides {list(strides)}."
-        )
+        what = "A small CNN needs positive channels and as many strides"
+        raise ConfigError(f"{what}, not channels {list(channels)} with strides {list(strides)}.")
     if norm == "group" and any(width % GROUPS for width in channels):
-        raise ConfigError(
-            f"With norm 'group' all widths must be multiples of {GROUPS}, not {list(channels)}."
-        )
+        what = f"With norm 'group' all widths must be multiples of {GROUPS}"
+        raise ConfigError(f"{what}, not {list(channels)}.")

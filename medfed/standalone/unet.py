@@ -35,10 +35,8 @@ def unet(
         211657
     """
     if len(channels) < 2 or len(strides) != len(channels) - 1:
-        raise ConfigError(
-            f"A U-Net needs at least two channels and one stride fewer than channels, "
-            f"not channels {list(channels)} with strides {list(strides)}."
-        )
+        what = "A U-Net needs at least two channels and one stride fewer than channels"
+        raise ConfigError(f"{what}, not channels {list(channels)} with strides {list(strides)}.")
     sizes = (spatial_dims, in_channels, out_channels, tuple(channels), tuple(strides))
     net: nn.Module = UNet(*sizes, num_res_units=num_res_units, norm=NORMS[norm], dropout=dropout)
     return net
@@ -99,16 +97,13 @@ def planned_unet(
     Source: F. Isensee et al., "nnU-Net", Nature Methods 2021.
     """
     if plan is None:
-        raise ConfigError(
-            "model=planned is the network of a plan, and these data have none; choose "
-            "experiment=nnunet, or another model."
-        )
+        what = "model=planned is the network of a plan, and these data have none"
+        raise ConfigError(f"{what}; choose experiment=nnunet, or another model.")
     strides = [tuple(stride) for stride in plan["strides"]]
     if len(strides) < 3:
-        raise ConfigError(
-            f"The plan's network has {len(strides)} stages, and needs 3; set more "
-            "data.planning.memory_gb, or a data.patch_size of 16 or more along two axes."
-        )
+        what = f"The plan's network has {len(strides)} stages, and needs 3"
+        mend = "set more data.planning.memory_gb, or a data.patch_size of 16 or more along two axes"
+        raise ConfigError(f"{what}; {mend}.")
     coarser = len(strides) - 3
     deep_supervision = deep_supervision and coarser > 0
     if plan.get("residual") is not None:
@@ -137,10 +132,8 @@ def _residual_unet(
     try:
         from dynamic_network_architectures.architectures.unet import ResidualEncoderUNet
     except ImportError as error:
-        raise ConfigError(
-            "A residual encoder needs a package that is not installed: "
-            "pip install dynamic-network-architectures."
-        ) from error
+        what = "A residual encoder needs a package that is not installed"
+        raise ConfigError(f"{what}: pip install dynamic-network-architectures.") from error
     stages = plan["kernel_sizes"], plan["strides"], plan["blocks"]
     network: nn.Module = ResidualEncoderUNet(
         *(channels, len(plan["features"]), plan["features"], getattr(nn, f"Conv{dims}d"), *stages),

@@ -1,13 +1,9 @@
 """The one reader of volumes: NIfTI, NRRD, MetaImage and DICOM series, axes to right, front, head.
 
-Whatever the format and however a scanner stored it, a volume is (C, H, W, D) float32 whose axes run
-towards the patient's right, front (anterior) and head (superior): RAS. Nothing is interpolated;
-axes oblique to the patient's are taken for the nearest ones. :func:`read_geometry` reads a header
-alone, :func:`read_volume` the voxels too, and :func:`as_stored` turns a result back onto the axes
-of the file, so that a mask lies on its scan in any viewer.
-
-SimpleITK reads NRRD, MetaImage and DICOM. NIfTI is read by nibabel, as SimpleITK gives other voxels
-without a word where a packed file is torn.
+A volume is (C, H, W, D) float32 whose axes run towards the patient's right, front and head: RAS.
+Nothing is interpolated; axes oblique to the patient's are taken for the nearest ones, and
+:func:`as_stored` turns a result back, so that a mask lies on its scan in any viewer. SimpleITK
+reads NRRD, MetaImage and DICOM; nibabel reads NIfTI, as SimpleITK does not notice torn files.
 """
 
 from __future__ import annotations
@@ -121,10 +117,8 @@ def read_geometry(path: Path, towards: str = "RAS", series: Sequence[str] = ()) 
         raise DataError(f"{path} has no valid affine; its orientation is unknown: convert it anew.")
     axes = stored[:3, :3] / steps
     if np.abs(axes.T @ axes - np.eye(3)).max() > _SHEAR:
-        raise DataError(
-            f"{path} is sheared (its axes are not at right angles); resample it to an upright grid "
-            "or leave the patient out."
-        )
+        what = f"{path} is sheared (its axes are not at right angles)"
+        raise DataError(f"{what}; resample it to an upright grid or leave the patient out.")
     # Each stored axis goes to the nearest one of the patient: voxels are moved, never interpolated.
     turn = io_orientation(stored)
     if sorted(turn[:, 0].tolist()) != [0, 1, 2]:  # voxels of which one side is next to nothing
@@ -156,16 +150,12 @@ def read_volume(
         raise DataError(f"{path} has voxels of type {array.dtype}; write real numbers.")
     array = apply_orientation(array.reshape(*array.shape[:3], -1), geometry.turn)
     if array.shape != (wanted := (*geometry.shape, geometry.channels)):
-        raise DataError(
-            f"{path} holds voxels of shape {array.shape}, but its header says {wanted}; convert it "
-            "anew, or leave the patient out."
-        )
+        what = f"{path} holds voxels of shape {array.shape}, but its header says {wanted}"
+        raise DataError(f"{what}; convert it anew, or leave the patient out.")
     taken = range(array.shape[3]) if channels is None else channels
     if max(taken) >= array.shape[3]:
-        raise DataError(
-            f"{path} has {array.shape[3]} channels, but {max(taken) + 1} are needed; mend the "
-            "file or name its channels."
-        )
+        what = f"{path} has {array.shape[3]} channels, but {max(taken) + 1} are needed"
+        raise DataError(f"{what}; mend the file or name its channels.")
     loaded = np.empty((len(taken), *array.shape[:3]), dtype=np.float32)
     for target, channel in zip(loaded, taken, strict=True):
         target[:] = array[..., channel]
@@ -192,18 +182,14 @@ def check_same_grid(paths: Sequence[Path], series: Sequence[str] = ()) -> list[G
     first, geometry = paths[0], geometries[0]
     for path, other in zip(paths[1:], geometries[1:], strict=True):
         if other.shape != geometry.shape:
-            raise DataError(
-                f"{path} has shape {other.shape}, but {first} has {geometry.shape}; images and "
-                "mask of a patient must agree."
-            )
+            what = f"{path} has shape {other.shape}, but {first} has {geometry.shape}"
+            raise DataError(f"{what}; images and mask of a patient must agree.")
         # Of the corners, where two grids that differ by a small turn are farthest apart.
         ends = np.array([*product(*((0, n - 1) for n in geometry.shape))])
         apart = (other.affine - geometry.affine) @ np.c_[ends, np.ones(len(ends))].T
         if np.linalg.norm(apart[:3], axis=0).max() > _APART * min(geometry.spacing):
-            raise DataError(
-                f"{path} has another affine than {first}; resample images and mask of the "
-                "patient to one grid."
-            )
+            mend = "resample images and mask of the patient to one grid"
+            raise DataError(f"{path} has another affine than {first}; {mend}.")
     return geometries
 
 
@@ -223,10 +209,8 @@ def check_finite(image: Tensor, channels: Sequence[str], paths: Sequence[Path]) 
     for n, (name, voxels) in enumerate(zip(channels, image, strict=True)):
         # One pass without a mask; NumPy sums in float64 seven times faster than PyTorch.
         if not np.isfinite(voxels.numpy().sum(dtype=np.float64)):
-            raise DataError(
-                f"{paths[n] if len(paths) > 1 else paths[0]}: channel {name} has NaN or infinite "
-                "voxels; repair the file or leave the patient out."
-            )
+            what = f"{paths[n] if len(paths) > 1 else paths[0]}: channel {name} has NaN or infinite"
+            raise DataError(f"{what} voxels; repair the file or leave the patient out.")
 
 
 def check_varied(image: Tensor, names: Sequence[str], paths: Sequence[Path]) -> None:
@@ -381,9 +365,8 @@ def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
 
 
 # The channels have the names that MSD gives them, so that a partition fits both layouts.
+_ENDS = {"FLAIR": "_flair -t2f", "T1w": "_t1 -t1n", "T1gd": "_t1ce -t1c", "T2w": "_t2 -t2w"}
 FILES = {
-    "FLAIR": ("*_flair.nii.gz", "*_flair.nii", "*-t2f.nii.gz", "*-t2f.nii"),
-    "T1w": ("*_t1.nii.gz", "*_t1.nii", "*-t1n.nii.gz", "*-t1n.nii"),
-    "T1gd": ("*_t1ce.nii.gz", "*_t1ce.nii", "*-t1c.nii.gz", "*-t1c.nii"),
-    "T2w": ("*_t2.nii.gz", "*_t2.nii", "*-t2w.nii.gz", "*-t2w.nii"),
+    name: tuple(f"*{end}{suffix}" for end in ends.split() for suffix in (".nii.gz", ".nii"))
+    for name, ends in _ENDS.items()
 }

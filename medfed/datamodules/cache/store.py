@@ -31,6 +31,7 @@ from medfed.standalone import files
 from medfed.standalone.errors import DataError, MedfedError
 
 Arrays = Mapping[str, NDArray[Any]]
+Read = Callable[..., Arrays]
 
 
 def map_array(path: Path, whole: bool = False) -> NDArray[Any]:
@@ -101,7 +102,7 @@ class Recipe:
     items: tuple[Item, ...]  # the sources, in order
     # Reads one item: a module-level function (worker processes import it) called with `Item.args`;
     # returns arrays by name. Equal arguments must give equal bytes, on any number of threads.
-    read: Callable[..., Arrays]
+    read: Read
     # Whether the items' arrays are joined along their first axis to one file per name (samples);
     # otherwise every item has separate files (volumes).
     joined: bool = True
@@ -327,9 +328,7 @@ def _in_processes(tasks: Sequence[tuple[Any, ...]], workers: int) -> Generator[E
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _make_item(
-    read: Callable[..., Arrays], item: Item, index: int, folder: Path, sync: bool = True
-) -> Entry:
+def _make_item(read: Read, item: Item, index: int, folder: Path, sync: bool = True) -> Entry:
     """Makes one item, sealed last, or keeps it if it is whole and its sources have not changed."""
     seal = folder / ITEMS / f"{index:05d}.json"
     sources = item.sources()

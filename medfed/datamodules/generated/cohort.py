@@ -139,10 +139,8 @@ class ScanCohort(Cohort):
         check_fields("data.generated", self)
         sizes = (*self.shape, self.least)
         if self.hospitals < 1 or self.patients < 1 or len(sizes) != 4 or min(sizes) < self.least:
-            raise ConfigError(
-                "data.generated needs at least 1 hospital and patient, and 3 sizes of "
-                f"{self.least} or more: {self}."
-            )
+            what = "data.generated needs at least 1 hospital and patient"
+            raise ConfigError(f"{what}, and 3 sizes of {self.least} or more: {self}.")
 
     @property
     def each(self) -> int:

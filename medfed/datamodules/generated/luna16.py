@@ -429,11 +429,10 @@ def write_scan(
     """Writes (z, y, x) voxels as ``<series>.mhd`` and ``<series>.raw``, by SimpleITK."""
     import SimpleITK as sitk
 
-    image = sitk.GetImageFromArray(voxels)
-    image.SetSpacing([float(mm) for mm in spacing])
-    image.SetOrigin([float(mm) for mm in origin])
-    image.SetDirection([float(cosine) for cosine in direction])
-    header = folder / f"{series}.mhd"
+    image, header = sitk.GetImageFromArray(voxels), folder / f"{series}.mhd"
+    image.SetSpacing([*map(float, spacing)])
+    image.SetOrigin([*map(float, origin)])
+    image.SetDirection([*map(float, direction)])
     try:
         sitk.WriteImage(image, str(header), useCompression=False)
     except RuntimeError as error:

@@ -72,13 +72,9 @@ class BloodCells(Cohort):
         """See `Cohort.write`."""
         arrays: dict[str, NDArray[np.uint8]] = {}
         for split, count in zip(SPLITS, self.images, strict=True):
-            labels = np.arange(count) % len(CLASSES)
-            labels = numpy_rng(self.seed, split).permutation(labels)
-            rngs = (numpy_rng(self.seed, split, n) for n in range(len(labels)))
-            cells = [
-                _draw_cell(rng, int(y), self.size) for rng, y in zip(rngs, labels, strict=True)
-            ]
-            arrays[f"{split}_images"] = np.stack(cells)
+            labels = numpy_rng(self.seed, split).permutation(np.arange(count) % len(CLASSES))
+            rngs = ((numpy_rng(self.seed, split, n), int(y)) for n, y in enumerate(labels))
+            arrays[f"{split}_images"] = np.stack([_draw_cell(r, y, self.size) for r, y in rngs])
             arrays[f"{split}_labels"] = labels[:, None].astype(np.uint8)
         np.savez_compressed(folder / self.index, **arrays)  # type: ignore[arg-type]
 

@@ -238,10 +238,8 @@ class Wrapped(Partition):
     def __post_init__(self) -> None:
         check_fields("partition", self)
         if not isinstance(self.assignment, Partition):
-            raise ConfigError(
-                f"partition.assignment={self.assignment} is no partition; choose one by "
-                "partition@partition.assignment=OPTION."
-            )
+            what = f"partition.assignment={self.assignment} is no partition"
+            raise ConfigError(f"{what}; choose one by partition@partition.assignment=OPTION.")
 
     @property
     def traits(self) -> Traits:

@@ -25,10 +25,8 @@ class ByCentre(Partition):
         if self.patients is not None and not (
             len(self.patients) == 2 and 1 <= self.patients[0] <= self.patients[1]
         ):
-            raise ConfigError(
-                f"partition.patients={list(self.patients)} must be [LEAST, MOST], the numbers of "
-                "patients that a hospital may have."
-            )
+            what = f"partition.patients={list(self.patients)} must be [LEAST, MOST]"
+            raise ConfigError(f"{what}, the numbers of patients that a hospital may have.")
 
     @property
     def traits(self) -> Traits:
@@ -54,10 +52,8 @@ class ByCentre(Partition):
         kept = {name: ids for name, ids in assigned.items() if least <= len(ids) <= most}
         if not kept:
             sizes = sorted(map(len, assigned.values()))
-            raise ConfigError(
-                f"partition.patients={[least, most]}: no hospital has so many patients; they have "
-                f"{sizes[0]} to {sizes[-1]}."
-            )
+            what = f"partition.patients={[least, most]}: no hospital has so many patients"
+            raise ConfigError(f"{what}; they have {sizes[0]} to {sizes[-1]}.")
         return kept
 
     def remark(self, patients: Sequence[Patient]) -> str:
@@ -65,10 +61,9 @@ class ByCentre(Partition):
         if self.patients is None:
             return ""
         kept, every = self.assign(patients, 0), {p.centre for p in patients}
-        return (
-            f"{len(kept)} of {len(every)} hospitals, with {sum(map(len, kept.values())):,} of "
-            f"{len(patients):,} patients, take part (partition.patients={[*self.patients]})."
-        )
+        count = f"{sum(map(len, kept.values())):,} of {len(patients):,} patients"
+        who = f"{len(kept)} of {len(every)} hospitals, with {count}"
+        return f"{who}, take part (partition.patients={[*self.patients]})."
 
 
 @dataclass(frozen=True)
@@ -81,10 +76,8 @@ class CentreSplit(Partition):
     def __post_init__(self) -> None:
         counts = self.parts.values() if isinstance(self.parts, Mapping) else [self.parts]
         if not all(isinstance(n, int) and n >= 1 for n in counts):
-            raise ConfigError(
-                f"partition.parts={self.parts} must be a number of at least 1, or one per centre, "
-                "such as {drive: 3, chase: 2}."
-            )
+            what = f"partition.parts={self.parts} must be a number of at least 1"
+            raise ConfigError(f"{what}, or one per centre, such as {{drive: 3, chase: 2}}.")
 
     @property
     def traits(self) -> Traits:
@@ -154,16 +147,14 @@ class Auto(Partition):
         else:
             lack = f" for {len(patients) - named} of them" * bool(named)
             parts = self._parts(len(patients))
-            sentence = (
-                f"All {len(patients):,} patients are divided among {parts} "
-                f"client{'s' * (parts > 1)} at random, as the data name no hospitals{lack}"
-            )
+            among = f"{parts} client{'s' * (parts > 1)} at random"
+            why = f"as the data name no hospitals{lack}"
+            sentence = f"All {len(patients):,} patients are divided among {among}, {why}"
         if self.protocol in (None, "centre"):  # centre divides named hospitals alike
             return "" if named == len(patients) else f"{sentence} (partition=auto)."
-        return (
-            f"{sentence} (partition=auto). The paper of this experiment divides its own patients "
-            f"otherwise; only to repeat that, set partition={self.protocol}."
-        )
+        paper = "The paper of this experiment divides its own patients otherwise"
+        repeat = f"only to repeat that, set partition={self.protocol}"
+        return f"{sentence} (partition=auto). {paper}; {repeat}."
 
     def _parts(self, count: int) -> int:
         return self.num_clients or max(1, min(CLIENTS, count // LEAST))

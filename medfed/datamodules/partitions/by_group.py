@@ -1,10 +1,8 @@
 """Planted differences between clients.
 
 Groups test whether a method finds them, as PPFL's memberships do. Label groups are PPFL's
-pathological setting: each group of clients has the samples of some labels (digits 0 to 2, 3 and 4,
-...). Site groups are hospitals that share a scanner, channels and a way of labelling, for data
-without groups, such as a cohort of scans. A client's name contains its group, so every record and
-figure shows it. `ChannelMissing` takes channels from the clients of another partition.
+pathological setting: each group of clients has the samples of some labels. Site groups are
+hospitals that share a scanner, channels and a way of labelling. A client's name contains its group.
 """
 
 from __future__ import annotations
@@ -34,10 +32,8 @@ class LabelGroups(base.Dealt):
         super().__post_init__()
         labels = [label for group in self.groups for label in group]
         if not labels or len(set(labels)) < len(labels) or not all(self.groups):
-            raise ConfigError(
-                f"partition.groups={[list(g) for g in self.groups]} must be lists of labels, none "
-                "of them empty, and no label in two of them."
-            )
+            what = f"partition.groups={[list(g) for g in self.groups]} must be lists of labels"
+            raise ConfigError(f"{what}, none of them empty, and no label in two of them.")
         if self.num_clients < len(self.groups):
             raise ConfigError(
                 f"partition.num_clients={self.num_clients} is fewer than {len(self.groups)} groups."
@@ -78,10 +74,9 @@ class LabelGroups(base.Dealt):
         for i, row in enumerate(base.count_classes(patients)):
             groups_of_row = {group_of.get(int(label), -1) for label in np.flatnonzero(row)}
             if len(groups_of_row) > 1:
-                raise ConfigError(
-                    f"Patient {patients[i].id} has samples of more than one label group; "
-                    "partition=label_groups needs patients whose labels are all in one group."
-                )
+                what = f"Patient {patients[i].id} has samples of more than one label group"
+                mend = "partition=label_groups needs patients whose labels are all in one group"
+                raise ConfigError(f"{what}; {mend}.")
             groups[i] = next(iter(groups_of_row), -1)
         return groups
 
@@ -131,10 +126,9 @@ class SiteGroups(base.Dealt):
         for name in ("scanners", "lacks"):
             value = getattr(self, name)
             if value is not None and len(value) != self.groups:
-                raise ConfigError(
-                    f"partition.{name} has {len(value)} entries for {self.groups} groups; give "
-                    "one per group, an empty one for a group without a change."
-                )
+                what = f"partition.{name} has {len(value)} entries for {self.groups} groups"
+                mend = "give one per group, an empty one for a group without a change"
+                raise ConfigError(f"{what}; {mend}.")
         self.scanners_of(self.names(), seed=0)
 
     def names(self) -> list[str]:

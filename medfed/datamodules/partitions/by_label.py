@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.partitions import base
+from medfed.datamodules.partitions.base import Ids, Owners, Shares
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -43,8 +44,6 @@ def apportion(size: int, shares: Sequence[float]) -> tuple[int, ...]:
 
 def largest_fit(available: Sequence[int], shares: Sequence[float]) -> tuple[int, ...]:
     """Finds the largest samples per class in given proportions; zeros if there are none."""
-    if len(available) != len(shares):
-        raise ConfigError(f"{len(shares)} class shares do not fit {len(available)} classes.")
     _check_shares(shares)
     bounds = [(n + 1) / s for n, s in zip(available, shares, strict=True) if s > 0]
     # No count is a whole unit below its quota, so no larger size fits. Fitting is not
@@ -61,10 +60,9 @@ def thin(labels: ArrayLike, shares: Sequence[float], seed: int) -> Ints:
     values = np.asarray(labels)
     strange = (values < 0) | (values >= len(shares))
     if strange.any():
-        raise ConfigError(
-            f"Label {values[strange][0]} has no class share; {len(shares)} shares stand for the "
-            f"classes 0 to {len(shares) - 1}."
-        )
+        what = f"Label {values[strange][0]} has no class share"
+        known = f"{len(shares)} shares stand for the classes 0 to {len(shares) - 1}"
+        raise ConfigError(f"{what}; {known}.")
     members = [np.flatnonzero(values == k) for k in range(len(shares))]
     counts = largest_fit([len(m) for m in members], shares)
     pairs = enumerate(zip(members, counts, strict=True))
@@ -144,7 +142,7 @@ class LabelImbalance(base.Dealt):
         half = (self.num_clients + 1) // 2
         return [low] * half + [1 - low] * (self.num_clients - half)
 
-    def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
         """See `Dealt.deal`.
 
         Example:
@@ -165,31 +163,25 @@ class LabelImbalance(base.Dealt):
             owner[chosen] = client
         return owner
 
-    def class_shares(
-        self, clients: base.Ids, num_classes: int, seed: int
-    ) -> dict[str, base.Shares]:
+    def class_shares(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Shares]:
         """See `Partition.class_shares`; clients are in the order of `assign`."""
         if num_classes != 2:
             what = f"needs 2 classes, but the data have {num_classes}"
             raise ConfigError(f"partition=label_imbalance {what}; use partition=dirichlet.")
         return {c: (1 - f, f) for c, f in zip(clients, self.fractions(), strict=True)}
 
-    def _deal_whole(
-        self, patients: Sequence[Patient], shares: list[float], seed: int
-    ) -> base.Owners:
+    def _deal_whole(self, patients: Sequence[Patient], shares: list[float], seed: int) -> Owners:
         """Assigns whole patients so that every client can be thinned to this many samples."""
         counts = base.count_classes(patients)
         beyond = counts[:, 2:].any(axis=1)
         if beyond.any():
-            raise ConfigError(
-                f"Patient {patients[int(beyond.argmax())].id} has samples beyond classes 0 and 1; "
-                "partition=label_imbalance needs 2 classes."
-            )
+            what = f"Patient {patients[int(beyond.argmax())].id} has samples beyond classes 0 and 1"
+            raise ConfigError(f"{what}; partition=label_imbalance needs 2 classes.")
         counts = np.pad(counts, ((0, 0), (0, 2 - counts.shape[1])))
         wishes = np.array([(1 - f, f) for f in shares])
         seed = derive_seed(seed, "label_imbalance")
 
-        def deal(size: int) -> tuple[base.Owners, bool]:
+        def deal(size: int) -> tuple[Owners, bool]:
             owner = deal_whole(counts, wishes * size, seed, spare=False)
             have = [counts[owner == n].sum(axis=0) for n in range(len(shares))]
             return owner, bool((have >= wishes * size - 1e-6).all())
@@ -207,10 +199,9 @@ class LabelImbalance(base.Dealt):
         pools: dict[int, list[int]] = {0: [], 1: []}
         for n, patient in enumerate(patients):
             if patient.label not in pools:
-                raise ConfigError(
-                    f"Patient {patient.id} has label {patient.label}; partition=label_imbalance "
-                    "needs one label, 0 or 1, per patient."
-                )
+                what = f"Patient {patient.id} has label {patient.label}"
+                mend = "partition=label_imbalance needs one label, 0 or 1, per patient"
+                raise ConfigError(f"{what}; {mend}.")
             pools[patient.label].append(n)
         for label, members in pools.items():
             numpy_rng(seed, "label_imbalance", label).shuffle(members)
@@ -260,7 +251,7 @@ class Shards(base.Dealt):
         """See `Dealt.least`."""
         return self.shards_per_client
 
-    def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
         """See `Dealt.deal`.
 
         Example:
@@ -299,7 +290,7 @@ class Dirichlet(base.Dealt):
         """See `Dealt.least`."""
         return self.min_patients
 
-    def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
         """See `Dealt.deal`.
 
         Example:
@@ -340,20 +331,17 @@ class QuantitySkew(base.Dealt):
     # Client n (from 1) has a share in proportion to n^-exponent; 0 makes all equal.
     exponent: Annotated[float, within("[0, inf)")] = 1.0
 
-    def deal(self, patients: Sequence[Patient], seed: int) -> base.Owners:
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
         """See `Dealt.deal`.
 
         Example:
             >>> np.bincount(QuantitySkew(3).deal([Patient(str(i)) for i in range(11)], seed=0))
             array([6, 3, 2])
         """
-        sizes = list(apportion(len(patients), self._shares().tolist()))
+        shares = np.exp(-self.exponent * np.log(np.arange(1, self.num_clients + 1)))
+        sizes = list(apportion(len(patients), (shares / shares.sum()).tolist()))
         while 0 in sizes:  # the largest client gives one patient to each client without any
             giver, taker = sizes.index(max(sizes)), sizes.index(0)
             sizes[giver], sizes[taker] = sizes[giver] - 1, 1
         owner = np.repeat(np.arange(self.num_clients), sizes)
         return numpy_rng(seed, "quantity_skew").permutation(owner)
-
-    def _shares(self) -> NDArray[np.float64]:
-        sizes = np.exp(-self.exponent * np.log(np.arange(1, self.num_clients + 1)))
-        return np.asarray(sizes / sizes.sum())

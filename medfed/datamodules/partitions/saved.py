@@ -97,16 +97,7 @@ class Saved(Partition):
 
 
 def read_partition(path: Path) -> dict[str, Any]:
-    """Reads the record of a partition and checks its form.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        ...     _ = file.write('{"clients": {"a": ["p1", "p2"]}}')
-        ...     file.flush()
-        ...     read_partition(Path(file.name))
-        {'clients': {'a': ['p1', 'p2']}}
-    """
+    """Reads the record of a partition and checks its form."""
     try:
         return dict(parse_json(path, _Content))
     except OSError as error:

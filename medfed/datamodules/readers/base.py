@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 Missing = Literal["error", "zero"]
+Names = Sequence[str]
 VOLUMES = (*SUFFIXES, ".dcm", ".ima", ".raw", ".zraw")
 
 
@@ -212,9 +213,7 @@ def expanded(path: str | Path | None) -> Path | None:
     return None if path is None else Path(path).expanduser()
 
 
-def check_names(
-    kind: str, wanted: Sequence[str], known: Sequence[str], where: str = ""
-) -> tuple[str, ...]:
+def check_names(kind: str, wanted: Names, known: Names, where: str = "") -> tuple[str, ...]:
     """Matches names case-insensitively against the names in the data.
 
     Example:
@@ -243,9 +242,6 @@ def with_hospitals(patients: Sequence[Patient], hospitals: int | None) -> list[P
         return list(patients)
     if not 1 <= hospitals <= len(patients):
         raise ConfigError(f"Cannot cut {len(patients)} patients into {hospitals} hospitals.")
-    return [
-        p
-        if p.centre
-        else replace(p, centre=f"hospital_{i * hospitals // len(patients)}", invented=True)
-        for i, p in enumerate(patients)
-    ]
+    blocks = [f"hospital_{i * hospitals // len(patients)}" for i in range(len(patients))]
+    pairs = zip(patients, blocks, strict=True)
+    return [p if p.centre else replace(p, centre=name, invented=True) for p, name in pairs]

@@ -16,7 +16,7 @@ from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.cases import CaseReader, hospitals_of, institutions
 from medfed.datamodules.readers.samples import official_splits, open_training
-from medfed.standalone.volumes import FILES, AbsentFileError, Pattern, find_file
+from medfed.standalone.volumes import FILES, AbsentFileError, Pattern, alternatives, find_file
 
 log = logging.getLogger(__name__)
 _FILES, _WHOLE = {"FLAIR": "FLAIR.nii.gz", "T1": "T1.nii.gz"}, {"whole": [1]}
@@ -51,13 +51,9 @@ class FolderReader(CaseReader):
         super().__init__(path, names, regions, known, **more)
         self._patterns = {**{name: modalities[name] for name in names}, "label": label}
         self._sites = sites if sites is not None and any(sites.values()) else None
-        if self._sites is not None and not all(
-            self._sites.get(key) for key in ("file", "case", "centre")
-        ):
-            raise ConfigError(
-                "data.reader.sites needs file=PATH of a table, and the names of its columns: "
-                "case=COLUMN, centre=COLUMN."
-            )
+        if self._sites and not all(map(self._sites.get, ("file", "case", "centre"))):
+            needs = "file=PATH of a table, and the names of its columns"
+            raise ConfigError(f"data.reader.sites needs {needs}: case=COLUMN, centre=COLUMN.")
 
     def cases(self) -> list[Patient]:
         """See `CaseReader.cases`; the id is the folder's name."""
@@ -72,10 +68,8 @@ class FolderReader(CaseReader):
         listed, table = self._listed(self._sites), self._sites["file"]
         left = [folder.name for folder in ordered if fold(folder.name) not in listed]
         if len(left) == len(ordered):
-            raise DataError(
-                f"{table} lists no folder of {self.path}; it has {few(list(listed))}, and the "
-                f"folders are {few(left)}."
-            )
+            what = f"{table} lists no folder of {self.path}"
+            raise DataError(f"{what}; it has {few(list(listed))}, and the folders are {few(left)}.")
         if left:
             log.warning("%s does not list %s, which are left out.", table, few(left))
         placed = ((folder, listed.get(fold(folder.name))) for folder in ordered)
@@ -95,9 +89,8 @@ class FolderReader(CaseReader):
         cases, centres = (sheet.names(name) for name in named[:2])
         split = [sheet.known(name) for name in named[2:]]
         splits = open_training(official_splits(sheet, named[2], split[0])) if split else ()
-        return dict(
-            zip(cases, zip(centres, splits or [None] * len(cases), strict=True), strict=True)
-        )
+        placed = zip(centres, splits or [None] * len(cases), strict=True)
+        return dict(zip(cases, placed, strict=True))
 
     def _case(self, folder: Path) -> Patient:
         files, lacks = {}, {}
@@ -112,8 +105,8 @@ class FolderReader(CaseReader):
 
     def layout(self) -> dict[str, object]:
         """See `VolumeReader.layout`."""
-        files = {n: [p] if isinstance(p, str) else list(p) for n, p in self._patterns.items()}
-        return {**super().layout(), "files": {n: files[n] for n in self.channels}}
+        files = {n: alternatives(self._patterns[n]) for n in self.channels}
+        return {**super().layout(), "files": files}
 
     def case_folders(self) -> list[Path]:
         """Lists the folders of the cases."""
@@ -197,9 +190,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     names = [folder.name for folder in of]
     guess.ask_names(names, answers, hospitals_of(path, names))
     if best is None:
-        guess.ask(
-            "data.reader.label", "Which file of a case is the mask?", None, masks or [*patterns]
-        )
+        text = "Which file of a case is the mask?"
+        guess.ask("data.reader.label", text, None, masks or [*patterns])
     if mask not in patterns:
         return guess
     images = {stem_of(Path(p)).strip("*_- "): p for p in patterns if p not in (mask, *masks)}

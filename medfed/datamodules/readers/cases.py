@@ -217,9 +217,8 @@ def named_centres(folder: Path, cases: Iterable[str]) -> dict[str, str]:
     for case in cases:
         if not folded.get(fold(case)):
             hint = did_you_mean(fold(case), folded)
-            raise DataError(
-                f"{path} names no hospital for case {case}{hint}; add it, or move the file."
-            )
+            what = f"{path} names no hospital for case {case}{hint}"
+            raise DataError(f"{what}; add it, or move the file.")
     return {case: folded[fold(case)] for case in cases}
 
 

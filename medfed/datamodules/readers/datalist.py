@@ -19,6 +19,7 @@ from medfed.standalone.names import fold as fold_name
 from medfed.standalone.volumes import SUFFIXES, existing
 
 Regions = dict[str, tuple[int, ...]]
+Wanted = Mapping[str, Sequence[int]] | Sequence[str]  # values by region, or names
 
 
 def _listed_labels(labels: object, path: Path) -> Regions:
@@ -46,10 +47,9 @@ def _listed_labels(labels: object, path: Path) -> Regions:
                     regions[str(name)] = values
         assert regions
     except (AssertionError, TypeError, ValueError):
-        raise DataError(
-            f'{path} has no usable labels ({str(labels)[:80]}); write {{"0": "background", "1": '
-            '"NAME", ...}, or set data.reader.regions={NAME: [1]}.'
-        ) from None
+        usual = '{"0": "background", "1": "NAME", ...}, or set data.reader.regions={NAME: [1]}'
+        what = f"{path} has no usable labels ({str(labels)[:80]})"
+        raise DataError(f"{what}; write {usual}.") from None
     if "ignore" in regions:
         raise DataError(
             f"{path} has the label ignore, which is not supported: its voxels would count as "
@@ -58,9 +58,7 @@ def _listed_labels(labels: object, path: Path) -> Regions:
     return regions
 
 
-def _chosen_regions(
-    wanted: Mapping[str, Sequence[int]] | Sequence[str] | None, listed: Regions
-) -> Regions:
+def _chosen_regions(wanted: Wanted | None, listed: Regions) -> Regions:
     """Returns label values by region: the user's, those of the names that he chose, or all.
 
     Example:
@@ -78,8 +76,7 @@ def _chosen_regions(
         where = "data.reader.regions: "
         return {name: listed[name] for name in check_names("region", wanted, list(listed), where)}
     regions = {str(name): tuple(values) for name, values in wanted.items()}
-    values = [value for each in regions.values() for value in each]
-    whole = all(type(v) is int and 0 < v < 256 for v in values)
+    whole = all(type(v) is int and 0 < v < 256 for values in regions.values() for v in values)
     if not regions or not all(regions.values()) or not whole:
         raise ConfigError(
             f"data.reader.regions={dict(wanted)} must give each region its label values, such as "
@@ -112,7 +109,7 @@ class DatalistReader(CaseReader):
         self,
         path: Path,
         channels: Sequence[str] | None = None,
-        regions: Mapping[str, Sequence[int]] | Sequence[str] | None = None,
+        regions: Wanted | None = None,
         patient: str = "patient",
         centre: str = "centre",
         fold: int | None = None,
@@ -161,12 +158,9 @@ class DatalistReader(CaseReader):
             images = images * len(self._known) if whole else images
             of = {c: images[self._known.index(c)] for c in self.channels}
             there = {c: path for c, path in of.items() if path in present}
-            lacks = {
-                c: f"{path or f'The {c} of {name}'} is missing, but {label} is there; copy it "
-                "there or remove the mask."
-                for c, path in of.items()
-                if c not in there
-            }
+            lost = {c: path or f"The {c} of {name}" for c, path in of.items() if c not in there}
+            why = f"is missing, but {label} is there; copy it there or remove the mask"
+            lacks = {c: f"{what} {why}." for c, what in lost.items()}
             if whole and there:
                 there = {"image": there[self.channels[0]]}
             centre = None if (at := entry.get(self._centre)) is None else fold_name(str(at))
@@ -207,32 +201,24 @@ class DatalistReader(CaseReader):
                 if isinstance(entry, dict) and "image" in entry and "label" in entry:
                     listed.append((entry, split))
                 elif name == "training":
-                    raise DataError(
-                        f"{self._file}: the training case {str(entry)[:80]} is no pair of image "
-                        "and label."
-                    )
+                    what = f"the training case {str(entry)[:80]}"
+                    raise DataError(f"{self._file}: {what} is no pair of image and label.")
         if not (trained := sum(split == "train" for _, split in listed)):
             raise DataError(f"{self._file} lists no training cases.")
         self._check_count(trained, "it lists")
         if fold is not None:
             if not any(entry.get("fold") == fold for entry, _ in listed):
                 folds = sorted({str(entry["fold"]) for entry, _ in listed if "fold" in entry})
-                raise ConfigError(
-                    f"data.reader.fold={fold} has no cases in {self._file}; it has the folds "
-                    f"{', '.join(folds) or 'none'}."
-                )
-            listed = [(e, "test" if e.get("fold") == fold else None) for e, _ in listed]
-        else:
-            # Splits without cases in the list get training cases.
-            listed = [(entry, None if split == "train" else split) for entry, split in listed]
-        return listed
+                which = f"it has the folds {', '.join(folds) or 'none'}"
+                raise ConfigError(f"data.reader.fold={fold} has no cases in {self._file}; {which}.")
+            return [(e, "test" if e.get("fold") == fold else None) for e, _ in listed]
+        # Splits without cases in the list get training cases.
+        return [(entry, None if split == "train" else split) for entry, split in listed]
 
     def _check_count(self, there: int, where: str) -> None:
         if (count := self._index.get("numTraining")) not in (None, there):
-            log.warning(
-                "%s says numTraining %s, but %s %d masks.",
-                *(self._file, str(count)[:20], where, there),
-            )
+            text = "%s says numTraining %s, but %s %d masks."
+            log.warning(text, self._file, str(count)[:20], where, there)
 
     def _channel_names(self) -> list[str]:
         names = self._index.get("modality", self._index.get("channel_names"))
@@ -251,10 +237,8 @@ class DatalistReader(CaseReader):
             assert channels
             return [f"{name}_{n}" if name in twice else name for n, name in enumerate(channels)]
         except (AssertionError, AttributeError, ValueError):
-            raise DataError(
-                f"{self._file} has no usable channel names ({str(names)[:80]}); write "
-                '{"modality": {"0": "CT"}}.'
-            ) from None
+            what = f"{self._file} has no usable channel names ({str(names)[:80]})"
+            raise DataError(what + '; write {"modality": {"0": "CT"}}.') from None
 
     def _labels_of(self, wanted: object) -> Regions:
         """The list's entry, unless the user gives all of it."""
@@ -322,9 +306,8 @@ class NnunetReader(DatalistReader):
         if not names:
             raise DataError(f"{labels} has no masks (*{ending}); set data.path to a raw data set.")
         if "channel_names" not in self._index and "modality" not in self._index:
-            raise DataError(
-                f'{self._file} lacks channel_names; write {{"channel_names": {{"0": "CT"}}}}.'
-            )
+            usual = '{"channel_names": {"0": "CT"}}'
+            raise DataError(f"{self._file} lacks channel_names; write {usual}.")
         channels = len(self._channel_names())
         entries: list[tuple[Mapping[str, Any], Split | None]] = []
         for name in names:
@@ -344,12 +327,9 @@ class NnunetReader(DatalistReader):
             for file in images.glob(f"*{self._ending}")
             if is_visible(file.name) and file.name[: -len(self._ending) - 5] not in masked
         }
-        idle = sorted({file.name[: -len(self._ending) - 5] for file in self._left})
-        if idle:
-            log.warning(
-                "%s: %d cases have no mask in labelsTr and are left out: %s.",
-                *(self._folder, len(idle), few(idle, 4)),
-            )
+        if idle := sorted({file.name[: -len(self._ending) - 5] for file in self._left}):
+            text = "%s: %d cases have no mask in labelsTr and are left out: %s."
+            log.warning(text, self._folder, len(idle), few(idle, 4))
         self._check_count(len(masked), "labelsTr has")
 
     def left(self) -> Mapping[Path, str]:

@@ -45,10 +45,8 @@ def read_heart(
     names = check_names("centre", centres, tuple(PUBLISHED))
     taken = [FEATURES.index(f) for f in check_names("feature", features, FEATURES)]
     if not path.is_dir():
-        raise DataError(
-            f"{path} is not a folder; set data.path to the folder of processed.cleveland.data and "
-            "its like."
-        )
+        what = f"{path} is not a folder; set data.path to the folder"
+        raise DataError(f"{what} of processed.cleveland.data and its like.")
     tables = {name: _read_centre(path / f"processed.{name}.data", name) for name in names}
     parts = {}
     for name, table in tables.items():
@@ -72,9 +70,8 @@ def read_heart(
 
 def _read_centre(file: Path, centre: str) -> Table:
     if not file.is_file():
-        raise DataError(
-            f"{file} does not exist; add it, or leave {centre} out of data.reader.centres."
-        )
+        mend = f"add it, or leave {centre} out of data.reader.centres"
+        raise DataError(f"{file} does not exist; {mend}.")
     diseased, header = (1, 2, 3, 4), _header(file)
     table = read_csv(file, TARGET, FEATURES, positive=diseased, negative=(0,), header=header)
     rows, healthy = PUBLISHED[centre]

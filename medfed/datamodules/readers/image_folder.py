@@ -61,18 +61,18 @@ def read_image_folder(
     if len(names) < 2:
         what = "must hold a folder for each of two classes or more; found"
         raise DataError(f"{roots[0]} {what}: {', '.join(names) or 'none'}.")
-    found: list[tuple[Path, int, Split | None]] = []
+    listed: list[tuple[Path, int, Split | None]] = []
     left: dict[Path, str] = {}
     for root, (label, name) in product(roots, enumerate(names)):
         may_lack = joined or hospitals or splits.get(root.name, "train") != "train"
         if may_lack and not (root / name).is_dir():
             continue  # a test without a rare class is none the worse
         images, masks = pictures_in(root / name)
-        found += [(image, label, splits.get(root.name)) for image in images]
+        listed += [(image, label, splits.get(root.name)) for image in images]
         left |= dict.fromkeys(masks, "masks of pictures beside them")
-    if not found:
+    if not listed:
         raise DataError(f"{path} has no folder of the classes {few(names)}; name the others so.")
-    files, labels, official = zip(*found, strict=True)
+    files, labels, official = zip(*listed, strict=True)
     below = [f.relative_to(path).as_posix() for f in files]
     where = zip(below, files, strict=True)
     centres = [search_name("centre", centre_pattern, name, f) for name, f in where]
@@ -154,15 +154,12 @@ def read_image_table(
     return _decoded(samples, names, size, color, path)
 
 
-def _joined_classes(
-    path: Path, joined: Sequence[str] | None, names: Sequence[str]
-) -> tuple[str, ...]:
+def _joined_classes(path: Path, joined: Names | None, names: Names) -> tuple[str, ...]:
     """Returns the classes of a federation that images join, or the images' own."""
     if joined and (unknown := [name for name in names if name not in joined]):
-        raise DataError(
-            f"{path} has the class {few(unknown)}, which the federation does not have; its classes "
-            f"are {few(joined)}: rename the class, or leave its images out."
-        )
+        what = f"{path} has the class {few(unknown)}, which the federation does not have"
+        mend = f"its classes are {few(joined)}: rename the class, or leave its images out"
+        raise DataError(f"{what}; {mend}.")
     return tuple(joined or names)
 
 
@@ -299,11 +296,9 @@ def _named_elsewhere(path: Path) -> tuple[Sheet, str, str] | None:
     return None
 
 
-def _listed(
-    sheet: Sheet, image: str, answers: looks.Answers, file: str | None = None
-) -> looks.Guess:
+def _listed(sheet: Sheet, image: str, answers: looks.Answers, file: str = "{}") -> looks.Guess:
     guess, kinds = looks.Guess("image_table", sheet.path), looks.distinct(sheet)
-    guess.reads(image=image, **({} if file is None else {"file": file}))
+    guess.reads(image=image, **({} if file == "{}" else {"file": file}))
     marks = [c for c, of in kinds.items() if of and of <= {"0", "1", "-1"}]
     alike = {"label", "class", "diagnosis", "target"} & set(map(str.lower, kinds))
     if len(marks) > 1 and not alike and "data.reader.label" not in answers:
@@ -318,5 +313,5 @@ def _listed(
     else:
         taken = [str(looks.label_of(guess, sheet, "data.reader.label", answers, [image]))]
     looks.roles(guess, sheet, "data.reader.", answers, [image, *taken])
-    looks.colours(guess, looks.files_in(sheet, image, file or "{}"))
+    looks.colours(guess, looks.files_in(sheet, image, file))
     return guess

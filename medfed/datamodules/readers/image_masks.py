@@ -20,6 +20,7 @@ from medfed.standalone import pictures
 from medfed.standalone.pictures import SUFFIXES, Color
 
 _INDEX = "images.csv"
+ByName = Mapping[str, str]
 
 
 class Pair(NamedTuple):
@@ -33,11 +34,7 @@ class Pair(NamedTuple):
 
 
 def _list_pairs(
-    path: Path,
-    columns: Mapping[str, str],
-    pattern: str | None,
-    unplaced: str,
-    others: Mapping[str, str],
+    path: Path, columns: ByName, pattern: str | None, unplaced: str, others: ByName
 ) -> list[Pair]:
     """Lists pictures and masks, and checks that all files exist."""
     index = path / _INDEX if path.is_dir() else path
@@ -47,10 +44,9 @@ def _list_pairs(
     elif (folders := looks.folders_of(path)) is not None:
         pairs = _from_folders(path, folders, pattern)
     else:
-        raise DataError(
-            f"{path} is no CSV file and has neither {_INDEX} nor the folders images and masks; "
-            f"write an {_INDEX} with the columns image, mask, patient and centre."
-        )
+        what = f"{path} is no CSV file and has neither {_INDEX} nor the folders images and masks"
+        mend = f"write an {_INDEX} with the columns image, mask, patient and centre"
+        raise DataError(f"{what}; {mend}.")
     known = {p.centre for p in pairs if p.centre is not None}
     if strange := next((centre for centre in others if centre not in known), None):
         raise ConfigError(
@@ -86,11 +82,8 @@ def _from_folders(path: Path, folders: tuple[str, str], pattern: str | None) -> 
     of = zip(names, persons_of(names, pattern, path), strict=True)
     persons = [Path(who).stem if who == name else who for name, who in of]
     if pattern is None and persons == [*paired]:
-        log.warning(
-            "%s: every picture counts as a patient. Where one has several, set "
-            'data.reader.patient_pattern, such as "^(p[0-9]+)_".',
-            path,
-        )
+        mend = 'Where one has several, set data.reader.patient_pattern, such as "^(p[0-9]+)_".'
+        log.warning("%s: every picture counts as a patient. %s", path, mend)
     return [
         Pair(image, mask, person, centres.get(name), str(image))
         for (name, (image, mask)), person in zip(paired.items(), persons, strict=True)
@@ -179,10 +172,8 @@ class ImageMasksReader(VolumeReader):
             labels.append(torch.from_numpy(self._label(mask)))
         size = [max(sides) for sides in zip(*(i.shape[1:] for i in images), strict=True)]
         if any(list(i.shape[1:]) != size for i in images):
-            log.warning(
-                "Patient %s has pictures of different sizes; the smaller are padded to %d x %d.",
-                *(patient.id, *size),
-            )
+            text = "Patient %s has pictures of different sizes; the smaller are padded to %d x %d."
+            log.warning(text, patient.id, *size)
         stacks = (torch.stack([_padded(p, size) for p in parts], -1) for parts in (images, labels))
         return dict(zip(("image", "label"), stacks, strict=True))
 
@@ -243,10 +234,8 @@ class ImageMasksReader(VolumeReader):
         if wanted is not None:
             return wanted
         if len(of) > 1:
-            raise DataError(
-                f"{of['grey']} is grey and {of['rgb']} has colours; set data.reader.color=grey or "
-                "data.reader.color=rgb for all."
-            )
+            what = f"{of['grey']} is grey and {of['rgb']} has colours"
+            raise DataError(f"{what}; set data.reader.color=grey or data.reader.color=rgb for all.")
         return next(iter(of))
 
 
@@ -260,28 +249,23 @@ def _region_values(
             return values
     elif len(regions) == 1 and not isinstance(regions, str):
         return {str(regions[0]): ()}
-    raise ConfigError(
-        f"data.reader.regions={regions} must give each region its label values, such as "
-        "{vessel: [1], disc: [2, 3]}, or the name of the only one: [vessel]."
-    )
+    what = f"data.reader.regions={regions} must give each region its label values"
+    such = "{vessel: [1], disc: [2, 3]}, or the name of the only one: [vessel]"
+    raise ConfigError(f"{what}, such as {such}.")
 
 
 def _strange(file: Path, values: list[int], strange: list[int], known: list[int]) -> str:
     """Describes what is wrong with the values of a mask."""
     if len(values) > 50 or file.suffix.lower() in (".jpg", ".jpeg"):
-        return (
-            f"{file} has {len(values)} different values, as masks have after JPEG or smoothing; "
-            "save label values without loss (PNG, TIFF)."
-        )
+        what = f"{len(values)} different values, as masks have after JPEG or smoothing"
+        return f"{file} has {what}; save label values without loss (PNG, TIFF)."
     if known == [0]:
-        return (
-            f"{file} has the values {', '.join(map(str, values))}, but a mask of one region has 0 "
-            "and 1, or 0 and 255; name them in data.reader.regions, such as {vessel: [1]}."
-        )
-    return (
-        f"{file}: unknown label value {strange[0]}; known: {', '.join(map(str, known))}. Check the "
-        "mask, or name the value in data.reader.regions or data.reader.known_labels."
-    )
+        what = f"{file} has the values {', '.join(map(str, values))}, but a mask of one region"
+        mend = "name them in data.reader.regions, such as {vessel: [1]}"
+        return f"{what} has 0 and 1, or 0 and 255; {mend}."
+    what = f"{file}: unknown label value {strange[0]}; known: {', '.join(map(str, known))}"
+    mend = "name the value in data.reader.regions or data.reader.known_labels"
+    return f"{what}. Check the mask, or {mend}."
 
 
 def _patient(name: str, pairs: Sequence[Pair]) -> Patient:

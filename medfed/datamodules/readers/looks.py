@@ -21,6 +21,7 @@ from medfed.standalone import pictures, volumes
 from medfed.standalone.csv_files import like_a_number
 
 Answers = Mapping[str, Any]
+Taken = Collection[str]
 NO = "null: no"
 FIRST = 10  # files that are looked into
 MANY = 10  # different numbers of a label above which it is a measurement
@@ -80,9 +81,7 @@ class Guess:
         except DataError as error:
             self.refused = error
 
-    def ask_names(
-        self, names: Sequence[str], answers: Answers, centres: Sequence[str] | None = None
-    ) -> None:
+    def ask_names(self, names: Names, answers: Answers, centres: Names | None = None) -> None:
         """Asks whether names begin with the hospital or the patient, where some begin alike."""
         if any(re.match(known, name, re.IGNORECASE) for known in KNOWN.values() for name in names):
             return  # the reader joins them, and says so
@@ -152,28 +151,23 @@ def volumes_in(folder: Path) -> list[Path]:
 
 
 def paired(
-    folder: Path,
-    names: tuple[str, str],
-    wanted: Callable[[Path], bool],
-    stem: Callable[[Path], str],
+    path: Path, names: tuple[str, str], wanted: Callable[[Path], bool], stem: Callable[[Path], str]
 ) -> dict[str, tuple[Path, Path]]:
     """Returns the image and the mask of each stem, from the files of two folders."""
     sides: list[dict[str, Path]] = [{}, {}]
     for name, side in zip(names, sides, strict=True):
-        for file in filter(wanted, visible(folder / name)):
+        for file in filter(wanted, visible(path / name)):
             if (twin := side.setdefault(stem(file), file)) != file:
                 both = f"{twin.name} and {file.name}"
-                raise DataError(f"{folder / name} has {both}; remove or rename one.")
+                raise DataError(f"{path / name} has {both}; remove or rename one.")
     images, masks = sides
     if not images and not masks:
-        raise DataError(f"{folder / names[0]} has no images; add them.")
-    for one, other, what, where in (
-        (images, masks, "mask", names[1]),
-        (masks, images, "image", names[0]),
-    ):
+        raise DataError(f"{path / names[0]} has no images; add them.")
+    sides_of = (images, masks, "mask", names[1]), (masks, images, "image", names[0])
+    for one, other, what, where in sides_of:
         if lacking := sorted({*one} - {*other}):
             raise DataError(
-                f"{one[lacking[0]]} has no {what} {folder / where / lacking[0]}.* (of "
+                f"{one[lacking[0]]} has no {what} {path / where / lacking[0]}.* (of "
                 f"{len(lacking)} without one); add it, or remove the file."
             )
     return {name: (images[name], masks[name]) for name in sorted(images)}
@@ -225,9 +219,7 @@ def files_in(sheet: Sheet, column: str, name: str = "{}") -> list[Path]:
     return [folder / file for file in slashed(folder, (name.replace("{}", t) for t in texts))]
 
 
-def roles(
-    guess: Guess, sheet: Sheet, prefix: str, answers: Answers, taken: Collection[str]
-) -> None:
+def roles(guess: Guess, sheet: Sheet, prefix: str, answers: Answers, taken: Taken) -> None:
     """Takes columns for hospitals and patients by their names, or asks whether one is."""
     texts = {c: of for c, of in distinct(sheet).items() if c not in taken and len(of) > 1}
     rows = len(sheet.rows)
@@ -251,9 +243,7 @@ def roles(
             guess.ask(key, text, named[0] if named else "null", (*choices, NO))
 
 
-def label_of(
-    guess: Guess, sheet: Sheet, key: str, answers: Answers, taken: Collection[str]
-) -> str | None:
+def label_of(guess: Guess, sheet: Sheet, key: str, answers: Answers, taken: Taken) -> str | None:
     """Returns the column that is the label by its name, or asks for it."""
     kinds = distinct(sheet)
     alike = [c for c in sheet.columns if _LABEL.fullmatch(c.lower()) and c not in taken]

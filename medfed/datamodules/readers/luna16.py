@@ -1,8 +1,7 @@
 """LUNA16: CT scans as MetaImage files, and a table of candidates for lung nodules.
 
-``subset0`` to ``subset9`` hold ``<seriesuid>.mhd`` and ``.raw`` (a flat folder does as well);
-``candidates.csv`` or ``candidates_V2.csv`` name the candidates and ``annotations.csv`` the nodules.
-As published, LUNA16 has one scan per patient, so a series is a patient here. Of the many candidates
+``subset0`` to ``subset9`` hold ``<seriesuid>.mhd`` and ``.raw`` (a flat folder does as well). As
+published, LUNA16 has one scan per patient, so a series is a patient here. Of the many candidates
 that are not nodules, the reader keeps a few per nodule.
 
 Source: A. A. A. Setio et al., "Validation, comparison, and combination of algorithms for automatic
@@ -28,6 +27,7 @@ _RULE = (
     "place among the rows of their series, negatives_per_positive for every nodule of the data set"
 )
 Mask = NDArray[np.bool_]
+Absent = Literal["error", "skip"]  # what is done about scans that are not there
 
 
 def _subsample(points: Points, usable: Mask, ratio: float | None, seed: int) -> Mask:
@@ -91,7 +91,7 @@ class Luna16Reader(Reader):
         candidates: str | None = None,
         negatives_per_positive: Annotated[float | None, check_not_negative] = 10.0,
         seed: int = 0,
-        missing: Literal["error", "skip"] = "error",
+        missing: Absent = "error",
     ) -> None:
         self.path = path
         self.negatives_per_positive = negatives_per_positive
@@ -102,10 +102,8 @@ class Luna16Reader(Reader):
         strange = (points.value != 0) & (points.value != 1)
         if strange.any():
             at = int(strange.argmax())
-            raise DataError(
-                f"{self._csv}, data row {points.row[at]}: class {points.value[at]:g} is unknown; "
-                "known: 0 (non-nodule) and 1 (nodule). Mend the row."
-            )
+            what = f"{self._csv}, data row {points.row[at]}: class {points.value[at]:g} is unknown"
+            raise DataError(f"{what}; known: 0 (non-nodule) and 1 (nodule). Mend the row.")
         usable = self._usable(points, missing)
         kept = usable & _subsample(points, usable, negatives_per_positive, seed)
         self._counts = {"listed": _count(points.value), "kept": _count(points.value[kept])}
@@ -125,9 +123,8 @@ class Luna16Reader(Reader):
     def left(self) -> Mapping[Path, str]:
         """See `Reader.left`."""
         idle = (self._scans[name] for name in self._scans.keys() - self._candidates.keys())
-        return {
-            f: "a scan without candidates" for scan in idle for f in {scan, source_of(scan).file}
-        }
+        files = (file for scan in idle for file in (scan, source_of(scan).file))
+        return dict.fromkeys(files, "a scan without candidates")
 
     def patients(self) -> list[Patient]:
         """Lists the scans with candidates after the subsampling, and counts of both classes."""
@@ -183,14 +180,10 @@ class Luna16Reader(Reader):
                 "the scans there, or set data.reader.missing=skip."
             )
         if len(absent) == len(points.series):
-            raise DataError(
-                f"{self._csv}: none of its {len(absent)} series has a scan below {self.path}; set "
-                "data.path to the folder with the subsets."
-            )
-        log.warning(
-            "%s: %d of %d series have no scan; their %d candidates are skipped.",
-            self._csv, len(absent), len(points.series), rows,
-        )  # fmt: skip
+            what = f"{self._csv}: none of its {len(absent)} series has a scan below {self.path}"
+            raise DataError(f"{what}; set data.path to the folder with the subsets.")
+        text = "%s: %d of %d series have no scan; their %d candidates are skipped."
+        log.warning(text, self._csv, len(absent), len(points.series), rows)
         return usable
 
     def _group(self, points: Points, kept: NDArray[np.bool_]) -> dict[str, Candidates]:
@@ -207,12 +200,10 @@ def _count(labels: NDArray[np.float64]) -> dict[str, int]:
 
 def _find_csv(path: Path, name: str | None) -> Path:
     names = _CANDIDATE_FILES if name is None else (name,)
-    for file in (path / n for n in names):
-        if file.is_file():
-            return file
-    raise DataError(
-        f"{path} has no {' or '.join(names)}; unpack it there, or name it in data.reader."
-    )
+    if (file := next((path / n for n in names if (path / n).is_file()), None)) is None:
+        which = " or ".join(names)
+        raise DataError(f"{path} has no {which}; unpack it there, or name it in data.reader.")
+    return file
 
 
 class Luna16ScanReader(Luna16Reader):
@@ -222,10 +213,7 @@ class Luna16ScanReader(Luna16Reader):
 
     @checked("data.reader")
     def __init__(
-        self,
-        path: Path,
-        annotations: str = "annotations.csv",
-        missing: Literal["error", "skip"] = "error",
+        self, path: Path, annotations: str = "annotations.csv", missing: Absent = "error"
     ) -> None:
         self.path = path
         self._scans = find_scans(path)

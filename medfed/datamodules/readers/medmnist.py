@@ -94,16 +94,13 @@ def _images(path: Path, arrays: Arrays, labels: Mapping[Split, Labels]) -> Bytes
     for split in SPLITS:
         images = channels_first(path, split, arrays[f"{split}_images"])
         if len(images) != len(labels[split]):
-            raise DataError(
-                f"{path}: {len(images)} {split}_images, but {len(labels[split])} {split}_labels."
-            )
+            what = f"{path}: {len(images)} {split}_images"
+            raise DataError(f"{what}, but {len(labels[split])} {split}_labels.")
         if filled == 0:
             out = np.empty((sum(map(len, labels.values())), *images.shape[1:]), np.uint8)
         if images.shape[1:] != out.shape[1:]:
-            raise DataError(
-                f"{path}: {split}_images are {images.shape[1:]}, the others {out.shape[1:]}; all "
-                "must have one size."
-            )
+            what = f"{path}: {split}_images are {images.shape[1:]}, the others {out.shape[1:]}"
+            raise DataError(f"{what}; all must have one size.")
         out[filled : filled + len(images)] = images
         filled += len(images)
     return out

@@ -54,10 +54,8 @@ def read_digits(path: Path | None = None) -> ImageSet:
     from sklearn.datasets import load_digits
 
     if path is not None:
-        raise ConfigError(
-            f"data.path={path} cannot be used: the digits come with scikit-learn; use "
-            "data=image_folder or data=medmnist for your images."
-        )
+        what = f"data.path={path} cannot be used: the digits come with scikit-learn"
+        raise ConfigError(f"{what}; use data=image_folder or data=medmnist for your images.")
     data = load_digits()
     labels, images = np.asarray(data.target, dtype=np.int64), np.asarray(data.images, np.uint8)
     samples = Samples(labels, 10, [f"digit_{i}" for i in range(len(labels))])

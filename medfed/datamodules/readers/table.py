@@ -107,20 +107,17 @@ def _check_categories(name: str, count: int) -> None:
         >>> _check_categories("stage", 4)
     """
     if count > _MOST_NAMED:
-        raise ConfigError(
-            f"Column {name} of data.categorical has {count} categories; {_MOST_NAMED} are "
-            "possible, so join some, or leave it out with data.features."
-        )
+        what = f"Column {name} of data.categorical has {count} categories"
+        mend = f"{_MOST_NAMED} are possible, so join some, or leave it out with data.features"
+        raise ConfigError(f"{what}; {mend}.")
 
 
 def _check_features(sheet: Sheet, names: Sequence[str]) -> None:
     if not names:
         raise DataError(f"{sheet.path} has no feature column; there is nothing to learn from.")
     if "" in names:
-        raise DataError(
-            f"{sheet.path} has a column without a name, perhaps row numbers; name it in the header "
-            "line, or name the others in data.features."
-        )
+        what = f"{sheet.path} has a column without a name, perhaps row numbers"
+        raise DataError(f"{what}; name it in the header line, or name the others in data.features.")
 
 
 def in_order(text: str) -> tuple[float, str]:
@@ -318,15 +315,11 @@ def _say_words(sheet: Sheet, names: Sequence[str]) -> None:
     ]
     if found:
         listed, keys = zip(*found, strict=True)
-        log.warning(
-            "%s: read as missing: %s; 'data.missing=[%s]' keeps such a word as a category.",
-            *(sheet.path, few(listed, 8), ",".join(dict.fromkeys(keys))),
-        )
+        text = "%s: read as missing: %s; 'data.missing=[%s]' keeps such a word as a category."
+        log.warning(text, sheet.path, few(listed, 8), ",".join(dict.fromkeys(keys)))
 
 
-def _accounts_of(
-    sheet: Sheet, names: Sequence[str], categories: Categories
-) -> tuple[Account, Account]:
+def _accounts_of(sheet: Sheet, names: Sequence[str], categories: Categories) -> list[Account]:
     """Returns what was taken of a sheet: its rows, and their cells in the columns `names`."""
     rows = {
         why: (len(numbers), f"data row {numbers[0]}" * (numbers[0] > 0))
@@ -344,7 +337,7 @@ def _accounts_of(
     path, known = str(sheet.path), len(names) * len(sheet.rows)
     known -= sum(count for count, _ in lacking.values())
     cells = Account(path, f"cells of {len(names)} features", known, lacking)
-    return Account(path, "rows", len(sheet.rows), rows), cells
+    return [Account(path, "rows", len(sheet.rows), rows), cells]
 
 
 def counted(path: Path, features: NDArray[np.float64], left: int = 0) -> tuple[Account, Account]:
@@ -386,10 +379,8 @@ def join_tables(tables: Mapping[str, Table]) -> Table:
                 f"Column {odd} holds texts at one of {centre} and {name} and numbers at the other; "
                 "mend one, or name the column in data.categorical."
             )
-    union = {
-        c: tuple(sorted({text for table in tables.values() for text in table.categories[c]}))
-        for c in first.categories
-    }
+    of = {c: [t.categories[c] for t in tables.values()] for c in first.categories}
+    union = {c: tuple(sorted(set().union(*texts))) for c, texts in of.items()}
     parts = [recode(t.features, t.names, t.categories, union) for t in tables.values()]
     return Table(
         first.names,
@@ -489,10 +480,9 @@ def _classes(
     if lone := [name for name, count in Counter(values).items() if count == 1 and len(names) > 2]:
         log.warning("%s: the class %s has a single row.", sheet.path, lone[0][:60])
     if (yes := looks.which_is_yes(names)) is not None:
-        raise DataError(
-            f"{sheet.path}: the labels {names[0]} and {names[1]} look like yes and no; say which "
-            f"one is the positive class, such as data.positive=[{yes}]."
-        )
+        what = f"{sheet.path}: the labels {names[0]} and {names[1]} look like yes and no"
+        mend = f"say which one is the positive class, such as data.positive=[{yes}]"
+        raise DataError(f"{what}; {mend}.")
     if len(names) == 2 and as_number(names[1]) == float("inf"):
         text = "%s: the positive class is %s, not %s; set data.positive to change this."
         log.info(text, sheet.path, names[1][:60], names[0][:60])
@@ -507,10 +497,9 @@ def _check_labels(sheet: Sheet, values: Sequence[str], wanted: set[str], known: 
             listed = ", ".join(sorted(known))
             raise sheet.bad(number, f": the label {value[:60]} is none of {listed}; mend the row.")
     if wanted and not wanted & set(values):
-        raise DataError(
-            f"{sheet.path}: no row has a label of data.positive ({', '.join(sorted(wanted))}); the "
-            f"labels are {', '.join(v[:40] for v in sorted(set(values))[:10])}."
-        )
+        what = f"{sheet.path}: no row has a label of data.positive ({', '.join(sorted(wanted))})"
+        those = f"the labels are {', '.join(v[:40] for v in sorted(set(values))[:10])}"
+        raise DataError(f"{what}; {those}.")
 
 
 # Columns of survival: when, and whether it happened.
@@ -580,9 +569,7 @@ def _ask_label(guess: looks.Guess, sheet: Sheet, label: str, answers: looks.Answ
         guess.ask("data.positive", question, [best], names)
 
 
-def _ask_missing(
-    guess: looks.Guess, lacking: Sequence[str], sheet: Sheet, columns: Collection[str]
-) -> None:
+def _ask_missing(guess: looks.Guess, lacking: Names, sheet: Sheet, columns: set[str]) -> None:
     """Asks which words stand for missing cells; ``none`` among words is probably a category."""
     kinds = {c: texts for c, texts in looks.distinct(sheet).items() if c in columns}
     kept = {

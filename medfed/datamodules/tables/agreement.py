@@ -1,24 +1,18 @@
 """The agreement of clients with tables before training, and its messages.
 
-All needed facts travel as JSON through the server, and their bytes are counted: which columns have
-missing cells, the names of categories, sums of a continuous outcome, and with pooled scaling counts
-and sums. No row leaves a client. Training uses the decoded messages. Each client's half and the
-server's are generators, so that the same messages pass within one process and between hospitals. A
-fact is one class, with both halves. Messages are not trusted when they are read: a count that no
-client can have is refused by the client's name.
+All needed facts travel as JSON through the server, and their bytes are counted; no row leaves a
+client. Each client's half and the server's are generators, so that the same messages pass within
+one process and between hospitals. A fact is one class, with both halves. A count that no client can
+have is refused by the client's name.
 
 - Indicators: of the columns in which any client misses a training cell.
 - Categories: the sorted union of those in training rows.
-- A continuous outcome: its mean and deviation over all training rows, the units of all clients'
-  models. Each client sends a count and two sums, not the summands.
+- A continuous outcome: its mean and deviation over all training rows, from a count and two sums.
 - Pooled standardisation: each client sends, per column, its number of values, its median and its
   limits; all take the medians of these over clients, which no single client moves far. Then each
-  sends sums and sums of squares of its values within these limits, which give the mean and standard
-  deviation of all training rows together. A median of medians is not the median of all rows.
-- Pooled scaling by minimum and maximum: each client sends its own; ends far beyond those of most
-  clients are left out.
-- ComBat: as pooled standardisation; also the names of columns of at most two values, and sums of
-  products with the covariates.
+  sends sums and sums of squares of its values within these limits.
+- Pooled scaling by minimum and maximum: ends far beyond those of most clients are left out.
+- ComBat: also the names of columns of at most two values, and sums of products with covariates.
 
 ComBat of columns of numbers across hospitals is fitted by sums that hospitals send: Johnson, Li and
 Rabinovic, "Adjusting batch effects in microarray expression data using empirical Bayes methods",

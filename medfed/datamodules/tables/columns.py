@@ -3,9 +3,8 @@
 Only training rows determine the scaling of numbers:
 
 - ``standard``: less the mean, divided by the deviation, as by scikit-learn's ``StandardScaler``; a
-  missing cell becomes the median, as by its ``SimpleImputer``. So that no single value rules the
-  others, values beyond 3 interquartile ranges from the quartiles (Tukey, "Exploratory Data
-  Analysis", 1977: "far out") count as that limit, in training as in prediction.
+  missing cell becomes the median. Values beyond 3 interquartile ranges from the quartiles (Tukey,
+  "Exploratory Data Analysis", 1977: "far out") count as that limit, so that none rules the others.
 - ``minmax``: a rounded range of nearly all values (see `value_range`) becomes -1 to 1, and values
   beyond it its ends; a missing cell becomes 0. No end is a patient's value.
 - ``exact_minmax``: as ``minmax``, with the smallest and the largest value, each of one patient; for
@@ -28,6 +27,7 @@ from medfed.functional.scores import area
 from medfed.standalone.columns import Array, Columns, MinMax, Scaling, Standard
 
 Normalization = Literal["standard", "minmax", "exact_minmax", "none"]
+ByClient = Mapping[str, Array]
 _ANY = 1e30  # readers refuse larger numbers
 _FAR = 3.0  # interquartile ranges
 _CODES = 10  # different values of a column that may be codes
@@ -160,7 +160,7 @@ HOSPITAL = re.compile(rf"({_HOSPITALS}){_END}", re.IGNORECASE)
 PATIENT = re.compile(rf"({_PATIENTS}){_END}|id", re.IGNORECASE)
 
 
-def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Scaling]) -> None:
+def say(columns: Columns, train: ByClient, scalings: Mapping[str, Scaling]) -> None:
     """Logs the changes to training cells (N, F) of every client, one line each."""
     rows, names = np.concatenate(list(train.values())), columns.names
     standard = any(isinstance(scaling, Standard) for scaling in scalings.values())
@@ -176,16 +176,14 @@ def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Sca
             counts = np.sum((values < scaling.low) | (values > scaling.high), axis=0)
             far.update({names[at]: int(n) for at, n in zip(columns.numeric, counts, strict=True)})
     if far := +far:
-        log.warning(
-            "Training values far from all others (3 interquartile ranges beyond the quartiles) "
-            "are set to that limit: %s.",
-            few([f"{count} of {name}" for name, count in far.most_common()], 8),
-        )
+        what = "Training values far from all others (3 interquartile ranges beyond the quartiles)"
+        listed = few([f"{count} of {name}" for name, count in far.most_common()], 8)
+        log.warning("%s are set to that limit: %s.", what, listed)
     if alike := _constant(names, rows):
         log.warning("One value in all training rows, so without information: %s.", few(alike, 8))
 
 
-def constant_remarks(names: Sequence[str], train: Mapping[str, Array]) -> list[str]:
+def constant_remarks(names: Sequence[str], train: ByClient) -> list[str]:
     """Remarks on columns that are constant at a hospital, but not at all of them.
 
     Example:
@@ -195,12 +193,8 @@ def constant_remarks(names: Sequence[str], train: Mapping[str, Array]) -> list[s
     everywhere = _constant(names, np.concatenate(list(train.values())))
     alike = {client: _constant(names, rows) for client, rows in train.items()}
     pairs = [f"{n} at {c}" for c, columns in alike.items() for n in columns if n not in everywhere]
-    if not pairs:
-        return []
-    return [
-        "All training rows of a hospital have one value of a column, which tells nothing there: "
-        f"{few(pairs, 8)}."
-    ]
+    what = "All training rows of a hospital have one value of a column, which tells nothing there"
+    return [f"{what}: {few(pairs, 8)}."] if pairs else []
 
 
 def _constant(names: Sequence[str], rows: Array) -> list[str]:
@@ -209,10 +203,7 @@ def _constant(names: Sequence[str], rows: Array) -> list[str]:
 
 
 def leak_remarks(
-    names: Sequence[str],
-    categories: Mapping[str, Sequence[str]],
-    train: Mapping[str, Array],
-    labels: Mapping[str, Array],
+    names: Names, categories: Mapping[str, Names], train: ByClient, labels: ByClient
 ) -> list[str]:
     """Remarks on columns that alone predict a class in training, or number the rows.
 
@@ -228,17 +219,14 @@ def leak_remarks(
     alone, numbered = leaks(names, categories, rows, classes)
     sentences = []
     if alone:
-        sentences.append(
-            "Columns that alone predict the label in training, with their AUROC: "
-            f"{few(list(alone.values()), 8)}. Leave out what is known only after the outcome: "
-            f"'data.drop=[{','.join(alone)}]'."
-        )
+        what = "Columns that alone predict the label in training, with their AUROC"
+        mend = f"Leave out what is known only after the outcome: 'data.drop=[{','.join(alone)}]'"
+        sentences.append(f"{what}: {few(list(alone.values()), 8)}. {mend}.")
     if numbered:
-        sentences.append(
-            "Columns with a different whole number in every training row, as identifiers have: "
-            f"{few(numbered, 8)}. Leave out those that are none of a patient's measurements: "
-            f"'data.drop=[{','.join(numbered)}]'."
-        )
+        what = "Columns with a different whole number in every training row, as identifiers have"
+        drop = f"'data.drop=[{','.join(numbered)}]'"
+        mend = f"Leave out those that are none of a patient's measurements: {drop}"
+        sentences.append(f"{what}: {few(numbered, 8)}. {mend}.")
     return sentences
 
 
@@ -292,10 +280,9 @@ rows of one patient may be in several splits.']
         if centre is None and HOSPITAL.fullmatch(name):
             sentences.append(f"If the column {name} names the hospitals, set data.centre={name}.")
         if patient is None and PATIENT.fullmatch(name):
-            sentences.append(
-                f"If the column {name} identifies patients, set data.patient={name}: otherwise the "
-                "rows of one patient may be in several splits."
-            )
+            mend = f"If the column {name} identifies patients, set data.patient={name}"
+            why = "otherwise the rows of one patient may be in several splits"
+            sentences.append(f"{mend}: {why}.")
     return sentences
 
 

@@ -127,10 +127,8 @@ def attach(network: nn.Module, adapters: Adapters, seed: int = 0) -> Adapted:
     uses = [id(t) for m in network.modules() for t in m._parameters.values() if t is not None]
     layers = {n: m for n, m in layers.items() if uses.count(id(m.weight)) == 1}
     if not layers:
-        raise ConfigError(
-            "adapters=lora finds no linear or convolutional layer in this network; choose "
-            "adapters=none."
-        )
+        what = "adapters=lora finds no linear or convolutional layer in this network"
+        raise ConfigError(f"{what}; choose adapters=none.")
     whole = [_last(network, list(layers))] if adapters.train is None else list(adapters.train)
     train = set(match(whole, entries, "adapters.train: {!r} matches no parameter"))
     chosen = match(adapters.layers, layers, "adapters.layers: {!r} matches no layer")

@@ -1,15 +1,10 @@
 """The personal part of a network: its default names, and its layers, which can be taken out.
 
-The personal part is also the part that canonical models have several times.
-
-Networks of MONAI and torchvision are recognised by the path of their class, without imports: for
-segmentation the decoder and output are personal, for classification the head (personal.yaml).
-
-For an unknown network, the layers next to its outputs are personal. They are found from
-each output back along the graph of a forward pass, up to the first layer with a weight of two or
-more dimensions: a linear layer or a convolution. Parameters on the way, such as a normalisation
-after it, belong to the part. If paths are added, each has such a layer. A parameter that is only
-added or multiplied (a scale, an embedding of positions) ends no path.
+The personal part is also the part that canonical models have several times. Networks of MONAI and
+torchvision are recognised by the path of their class (personal.yaml). For an unknown network, the
+layers next to its outputs are personal: from each output back along the graph of a forward pass, up
+to the first layer with a weight of two or more dimensions, with the parameters on the way. If paths
+are added, each has such a layer. A parameter that is only added or multiplied ends no path.
 """
 
 from __future__ import annotations
@@ -38,6 +33,7 @@ _ACTIVATIONS = ("Sigmoid", "Softmax", "Tanh", "Relu")
 
 
 Outputs = Callable[[nn.Module, Tensor], Sequence[Tensor]]
+Places = dict[int, list[str]]  # all names of a layer, by its id
 
 
 def nearest(network: nn.Module, outputs: Outputs, image: Tensor) -> tuple[str, ...]:
@@ -167,9 +163,7 @@ def part_roots(network: nn.Module, parts: Sequence[str]) -> list[str]:
     return list(root_of.values())
 
 
-def _roots(
-    module: nn.Module, name: str, matched: set[str], places: dict[int, list[str]]
-) -> Iterator[str]:
+def _roots(module: nn.Module, name: str, matched: set[str], places: Places) -> Iterator[str]:
     prefix = f"{name}." if name else ""
     names = {prefix + n for n, _ in module.named_parameters(remove_duplicate=False)}
     if names and names <= matched and _closed(module, places):
@@ -177,15 +171,13 @@ def _roots(
         return
     for leaf in module._parameters:
         if prefix + leaf in matched:
-            raise ConfigError(
-                f"Canonical parts are whole layers, and {prefix + leaf!r} is half of one; name it "
-                f"by {prefix + '*'!r}."
-            )
+            what = f"Canonical parts are whole layers, and {prefix + leaf!r} is half of one"
+            raise ConfigError(f"{what}; name it by {prefix + '*'!r}.")
     for child, inner in module.named_children():
         yield from _roots(inner, prefix + child, matched, places)
 
 
-def _closed(module: nn.Module, places: dict[int, list[str]]) -> bool:
+def _closed(module: nn.Module, places: Places) -> bool:
     """Whether no layer within also stands outside, where it would be forgotten."""
     homes = tuple(home and f"{home}." for home in places[id(module)])
     inner = (m for m in module.modules() if m is not module)
