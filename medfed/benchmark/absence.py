@@ -21,15 +21,15 @@ from medfed.common.console import in_markdown, say, shown, wide_console
 from medfed.common.scores import label_of, mean_of_known, number, smaller_is_better
 from medfed.common.tables import Table
 from medfed.functional.statistics import LEVEL, Difference, Floats, difference, holm, shapley
-from medfed.reports.sentences import signed
+from medfed.reports.sentences import lines_of, signed
 from medfed.standalone.errors import ConfigError, MedfedError
-from medfed.standalone.files import filled, write_json, write_text, writing
+from medfed.standalone.files import write_json, write_text, writing
 
 MOST = 8
 """Hospitals of which every set is trained, at most: 255 sets."""
 _ALL = "all"  # as in advice
 _HEAD = ("hospital", "seen", "unseen", "alone", "gives the others", "p (Holm)", "verdict")
-_TEMPLATE = Path(__file__).parent / "templates" / "without.md"
+_TEMPLATES = Path(__file__).parent / "templates"
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
 """By variant, a result for each division."""
 
@@ -133,8 +133,7 @@ def answer_of(
 
 def sentences_of(answer: Answer) -> list[str]:
     """Returns the title, and what a board should know."""
-    text = filled(_TEMPLATE, answer=answer, label=label_of(answer.metric), signed=signed)
-    return [*filter(None, text.splitlines())]
+    return lines_of("without.md", _TEMPLATES, answer=answer, label=label_of(answer.metric))
 
 
 def check_count(count: int, sets: bool) -> None:
@@ -170,11 +169,10 @@ def advise_without(
         group = absences(pilot, [*asked.patients], sets)
         alone = absences(alone, [*asked.patients], False)
         alone = replace(alone, variants=(_ALL,))
-        broken = runner.run_groups([group, alone], out, workers)
-    runner.check_computed(broken, "runs of the pilot", "runs")
+        progress = runner.computed([group, alone], out, workers)
     results = [
         {variant: [r or {} for _, r in one.finals(variant)] for variant in one.group.variants}
-        for one in runner.found_groups([group, alone], out)
+        for one in progress
     ]
     for variant, result in ((v, r) for of in results for v, each in of.items() for r in each):
         if why := result.get("error") or result.get("failed"):
