@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -302,14 +301,9 @@ def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:
     for data, judged in kinds.items():
         if saving := [one for judged_task in judged if (one := _saving(*judged_task))]:
             rows += _rows(SCARCE, data, judged, saving)[:1]
-    note = (
-        "Gains: differences of test scores with 95 % intervals, larger is better; for several "
-        "tasks the smallest and the largest. Harms: hospitals that would be better off alone. "
-        "Cost: gradient passes as a share of the budget, and bytes of all hospitals."
-    )
-    table = Table(HEAD, rows, prose=range(len(HEAD)), kind="card", note=note)
-    filled = [n for n, title in enumerate(HEAD) if any(row[n].text for row in rows)]
-    return replace(table.only([HEAD[n] for n in filled]), kind="card", note=note)
+    filled = [n for n, _ in enumerate(HEAD) if any(row[n].text for row in rows)]
+    kept = [[row[n] for n in filled] for row in rows]
+    return Table([HEAD[n] for n in filled], kept, prose=range(len(filled)), kind="card")
 
 
 def _rows(
