@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from medfed.benchmark import runner
+from medfed.benchmark.advice import ALL, ALONE, absences, pilot_data, pilot_folder, pilots
 from medfed.benchmark.tasks import overlap_of
 from medfed.common.console import in_markdown, say, shown, wide_console
 from medfed.common.scores import label_of, mean_of_known, number, smaller_is_better
@@ -27,7 +28,6 @@ from medfed.standalone.files import write_json, write_text, writing
 
 MOST = 8
 """Hospitals of which every set is trained, at most: 255 sets."""
-_ALL = "all"  # as in advice
 _HEAD = ("hospital", "seen", "unseen", "alone", "gives the others", "p (Holm)", "verdict")
 _TEMPLATES = Path(__file__).parent / "templates"
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -90,7 +90,7 @@ def answer_of(
     method: str, absent: Mapping[str, frozenset[str]], results: Results, alone: Results
 ) -> Answer:
     """Compares the models of each division, of the method and of local training."""
-    whole = results[_ALL]
+    whole = results[ALL]
     metric, clients = whole[0]["metric"][0], [*whole[0]["clients"]]
     sign, overlap = (-1 if smaller_is_better(metric) else 1), overlap_of(whole)
 
@@ -100,7 +100,7 @@ def answer_of(
         return sign * np.array(values, dtype=float)
 
     by_absent = {absent[variant]: scores(of) for variant, of in results.items()}
-    seen, own = by_absent[frozenset()], scores(alone[_ALL])
+    seen, own = by_absent[frozenset()], scores(alone[ALL])
     unseen = np.stack([by_absent[frozenset([c])][:, n] for n, c in enumerate(clients)], axis=1)
     gains = [
         mean_of_known(np.delete(seen - by_absent[frozenset([c])], n, axis=1), 1).tolist()
@@ -159,16 +159,13 @@ def advise_without(
     workers: int = 1,
 ) -> tuple[Answer, Path]:
     """Runs the pilot's cells that are missing, then writes and prints the answer."""
-    # Imported here, as it is beside this module.
-    from medfed.benchmark.advice import ALONE, absences, pilot_data, pilot_folder, pilots
-
     asked, out = pilot_data(overrides, folds, repeats), out.expanduser()
     check_count(len(asked.patients), sets)
     with writing(out, "choose another out=FOLDER"):
         alone, pilot = pilots(asked, [ALONE, method], out, rounds)
         group = absences(pilot, [*asked.patients], sets)
         alone = absences(alone, [*asked.patients], False)
-        alone = replace(alone, variants=(_ALL,))
+        alone = replace(alone, variants=(ALL,))
         progress = runner.computed([group, alone], out, workers)
     results = [
         {variant: [r or {} for _, r in one.finals(variant)] for variant in one.group.variants}

@@ -66,6 +66,7 @@ class Pilot(Group):
     divisions: tuple[PilotSplit, ...] = ()  # the divisions of the patients, one for each repetition
     out: Path = Path()  # where cells and divisions are kept
     rounds: int | None = None  # rounds of a run of the pilot; None: as many as the user's
+    absent: Mapping[str, frozenset[str]] = field(default_factory=dict)  # hospitals by variant
 
     @property
     def settings(self) -> list[dict[str, float]]:  # type: ignore[override]
@@ -73,14 +74,17 @@ class Pilot(Group):
         return [{}]
 
     def config(self, variant: str, as_arm: bool = False) -> RunDescription:
-        """Composes what the user would train with, by this method."""
-        if (variant, "") not in self._composed:
+        """Composes what the user would train with, by this method, without absent hospitals."""
+        if not self._composed:
             config = composed(self.overrides, self.method.name)
             rounds = min(self.rounds or config.rounds, config.rounds)
             changed = {"rounds": rounds, "evaluation.every": min(config.evaluation.every, rounds)}
             # Its seeds stay, whatever initial weights a repetition starts from.
-            self._composed[variant, ""] = config.replacing({**changed, "data": config.data.plain()})
-        return self._composed[variant, ""]
+            self._composed["", ""] = config.replacing({**changed, "data": config.data.plain()})
+        config, absent = self._composed["", ""], self.absent.get(variant)
+        if not absent:
+            return config
+        return config.replacing({"keep_out": [*config.keep_out, *sorted(absent)]})
 
     @property
     def budget(self) -> int:
@@ -217,27 +221,14 @@ ALL = "all"
 """The variant of a pilot in which nobody is absent."""
 
 
-@dataclass(frozen=True)
-class Absences(Pilot):
-    """A method on the divisions, in each variant without some hospitals."""
-
-    absent: Mapping[str, frozenset[str]] = field(default_factory=dict)
-
-    def config(self, variant: str, as_arm: bool = False) -> RunDescription:
-        """Composes what the user would train with, without the absent hospitals."""
-        config = super().config(ALL)
-        return config.replacing({"keep_out": [*config.keep_out, *sorted(self.absent[variant])]})
-
-
-def absences(pilot: Pilot, clients: Sequence[str], sets: bool) -> Absences:
+def absences(pilot: Pilot, clients: Sequence[str], sets: bool) -> Pilot:
     """Returns a pilot's method without each hospital, or with every set of them."""
     names, sizes = file_names(clients), range(len(clients)) if sets else (0, 1)
     every = [frozenset(some) for size in sizes for some in combinations(clients, size)]
     absent = {"_".join(["without", *sorted(names[c] for c in some)]): some for some in every[1:]}
     absent = {ALL: frozenset(), **absent}
     suite = replace(pilot.suite, variants=dict.fromkeys(absent, Variant()))
-    kept = {n: getattr(pilot, n) for n in ("overrides", "divisions", "out", "rounds")}
-    return Absences(suite, pilot.method, tuple(absent), pilot.size, **kept, absent=absent)
+    return replace(pilot, suite=suite, variants=tuple(absent), absent=absent, _final={})
 
 
 _TEMPLATES = Path(__file__).parent / "templates"
