@@ -53,7 +53,7 @@ from medfed.functional.statistics import Difference
 from medfed.reports.findings import Judged, Report
 from medfed.reports.report import page as report_page
 from medfed.reports.report import table_csv
-from medfed.reports.sentences import answer, card, short_of
+from medfed.reports.sentences import answer, card, lines_of
 from medfed.reports.tables import methods_table
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import Gain, Harm, Verdict
@@ -419,7 +419,9 @@ def rendered(findings: Findings) -> dict[str, str]:
     stale = [f"{name} ({was})" for name, was in EARLIER.items() if name in names]
     report.notes = [f"The results of {', '.join(stale)} are of earlier defaults."] * bool(stale)
     report.notes += sentences_of(report.dials)
-    report.notes += [note for task, _ in tasks for note in short_of(task)]
+    nothing = {"floor": ("", 0.0), "weak": [], "has_courses": False, "still": [], "needed": []}
+    for task, _ in tasks:
+        report.notes += lines_of("notes_on_task.txt", task=task, **nothing)
     report.commands, report.libraries = findings["commands"], findings["libraries"]
     return dict(zip(REPORT, (report_page(report), table_csv(report)), strict=True))
 

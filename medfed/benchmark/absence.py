@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 
 from medfed.benchmark import runner
+from medfed.benchmark.advice import ALL, ALONE, absences, pilot_data, pilot_folder, pilots
 from medfed.benchmark.tasks import overlap_of
 from medfed.common.console import in_markdown, say, shown, wide_console
 from medfed.common.scores import label_of, mean_of_known, number, smaller_is_better
 from medfed.common.tables import Table
 from medfed.functional.statistics import LEVEL, Difference, Floats, difference, holm, shapley
-from medfed.reports.sentences import signed
+from medfed.reports.sentences import lines_of, signed
 from medfed.standalone.errors import ConfigError, MedfedError
-from medfed.standalone.files import filled, write_json, write_text, writing
+from medfed.standalone.files import write_json, write_text, writing
 
 MOST = 8
 """Hospitals of which every set is trained, at most: 255 sets."""
-_ALL = "all"  # as in advice
 _HEAD = ("hospital", "seen", "unseen", "alone", "gives the others", "p (Holm)", "verdict")
-_TEMPLATE = Path(__file__).parent / "templates" / "without.md"
+_TEMPLATES = Path(__file__).parent / "templates"
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
 """By variant, a result for each division."""
 
@@ -90,7 +90,7 @@ def answer_of(
     method: str, absent: Mapping[str, frozenset[str]], results: Results, alone: Results
 ) -> Answer:
     """Compares the models of each division, of the method and of local training."""
-    whole = results[_ALL]
+    whole = results[ALL]
     metric, clients = whole[0]["metric"][0], [*whole[0]["clients"]]
     sign, overlap = (-1 if smaller_is_better(metric) else 1), overlap_of(whole)
 
@@ -100,7 +100,7 @@ def answer_of(
         return sign * np.array(values, dtype=float)
 
     by_absent = {absent[variant]: scores(of) for variant, of in results.items()}
-    seen, own = by_absent[frozenset()], scores(alone[_ALL])
+    seen, own = by_absent[frozenset()], scores(alone[ALL])
     unseen = np.stack([by_absent[frozenset([c])][:, n] for n, c in enumerate(clients)], axis=1)
     gains = [
         mean_of_known(np.delete(seen - by_absent[frozenset([c])], n, axis=1), 1).tolist()
@@ -133,8 +133,7 @@ def answer_of(
 
 def sentences_of(answer: Answer) -> list[str]:
     """Returns the title, and what a board should know."""
-    text = filled(_TEMPLATE, answer=answer, label=label_of(answer.metric), signed=signed)
-    return [*filter(None, text.splitlines())]
+    return lines_of("without.md", _TEMPLATES, answer=answer, label=label_of(answer.metric))
 
 
 def check_count(count: int, sets: bool) -> None:
@@ -160,21 +159,17 @@ def advise_without(
     workers: int = 1,
 ) -> tuple[Answer, Path]:
     """Runs the pilot's cells that are missing, then writes and prints the answer."""
-    # Imported here, as it is beside this module.
-    from medfed.benchmark.advice import ALONE, absences, pilot_data, pilot_folder, pilots
-
     asked, out = pilot_data(overrides, folds, repeats), out.expanduser()
     check_count(len(asked.patients), sets)
     with writing(out, "choose another out=FOLDER"):
         alone, pilot = pilots(asked, [ALONE, method], out, rounds)
         group = absences(pilot, [*asked.patients], sets)
         alone = absences(alone, [*asked.patients], False)
-        alone = replace(alone, variants=(_ALL,))
-        broken = runner.run_groups([group, alone], out, workers)
-    runner.check_computed(broken, "runs of the pilot", "runs")
+        alone = replace(alone, variants=(ALL,))
+        progress = runner.computed([group, alone], out, workers)
     results = [
         {variant: [r or {} for _, r in one.finals(variant)] for variant in one.group.variants}
-        for one in runner.found_groups([group, alone], out)
+        for one in progress
     ]
     for variant, result in ((v, r) for of in results for v, each in of.items() for r in each):
         if why := result.get("error") or result.get("failed"):

@@ -26,7 +26,7 @@ from medfed.benchmark.plan import Group, Setting
 from medfed.benchmark.runner import Progress
 from medfed.benchmark.suite import Method, Size, Suite, Variant
 from medfed.benchmark.tasks import task_of
-from medfed.common.console import brief, file_names, in_markdown, say, shown, size, wide_console
+from medfed.common.console import brief, file_names, in_markdown, say, size, wide_console
 from medfed.common.scores import LEAST_CASES
 from medfed.common.seeding import derive_seed
 from medfed.common.tables import Table
@@ -38,11 +38,11 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import Split, split_patients
 from medfed.functional.statistics import Difference, Floats
 from medfed.records.cells import Cell, Stage, cell_key
-from medfed.reports.sentences import signed, takes_to_show
+from medfed.reports.sentences import lines_of, signed, takes_to_show
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import UNDECIDED, Verdict, against, floor_of, judge
 from medfed.run.assembly import unread_data
-from medfed.standalone.errors import ConfigError, DataError, MedfedError, few
+from medfed.standalone.errors import ConfigError, DataError, MedfedError
 from medfed.standalone.files import digest, filled, write_json, write_text, writing
 
 # Keys that the pilot sets itself.
@@ -66,6 +66,7 @@ class Pilot(Group):
     divisions: tuple[PilotSplit, ...] = ()  # the divisions of the patients, one for each repetition
     out: Path = Path()  # where cells and divisions are kept
     rounds: int | None = None  # rounds of a run of the pilot; None: as many as the user's
+    absent: Mapping[str, frozenset[str]] = field(default_factory=dict)  # hospitals by variant
 
     @property
     def settings(self) -> list[dict[str, float]]:  # type: ignore[override]
@@ -73,14 +74,17 @@ class Pilot(Group):
         return [{}]
 
     def config(self, variant: str, as_arm: bool = False) -> RunDescription:
-        """Composes what the user would train with, by this method."""
-        if (variant, "") not in self._composed:
+        """Composes what the user would train with, by this method, without absent hospitals."""
+        if not self._composed:
             config = composed(self.overrides, self.method.name)
             rounds = min(self.rounds or config.rounds, config.rounds)
             changed = {"rounds": rounds, "evaluation.every": min(config.evaluation.every, rounds)}
             # Its seeds stay, whatever initial weights a repetition starts from.
-            self._composed[variant, ""] = config.replacing({**changed, "data": config.data.plain()})
-        return self._composed[variant, ""]
+            self._composed["", ""] = config.replacing({**changed, "data": config.data.plain()})
+        config, absent = self._composed["", ""], self.absent.get(variant)
+        if not absent:
+            return config
+        return config.replacing({"keep_out": [*config.keep_out, *sorted(absent)]})
 
     @property
     def budget(self) -> int:
@@ -217,27 +221,14 @@ ALL = "all"
 """The variant of a pilot in which nobody is absent."""
 
 
-@dataclass(frozen=True)
-class Absences(Pilot):
-    """A method on the divisions, in each variant without some hospitals."""
-
-    absent: Mapping[str, frozenset[str]] = field(default_factory=dict)
-
-    def config(self, variant: str, as_arm: bool = False) -> RunDescription:
-        """Composes what the user would train with, without the absent hospitals."""
-        config = super().config(ALL)
-        return config.replacing({"keep_out": [*config.keep_out, *sorted(self.absent[variant])]})
-
-
-def absences(pilot: Pilot, clients: Sequence[str], sets: bool) -> Absences:
+def absences(pilot: Pilot, clients: Sequence[str], sets: bool) -> Pilot:
     """Returns a pilot's method without each hospital, or with every set of them."""
     names, sizes = file_names(clients), range(len(clients)) if sets else (0, 1)
     every = [frozenset(some) for size in sizes for some in combinations(clients, size)]
     absent = {"_".join(["without", *sorted(names[c] for c in some)]): some for some in every[1:]}
     absent = {ALL: frozenset(), **absent}
     suite = replace(pilot.suite, variants=dict.fromkeys(absent, Variant()))
-    kept = {n: getattr(pilot, n) for n in ("overrides", "divisions", "out", "rounds")}
-    return Absences(suite, pilot.method, tuple(absent), pilot.size, **kept, absent=absent)
+    return replace(pilot, suite=suite, variants=tuple(absent), absent=absent, _final={})
 
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -400,7 +391,7 @@ def choose(asked: PilotData, progress: Sequence[Progress]) -> Advice:
     surely = {name: gain.mean for name, gain in gains.items() if gain.says == "better"}
     alone = ALONE if all(gain.says == "worse" for gain in gains.values()) else ""
     use = max(surely, key=lambda name: surely[name]) if surely else alone
-    best = max(others, key=lambda name: _known(gains[name].mean))
+    best = max(others, key=lambda name: np.nan_to_num(gains[name].mean, nan=-math.inf))
     shown = use if use not in ("", ALONE) else best
     rivals = _gains(task, [name for name in others if name != shown], shown, asked.count)
     group = progress[0].group
@@ -437,19 +428,16 @@ def _hospitals(asked: PilotData, task: Task, verdict: Verdict) -> dict[str, Gain
         for client, known in zip(task.clients, defined, strict=True)
         for gain in (gains[client],)
     }
-    takes, nan = f"are too few; a verdict takes {LEAST_CASES} or more", math.nan
-    for c, has in task.small.items():
-        why, count = f"{has} {takes}", len(asked.patients[c])
-        known[c] = Gain(nan, nan, nan, nan, "cannot tell", why, 0, count, nan)
+    nothing = Difference(*[math.nan] * 6)
+    for client, has in task.small.items():
+        gain = gain_of(task, nothing, UNDECIDED, 0, len(asked.patients[client]), math.nan)
+        why = f"{has} are too few; a verdict takes {LEAST_CASES} or more"
+        known[client] = replace(gain, why=why)
     return {client: known[client] for client in asked.patients}
 
 
 def _defined(values: Floats) -> int:
     return int((~np.isnan(values)).sum())
-
-
-def _known(value: float) -> float:
-    return -math.inf if math.isnan(value) else value
 
 
 def _cost(progress: Progress, scores: Scores, times: float) -> Cost:
@@ -480,17 +468,16 @@ def _growth(result: Mapping[str, Any], times: float) -> float:
 def sentences(advice: Advice) -> list[str]:
     """Returns the sentences of the advice, the answer first; ``templates/advice.txt`` has them."""
     hospitals = advice.methods[advice.shown].hospitals
-    text = filled(
-        _TEMPLATES / "advice.txt",
-        advice=advice,
-        brief=brief,
-        again=advice.repetitions // advice.asked.folds,
-        below=[c for c in advice.hospitals("cannot tell") if hospitals[c].mean < 0],
-        tiny=[*advice.task.small],
-        least=LEAST_CASES,
-        few=lambda names: few([shown(name) for name in names]),
-    )
-    return [*filter(None, text.splitlines()), *advice.notes]
+    unsure = [client for client in advice.hospitals("cannot tell") if hospitals[client].mean < 0]
+    again = advice.repetitions // advice.asked.folds
+    words = {
+        "advice": advice,
+        "brief": brief,
+        "again": again,
+        "below": unsure,
+        "least": LEAST_CASES,
+    }
+    return [*lines_of("advice.txt", _TEMPLATES, **words), *advice.notes]
 
 
 def duration(hours: float) -> str:
@@ -503,22 +490,21 @@ def duration(hours: float) -> str:
 def markdown(advice: Advice, command: str) -> str:
     """Returns the advice as a page."""
     methods, hospitals = _tables(advice)
-    words: dict[str, Any] = {"methods": methods, "hospitals": hospitals, "every": _every(advice)}
+    # A line per hospital, a column per method.
+    gains = {name: one.hospitals for name, one in advice.methods.items() if name != ALONE}
+    rows = ([c, *(of[c].text for of in gains.values())] for c in advice.asked.patients)
+    every = Table.of(["hospital", *gains], rows, prose=(0,))
+    words: dict[str, Any] = {"methods": methods, "hospitals": hospitals, "every": every}
     words |= {"sentences": in_markdown(sentences(advice)), "costs": _of_costs(advice)}
     return filled(_TEMPLATES / "advice.md", advice=advice, command=command, **words)
-
-
-def _every(advice: Advice) -> Table:
-    """A line per hospital, a column per method."""
-    judged = {name: one.hospitals for name, one in advice.methods.items() if name != ALONE}
-    rows = ([c, *(of[c].text for of in judged.values())] for c in advice.asked.patients)
-    return Table.of(["hospital", *judged], rows, prose=(0,))
 
 
 def _tables(advice: Advice) -> tuple[Table, Table]:
     """Methods, best first, and hospitals with the method that is shown."""
     methods, hospitals = [], []
-    for one in sorted(advice.methods.values(), key=lambda j: -_known(j.mean)):
+    for one in sorted(
+        advice.methods.values(), key=lambda one: np.nan_to_num(-one.mean, nan=math.inf)
+    ):
         gain = (one.gain.text, _p(one.gain), one.gain.says) if one.gain else ("", "", "")
         cost = size(one.cost.sent), duration(one.cost.cpu_hours)
         methods.append((one.name, f"{advice.task.raw(one.mean):.4f}", *gain, *cost))
@@ -564,20 +550,19 @@ def advise(
     out = out.expanduser()
     with writing(out, "choose another out=FOLDER"):
         groups = pilots(asked, [ALONE, *(m for m in methods if m != ALONE)], out, rounds)
-        folder = out / pilot_folder(asked, groups)
-        console = wide_console()
+        folder, console = out / pilot_folder(asked, groups), wide_console()
         if not quiet:
             each = groups[0].config(groups[0].variants[0]).rounds
             many = {"methods": len(groups), "splits": len(asked.divisions), "rounds": each}
             say(console, filled(_TEMPLATES / "begins.txt", asked=asked, **many).strip())
-        broken = runner.run_groups(groups, out, workers, quiet)
-    runner.check_computed(broken, "runs of the pilot", "runs")
-    advice = choose(asked, runner.found_groups(groups, out))
+        progress = runner.computed(groups, out, workers, quiet)
+    advice = choose(asked, progress)
+    command = _advice_command(asked, advice)
     with writing(folder, "choose another out=FOLDER"):
         write_json(folder / "advice.json", advice.plain())
-        write_text(folder / "advice.md", markdown(advice, _advice_command(asked, advice)))
+        write_text(folder / "advice.md", markdown(advice, command))
     if not quiet:
-        print_advice(advice, _advice_command(asked, advice))
+        print_advice(advice, command)
         say(console, f"Advice: {folder / 'advice.md'}")
     return advice, folder
 

@@ -142,6 +142,14 @@ def found_groups(groups: Sequence[Group], out: Path) -> list[Progress]:
     return read
 
 
+def computed(
+    groups: Sequence[Group], out: Path, workers: int, quiet: bool = False
+) -> list[Progress]:
+    """Runs the missing runs of a pilot, and reads all of them."""
+    check_computed(run_groups(groups, out, workers, quiet), "runs of the pilot", "runs")
+    return found_groups(groups, out)
+
+
 class _Here(Executor):
     """Computes in this process, at once."""
 

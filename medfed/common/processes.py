@@ -82,13 +82,21 @@ def held(*numbers: signal.Signals) -> Iterator[None]:
 
 def end_with_parent() -> None:
     """Ends a further rank as soon as the process that started it has ended in any way."""
-    parent = os.environ.get(PARENT)
-    if parent is None:
+    if (parent := os.environ.get(PARENT)) is None:
         return
 
-    def watch() -> None:
+    def wait() -> None:
         while os.getppid() == int(parent):
             time.sleep(0.2)
+
+    _end_after(wait)
+
+
+def _end_after(wait: Callable[[], None]) -> None:
+    """Ends this process as soon as a call returns, which a thread waits for."""
+
+    def watch() -> None:
+        wait()
         os._exit(1)
 
     threading.Thread(target=watch, name="medfed-parent", daemon=True).start()
@@ -183,12 +191,7 @@ def start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for systems that cannot block signals
     parent = multiprocessing.parent_process()
     assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)  # otherwise the workers of a killed parent would wait for ever
-
-    threading.Thread(target=watch, name="medfed-parent", daemon=True).start()
+    _end_after(parent.join)  # otherwise the workers of a killed parent would wait for ever
 
 
 @contextmanager

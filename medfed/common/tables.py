@@ -44,7 +44,6 @@ class Table:
     rows: Sequence[Sequence[Cell]]  # the cells of each line
     prose: Sequence[int] = ()  # columns of words
     kind: str = ""  # a class of the table on a page
-    note: str = ""  # the words below it on a page
 
     @classmethod
     def of(
@@ -54,7 +53,7 @@ class Table:
         return cls(head, [[Cell(text) for text in row] for row in rows], prose)
 
     def only(self, columns: Sequence[str]) -> Table:
-        """Returns the columns with these titles, without the note."""
+        """Returns the columns with these titles."""
         kept = [i for i, title in enumerate(self.head) if title in columns]
         rows = [[row[i] for i in kept] for row in self.rows]
         prose = [n for n, i in enumerate(kept) if i in self.prose]

@@ -13,6 +13,7 @@ from medfed.common.console import in_markdown, say, wide_console
 from medfed.common.figures import FORMATS, save_figures
 from medfed.common.scores import WITHOUT_SMALL, over_seeds
 from medfed.reports import subsets, sweeps, task_pictures
+from medfed.reports.charts import Picture
 from medfed.reports.findings import Finding, Report, report_on
 from medfed.reports.report import markdown, print_tables
 from medfed.reports.runs import common_folder, find_runs, metrics_of, value_at, with_constants
@@ -80,13 +81,11 @@ def compare_runs(
     report = report_on(folders, metric, pictures=kind != "none")
     report.title = _TITLE
     folder = common_folder(folders) if out is None else out.expanduser()
-    found = [module.find(report) for module in FINDINGS]
-    sentences = [sentence for one in found for sentence in one.sentences]
-    tables = {
-        "comparison": to_csv(report),
-        **{n: t for one in found for n, t in one.tables.items()},
-    }
-    pictures = {n: p for one in found for n, p in one.pictures.items() if kind != "none"}
+    sentences, tables, pictures = list[str](), {"comparison": to_csv(report)}, dict[str, Picture]()
+    for finding in (module.find(report) for module in FINDINGS):
+        sentences += finding.sentences
+        tables |= finding.tables
+        pictures |= finding.pictures if kind != "none" else {}
     _refuse_others_files(folder, (*tables, *pictures))
     with writing(folder, "choose another out=FOLDER"):
         # The text comes first: it identifies the folder when a killed comparison is repeated.

@@ -101,8 +101,10 @@ def report_on(folders: Sequence[Path], metric: str | None = None, pictures: bool
     task = task_of_runs(named, runs.chosen_metric(kept, metric), pictures)
     report = judged([task])
     report.title, report.runs = f"Runs of {task.suite}", named
-    made = " The data are generated: real hospitals may differ." * (task.data == "generated")
-    report.remark = _bearing(named, task) + made
+    splits = splits_of(next(iter(named.values())))
+    runs_of_one = sum(map(len, splits))
+    remarks = sentences.lines_of("remark.txt", task=task, splits=splits, runs=runs_of_one)
+    report.remark = " ".join(remarks)
     report.notes = sentences.lines_of(
         "notes_on_runs.txt",
         methods=named,
@@ -118,21 +120,6 @@ def report_on(folders: Sequence[Path], metric: str | None = None, pictures: bool
     versions = kept[0].versions
     report.libraries = {n: str(v) for n, v in versions.items() if n not in ("commit", "plugins")}
     return report
-
-
-def _bearing(methods: Runs, task: Task) -> str:
-    """Says what the splits of the runs support."""
-    first = next(iter(methods.values()))
-    count, splits = len(first), splits_of(first)
-    if len(splits) > 1:
-        again = " Patients appear in several splits; intervals and p allow for that."
-        return f"{len(splits)} splits of the patients.{again * bool(task.overlap)}"
-    seeds = f"All {count} seeds are" if count > 1 else "All runs are"
-    return (
-        f"{seeds} on one split of the patients: seeds on one split say nothing about other "
-        "patients. The intervals cover the test patients alone; other training patients might "
-        "reverse a difference. Runs with other values of seed=, data.seed= or data.fold= show it."
-    )
 
 
 class Finding(NamedTuple):

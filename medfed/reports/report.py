@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,15 +153,15 @@ def _over_tasks(report: Report) -> dict[str, Table | None]:
     """The decision card and, where the report is on runs, means of all metrics and coverage."""
     means = tables.means_table(report.tasks[0][0], report.runs) if report.runs else None
     covered = coverage_table({n: [r.summary for r in of] for n, of in report.runs.items()})
-    covered = covered and replace(covered, note=COVERAGE)
     return {"card": card(report.tasks), "means": means, "coverage": covered}
 
 
 def markdown(report: Report, finding: Finding | None = None) -> str:
     """Returns the report: the decision card, verdicts in words, then the tables of each task."""
     tasks = [(task, tables.of_task(task, v), task.notes) for task, v in report.tasks]
-    words = {"report": report, "tasks": tasks, "markdown": in_markdown, **_over_tasks(report)}
-    return filled(TEMPLATES / "report.md", finding=finding or Finding(), **words).rstrip() + "\n"
+    words: dict[str, Any] = {"report": report, "tasks": tasks, "markdown": in_markdown}
+    words |= {"about_coverage": COVERAGE, "finding": finding or Finding()}
+    return filled(TEMPLATES / "report.md", **words, **_over_tasks(report)).rstrip() + "\n"
 
 
 def latex(report: Report) -> str:
@@ -198,7 +197,7 @@ def page(report: Report) -> str:
     for task, verdicts in report.tasks:
         suites.setdefault(task.suite, []).append(_view(task, verdicts, looks))
     words: dict[str, Any] = {"suites": suites, "dials": dial_pictures(report, looks)}
-    words["settings"] = tables.settings_table(report.tasks)
+    words |= {"settings": tables.settings_table(report.tasks), "about_coverage": COVERAGE}
     return rendered("report.html", report=report, **words, **_over_tasks(report))
 
 

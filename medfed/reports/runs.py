@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -157,15 +157,12 @@ def chosen_metric(runs: Sequence[Run], metric: str | None) -> str:
 
 def with_constants(methods: Runs) -> dict[str, list[Mapping[str, Any]]]:
     """Returns the summaries of each method, and likewise of constant predictors that all know."""
-    found: dict[str, list[Mapping[str, Any]]]
-    found = {name: [run.summary for run in runs] for name, runs in methods.items()}
-    first, *_ = every = [summary for of in found.values() for summary in of]
-    ones = next(iter(found.values()))
-    return found | {
-        name: [summary["constant"][name] for summary in ones]
-        for name in first.get("constant", {})
-        if all(name in summary.get("constant", {}) for summary in every)
-    }
+    summaries: dict[str, list[Mapping[str, Any]]]
+    summaries = {name: [run.summary for run in runs] for name, runs in methods.items()}
+    ones, every = next(iter(summaries.values())), chain.from_iterable(summaries.values())
+    known = set.intersection(*({*summary.get("constant", {})} for summary in every))
+    names = [name for name in ones[0].get("constant", {}) if name in known]
+    return summaries | {name: [summary["constant"][name] for summary in ones] for name in names}
 
 
 def metrics_of(methods: Runs, first: str) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,10 +50,8 @@ def lines_of(template: str, folder: Path = TEMPLATES, **facts: Any) -> list[str]
 def answer(task: Task, verdicts: Verdicts) -> list[str]:
     """Returns a few sentences: which method, and who would be harmed."""
     methods, best = {n: v for n, v in verdicts.items() if n not in CEILINGS}, best_of(verdicts)
-    against = verdicts[best].against.items()
-    gains = {r: a.difference for r, a in against if a.verdict == "better"}
-    alike = [n for n in by_mean(methods) if n != best]
-    alike = [n for n in alike if all(methods[n].is_better_than(r) for r in gains)]
+    gains = {r: gain.difference for r, gain in verdicts[best].gains.items()}
+    alike = [n for n in by_mean(methods) if n != best and gains.keys() <= methods[n].gains.keys()]
     names = [n for n in dict.fromkeys((best, *REFERENCES)) if n in verdicts]
     means_of = {
         words: [
@@ -248,21 +245,17 @@ class Shown(NamedTuple):
 
 def _shown_by(task: Task, verdicts: Verdicts, scarce: bool = False) -> Shown | None:
     """Returns the method that a task shows to be the one to use; None where it shows none."""
-    name, words = best_of(verdicts), _words(verdicts[best_of(verdicts)])
+    name = best_of(verdicts)
+    gains = verdicts[name].gains
     if name == "local":
-        against = verdicts["fedavg"].against.get("local") if "fedavg" in verdicts else None
-        if against is None or against.verdict != "worse":
-            return None
-        d = against.difference  # of FedAvg over training alone, which is turned round
-        turned = d._replace(mean=-d.mean, low=-d.high, high=-d.low)
-        gains = {"fedavg": Gain(turned, "better", against.p, against.patients)}
-    elif "better" not in words.values():
+        average = verdicts["fedavg"].against.get("local") if "fedavg" in verdicts else None
+        gains = {"fedavg": average.turned} if average and average.verdict == "worse" else {}
+    elif gains and scarce:
+        alike = [n for n, v in verdicts.items() if n not in CEILINGS and _is_as_good(v, gains)]
+        name = min(alike, key=lambda n: sum(verdicts[n].scores.sent))
+        gains = verdicts[name].gains
+    if not gains:
         return None
-    else:
-        alike = [n for n, v in verdicts.items() if n not in CEILINGS and _as_good(v, words)]
-        if scarce:
-            name = min(alike, key=lambda n: sum(verdicts[n].scores.sent))
-        gains = {r: a for r, a in verdicts[name].against.items() if a.verdict == "better"}
     sent = sum(verdicts["fedavg"].scores.sent) if "fedavg" in verdicts else math.nan
     return Shown(task, name, verdicts[name], gains, sent)
 
@@ -275,16 +268,10 @@ def _saving(task: Task, verdicts: Verdicts) -> Shown | None:
     return saving if sum(saving.verdict.scores.sent) < saving.average else None
 
 
-def _words(verdict: Verdict) -> dict[str, str]:
-    return {r: a.verdict for r, a in verdict.against.items()}
-
-
-def _as_good(verdict: Verdict, words: Mapping[str, str]) -> bool:
+def _is_as_good(verdict: Verdict, gains: Mapping[str, Gain]) -> bool:
     """Whether it is better than all that the best is better than, and worse than nothing."""
-    verdicts = _words(verdict)
-    return "worse" not in verdicts.values() and all(
-        verdicts.get(r) == "better" for r, word in words.items() if word == "better"
-    )
+    is_worse = any(gain.verdict == "worse" for gain in verdict.against.values())
+    return gains.keys() <= verdict.gains.keys() and not is_worse
 
 
 def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:
@@ -302,14 +289,9 @@ def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:
     for data, judged in kinds.items():
         if saving := [one for judged_task in judged if (one := _saving(*judged_task))]:
             rows += _rows(SCARCE, data, judged, saving)[:1]
-    note = (
-        "Gains: differences of test scores with 95 % intervals, larger is better; for several "
-        "tasks the smallest and the largest. Harms: hospitals that would be better off alone. "
-        "Cost: gradient passes as a share of the budget, and bytes of all hospitals."
-    )
-    table = Table(HEAD, rows, prose=range(len(HEAD)), kind="card", note=note)
-    filled = [n for n, title in enumerate(HEAD) if any(row[n].text for row in rows)]
-    return replace(table.only([HEAD[n] for n in filled]), kind="card", note=note)
+    filled = [n for n, _ in enumerate(HEAD) if any(row[n].text for row in rows)]
+    kept = [[row[n] for n in filled] for row in rows]
+    return Table([HEAD[n] for n in filled], kept, prose=range(len(filled)), kind="card")
 
 
 def _rows(

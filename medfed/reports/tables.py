@@ -67,16 +67,7 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
         sent = sum(v.scores.sent)
         cells += [Cell(size(round(sent)), value=sent), number(v.scores.passes, 2)]
         rows.append(cells)
-    return Table(
-        head,
-        rows,
-        prose=(0,),
-        note="In brackets: 95 % intervals. Worst and decile: the worst hospital, the worst tenth. "
-        "Green: better; orange: worse, by Holm's p < 0.05. Detects: the smallest true difference "
-        "that the task detects with 80 % power. Harmed: the share of hospitals that would be "
-        "better off alone. Mean: of all hospitals; without small: of those that decide. "
-        "Passes: gradient passes as a share of the budget. Click on a head to sort.",
-    )
+    return Table(head, rows, prose=(0,))
 
 
 def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
@@ -86,7 +77,7 @@ def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
     if not task.clients:
         return None
     if not task.same:
-        return Table((), (), note="Each split has other hospitals, so the table cannot name them.")
+        return Table((), ())
     everyone, known = (*task.clients, *task.small), task.counts
     parts = next(iter(known.values()), {})
     rows = [
@@ -108,13 +99,7 @@ def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
             means = (gain.difference.mean for gain in gains)
             cells = [number(mean, 3, "+", word) for mean, word in zip(means, words, strict=True)]
         rows.append([Cell(name), *cells, *[Cell("too small")] * len(task.small)])
-    gains_of = f"{task.metric} of local training, and the gain over it" * ("local" in verdicts)
-    note = (
-        "Patients of a split; on how few test patients of all splits a score rests; "
-        f"{gains_of or task.metric} with each method, in colour where Holm's p among the hospitals "
-        "is below 0.05."
-    )
-    return Table(("method", *everyone), rows, (0,), "cells", note).upright("hospital")
+    return Table(("method", *everyone), rows, (0,), "cells").upright("hospital")
 
 
 def means_table(task: Task, methods: Runs) -> Table:

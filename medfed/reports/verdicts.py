@@ -89,6 +89,13 @@ class Gain(NamedTuple):
     # Interval of the same over resampled patients within the splits.
     patients: tuple[float, float] = (math.nan, math.nan)
 
+    @property
+    def turned(self) -> Gain:
+        """The gain of the reference over the method, where the method is worse."""
+        d = self.difference
+        gain = d._replace(mean=-d.mean, low=-d.high, high=-d.low)
+        return self._replace(difference=gain, verdict="better")
+
 
 @dataclass(frozen=True)
 class Harm:
@@ -119,9 +126,10 @@ class Verdict:
     against: Mapping[str, Gain]  # by reference
     harm: Harm | None  # against local training; None for that itself
 
-    def is_better_than(self, reference: str) -> bool:
-        """Whether it is shown to be better than a reference."""
-        return reference in self.against and self.against[reference].verdict == "better"
+    @property
+    def gains(self) -> dict[str, Gain]:
+        """By reference, those over which it is shown to be better."""
+        return {r: gain for r, gain in self.against.items() if gain.verdict == "better"}
 
 
 def judge(task: Task) -> dict[str, Verdict]:
@@ -261,8 +269,7 @@ def best_of(verdicts: Verdicts) -> str:
 
 def better_than(methods: Verdicts, reference: str) -> list[str]:
     """Returns those that are better than a reference, best first."""
-    names = [n for n, v in methods.items() if v.is_better_than(reference)]
-    return sorted(names, key=lambda n: -methods[n].mean.mean)
+    return by_mean({n: v for n, v in methods.items() if reference in v.gains})
 
 
 def by_mean(verdicts: Verdicts) -> list[str]:

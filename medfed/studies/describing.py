@@ -16,7 +16,7 @@ from medfed.studies import parts
 from medfed.studies.parts import Floats, Groups, State, Sums, Table, Whole, Word
 from medfed.studies.rows import Rows
 
-_QUARTERS = {"lower quartile": 0.25, "median": 0.5, "upper quartile": 0.75}
+_QUARTERS = ("lower quartile", "median", "upper quartile")
 
 
 def _with_all(by_group: Any, groups: Groups) -> Any:
@@ -75,12 +75,9 @@ class Column:
         known, everyone = counts[:-1].sum(axis=0), counts.sum(axis=0)
         rows = [*(counts[:-1] if self.names else [known]), counts[-1]]
         hidden = parts.withheld(np.array([*rows, everyone]))
-        shares = [
-            [*map(parts.share_of, row.tolist(), of.tolist(), are.tolist())]
-            for row, of, are in zip(
-                rows, [known] * (len(rows) - 1) + [everyone], hidden, strict=False
-            )
-        ]
+        wholes = [known] * (len(rows) - 1) + [everyone]
+        of_rows = zip(rows, wholes, hidden, strict=False)
+        shares = [[*map(parts.share_of, *(each.tolist() for each in row))] for row in of_rows]
         of_all = zip(everyone.tolist(), hidden[-1].tolist(), strict=True)
         patients = [parts.share_of(n, n, True) if is_hidden else n for n, is_hidden in of_all]
         lines: list[list[Word]] = [["patients", *patients], ["missing", *shares[-1]]]
@@ -111,21 +108,19 @@ class Column:
         yield ["mean", *np.where(shown, mean, np.nan).tolist()]
         yield ["standard deviation", *np.where(shown, sd, np.nan).tolist()]
         ends = np.array(self.ends)
-        quarters = [[pooled.quantile(c, ends, s) for c in counts.T] for s in _QUARTERS.values()]
+        shares = (0.25, 0.5, 0.75)
+        quarters = [[pooled.quantile(c, ends, share) for c in counts.T] for share in shares]
         spreads = np.subtract(quarters[-1], quarters[0]).tolist()
-        for title, quarter in zip(
-            _QUARTERS, np.where(shown, quarters, np.nan).tolist(), strict=True
-        ):
+        printed = np.where(shown, quarters, np.nan).tolist()
+        for title, quarter in zip(_QUARTERS, printed, strict=True):
             yield [title, *map(self._or_bin, quarter, spreads)]
         if self.groups.count > 1:
             yield ["p (Kruskal–Wallis)", parts.p_value(pooled.kruskal_wallis(each).p)]
         if self.groups.count == 2 and all(shown) and (known[1:] > 1).all():
             yield ["p (Welch)", parts.p_value(pooled.welch(known[1:], mean[1:], sd[1:]).p)]
             spread = math.sqrt((sd[1:] ** 2).mean())
-            yield [
-                "standardised difference",
-                abs(mean[1] - mean[2]) / spread if spread else math.nan,
-            ]
+            apart = abs(mean[1] - mean[2]) / spread if spread else math.nan
+            yield ["standardised difference", apart]
 
     def _or_bin(self, quarter: float, spread: float) -> Word:
         """A quartile; its bin if that is wider than the quartiles are apart, or has one end."""

@@ -21,25 +21,9 @@ from medfed.functional import discrimination
 from medfed.functional.discrimination import Estimate
 from medfed.functional.statistics import LEVEL, POWER, holm
 from medfed.standalone.errors import DataError, few
+from medfed.studies import parts
 from medfed.studies.describing import Column
-from medfed.studies.parts import (
-    ANY,
-    MEANS,
-    NORMAL,
-    SHARE,
-    Estimates,
-    Floats,
-    Limits,
-    State,
-    Sums,
-    Table,
-    Whole,
-    Word,
-    four,
-    interval,
-    mean_of_hospitals,
-    p_value,
-)
+from medfed.studies.parts import Estimates, Floats, State, Sums, Table, Whole, Word
 from medfed.studies.plan import Evaluation, Plan
 from medfed.studies.rows import ALARMS, FOUND, LESIONS, OF, Rows
 
@@ -70,8 +54,9 @@ class Scores:
         each = {name: self._predictions(rows, name) for name in self.asked.scores}
         found, groups = Estimates(), {"": np.ones(len(rows.patients), bool)}
         for by in self.asked.by:
-            code, parts = rows.coded(by, self.plan.groups(by)), self.plan.groups(by)
-            groups |= {f", {by}: {group}": code == n for n, group in enumerate(parts)}
+            names = self.plan.groups(by)
+            code = rows.coded(by, names)
+            groups |= {f", {by}: {group}": code == n for n, group in enumerate(names)}
         for group, there in groups.items():
             for name, of in each.items():
                 known = there & of.known
@@ -89,7 +74,7 @@ class Scores:
                 if reference is not of and both.sum() >= LEAST and not of.are_few(both):
                     numbers |= of.numbers(both, reference.p)
                 numbers["patients"] = Estimate(patients, 0.0)
-                found[name + group] = {n: four(e) for n, e in numbers.items()}
+                found[name + group] = {n: parts.four(e) for n, e in numbers.items()}
         return found
 
     def _predictions(self, rows: Rows, name: str) -> Predictions:
@@ -153,14 +138,14 @@ class Scores:
             for what in names:
                 pairs = [numbers[what] for numbers in hospitals.values() if what in numbers]
                 if pairs:
-                    means.append([score, what, *mean_of_hospitals(pairs, _limits(what))])
+                    means.append([score, what, *parts.mean_of_hospitals(pairs, _limits(what))])
             for hospital, of in hospitals.items():
                 written = (_written(what, of.get(what)) for what in names)
                 single.append([score, hospital, int(of["patients"][0]), *written])
                 if first in of:
-                    drawn.append(interval(f"{hospital}, {score}", *of[first], _limits(first)))
+                    drawn.append(parts.interval(f"{hospital}, {score}", *of[first], _limits(first)))
         tables = [
-            Table("Means of hospitals", ["score", "number", *MEANS], means),
+            Table("Means of hospitals", ["score", "number", *parts.MEANS], means),
             Table(
                 "Every hospital", ["score", "hospital", "patients", *names], single, drawn, first
             ),
@@ -187,16 +172,16 @@ class Scores:
         adjusted = holm([float(2 * stats.norm.sf(abs(one))) for one in z])
         lines, drawn = list[list[Word]](), []
         for (score, hospital, patients, (value, error)), p in zip(rows, adjusted, strict=True):
-            drawn.append(interval(f"{hospital}, {score}", value, error, _limits(f"− {what}")))
+            drawn.append(parts.interval(f"{hospital}, {score}", value, error, _limits(f"− {what}")))
             if worse * value > 0 and p < 1 - LEVEL:
                 verdict = "worse"
-            elif worse * value + NORMAL * error < margin:
+            elif worse * value + parts.NORMAL * error < margin:
                 verdict = f"not worse by more than {margin:g}"
             else:
-                times = ((NORMAL + float(stats.norm.ppf(POWER))) * error / margin) ** 2
+                times = ((parts.NORMAL + float(stats.norm.ppf(POWER))) * error / margin) ** 2
                 needed = f"; about {math.ceil(patients * times)} patients would"
                 verdict = f"cannot tell{needed if times > 1 else ': it is near the margin'}"
-            lines.append([score, hospital, patients, *drawn[-1][1:], p_value(p), verdict])
+            lines.append([score, hospital, patients, *drawn[-1][1:], parts.p_value(p), verdict])
         label = f"{what} − that of {self.asked.reference}"
         head = ["score", "hospital", "patients", label]
         head += ["lower 95 %", "upper 95 %", "p (Holm)", "verdict"]
@@ -214,7 +199,10 @@ class Areas(Column):
         if min(no.sum(), yes.sum()) < TIMES:
             return []
         estimate = discrimination.area_of_counts(yes, no)
-        area: list[Word] = [*interval(self.name, *estimate, SHARE), int((no + yes).sum())]
+        area: list[Word] = [
+            *parts.interval(self.name, *estimate, parts.SHARE),
+            int((no + yes).sum()),
+        ]
         middles = np.array([0.0, *(np.add(self.ends[1:], self.ends[:-1]) / 2), 1.0])
         lines: list[list[Word]] = []
         for cells in np.split(np.arange(len(no)), range(1 + few_cells, len(no) - 2, few_cells)):
@@ -222,7 +210,7 @@ class Areas(Column):
             if n >= LEAST and min(events, n - events) >= TIMES:
                 mean = float((no + yes)[cells] @ middles[cells]) / n
                 error = math.sqrt(events * (n - events) / n**3)
-                _, *share = interval("", events / n, error, SHARE)
+                _, *share = parts.interval("", events / n, error, parts.SHARE)
                 lines.append([self.name, mean, *share, n])
         ends = ("lower 95 %", "upper 95 %", "patients")
         head = ["score", "predicted", "observed", *ends]
@@ -360,7 +348,7 @@ def _of_scores(names: Sequence[str], p: Floats, y: Floats, q: Floats | None) -> 
     return {n: discrimination.mean_of(of) for n, of in each.items() if len(of) >= LEAST}
 
 
-def _limits(what: str) -> Limits:
+def _limits(what: str) -> parts.Limits:
     """Between which a number of this name lies, or a difference of two such numbers.
 
     Example:
@@ -369,13 +357,13 @@ def _limits(what: str) -> Limits:
     """
     name = what.removeprefix("− ")
     if name.startswith(_SHARES):
-        return SHARE if name == what else (-1.0, 1.0)
-    return (0.0, math.inf) if what.startswith(_POSITIVE) else ANY
+        return parts.SHARE if name == what else (-1.0, 1.0)
+    return (0.0, math.inf) if what.startswith(_POSITIVE) else parts.ANY
 
 
 def _written(what: str, number: tuple[float, float] | None) -> str:
     """Writes a number with its interval."""
     if number is None:
         return "–"
-    _, value, low, high = interval(what, *number, _limits(what))
+    _, value, low, high = parts.interval(what, *number, _limits(what))
     return f"{value:.3f} [{low:.3f}, {high:.3f}]"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,9 @@ def write_study(plan: Plan, tables: Sequence[Table], remarks: Sequence[str], fol
     """Writes the results and prints them."""
     columns = [table for table in tables if table.title in plan.columns]
     whole = [table for table in tables if table not in columns]
-    whole = [table_one(columns), *whole] if columns else whole
+    whole = [_table_one(columns), *whole] if columns else whole
+    titles = _distinct(table.title for table in whole)
+    whole = [table._replace(title=title) for table, title in zip(whole, titles, strict=True)]
     shown = {table.title: Shown(table.head, _rows(table), prose=_words(table)) for table in whole}
     drawn = pictures(whole)
     each = [{"title": t.title, "head": t.head, "lines": t.lines} for t in tables]
@@ -54,7 +57,16 @@ def write_study(plan: Plan, tables: Sequence[Table], remarks: Sequence[str], fol
     say(wide_console(), f"Page: {folder / 'study.html'}")
 
 
-def table_one(columns: Sequence[Table]) -> Table:
+def _distinct(titles: Iterable[str]) -> list[str]:
+    """Numbers equal titles, as of two models of one outcome."""
+    counts, distinct = Counter[str](), list[str]()
+    for title in titles:
+        counts[title] += 1
+        distinct.append(f"{title} ({counts[title]})" if counts[title] > 1 else title)
+    return distinct
+
+
+def _table_one(columns: Sequence[Table]) -> Table:
     """Joins the tables of columns: means with deviations, quartiles, shares, p and differences."""
     head = max((table.head for table in columns), key=len, default=["column", "all"])
     lines = [list[Word](line) for table in columns for line in _of_column(table)]

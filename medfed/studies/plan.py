@@ -7,7 +7,7 @@ patients of any one hospital.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -110,8 +110,8 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     @property
     def splits(self) -> tuple[Split, ...]:
         """The splits whose patients count."""
-        of_all = self.patients == "all" or not (self.patients or self.bundles)
-        return SPLITS if of_all else ("test",)
+        usual = "test" if self.bundles else "all"
+        return ("test",) if (self.patients or usual) == "test" else SPLITS
 
     @property
     def agreed(self) -> Plan:
@@ -120,52 +120,52 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     def check(self, source: object) -> Plan:
         """Returns the plan if its parts fit each other."""
+        for fault in self._faults():
+            raise ConfigError(f"{source}{fault}")
+        return self
+
+    def _faults(self) -> Iterator[str]:
         lists = {f"columns.{n}": ends for n, ends in self.columns.items()}
         if self.survival is not None:
             lists["survival.ends"] = [*self.survival.ends]
         for key, ends in lists.items():
             if len(ends) < 2 or len({*map(str, ends)}) < len(ends):
-                raise ConfigError(f"{source}, {key}: list two or more different values.")
+                yield f", {key}: list two or more different values."
             numbers = [end for end in ends if not isinstance(end, str)]
             if numbers and (len(numbers) < len(ends) or any(a >= b for a, b in pairwise(numbers))):
-                raise ConfigError(
-                    f"{source}, {key}: list the ends of bins in increasing order, or the names of "
+                yield (
+                    f", {key}: list the ends of bins in increasing order, or the names of "
                     'categories, in quotation marks where they are numbers: ["1", "2"].'
                 )
         grouped = [self.by, self.survival.by if self.survival else None]
-        if self.evaluate is not None:
-            grouped += self.evaluate.by
-            if not self.evaluate.scores:
-                raise ConfigError(f"{source}: evaluate has no scores; list columns or bundles.")
-            if len({*self.evaluate.thresholds}) < len(self.evaluate.thresholds):
-                raise ConfigError(
-                    f"{source}: evaluate.thresholds has a value twice; leave one out."
-                )
-            outcome = self.evaluate.outcome
-            if self.evaluate.cells and len(self.groups(outcome)) != 2:
-                raise ConfigError(f"{source}: cells need the two names of {outcome} in columns.")
-            reference = self.evaluate.reference
-            if reference is not None and reference not in self.evaluate.scores:
-                raise ConfigError(f"{source}: the reference {reference} is none of the scores.")
+        if (asked := self.evaluate) is not None:
+            grouped += asked.by
+            if not asked.scores:
+                yield ": evaluate has no scores; list columns or bundles."
+            if len({*asked.thresholds}) < len(asked.thresholds):
+                yield ": evaluate.thresholds has a value twice; leave one out."
+            if asked.cells and len(self.groups(asked.outcome)) != 2:
+                yield f": cells need the two names of {asked.outcome} in columns."
+            if asked.reference not in (None, *asked.scores):
+                yield f": the reference {asked.reference} is none of the scores."
         for name in grouped:
             if name is not None and not self.groups(name):
-                raise ConfigError(
-                    f"{source}: groups are those of a column with categories; list the names of "
+                yield (
+                    ": groups are those of a column with categories; list the names of "
                     f"{name} under columns."
                 )
         if len({bundle.name for bundle in self.bundles}) < len(self.bundles):
-            raise ConfigError(f"{source}: two bundles have one name.")
+            yield ": two bundles have one name."
         for model in self.models:
             for name in [*model.of, *([] if model.family == "hazard" else [model.outcome])]:
                 if name not in {*self.columns, OUTCOME}:  # whose categories the data know
-                    raise ConfigError(f"{source}: a model names {name}; list it under columns.")
+                    yield f": a model names {name}; list it under columns."
             if model.family == "hazard" and self.survival is None:
-                raise ConfigError(f"{source}: a model of hazards needs survival.ends.")
+                yield ": a model of hazards needs survival.ends."
             if model.outcome in model.of:
-                raise ConfigError(f"{source}: a model explains {model.outcome} by itself.")
+                yield f": a model explains {model.outcome} by itself."
         if not (self.columns or self.survival or self.models or self.evaluate):
-            raise ConfigError(f"{source} asks for nothing; list columns, or what to evaluate.")
-        return self
+            yield " asks for nothing; list columns, or what to evaluate."
 
     def completed(self) -> Plan:
         """Returns the plan with scores by name: bundles and the reference, unless it has some."""

@@ -147,15 +147,8 @@ class Coefficients:
         for (name, unit), scaled_b, scaled_e in each:
             b, e = float(scaled_b) / unit, float(scaled_e) / unit
             _, *ends = parts.interval(name, b, e)
-            lines.append(
-                [
-                    name,
-                    b,
-                    e,
-                    *map(math.exp, ends),
-                    parts.p_value(float(2 * stats.norm.sf(abs(b / e)))),
-                ]
-            )
+            p = parts.p_value(float(2 * stats.norm.sf(abs(b / e))))
+            lines.append([name, b, e, *map(math.exp, ends), p])
         ratio = _RATIOS[self.model.family]
         head = ["term", *_FITTED, ratio, "lower 95 %", "upper 95 %", "p"]
         title = f"{self.name[0].upper()}{self.name[1:]}, {int(whole[0])} patients"
@@ -185,9 +178,8 @@ class ByHospital(Coefficients):
         for name in [*self.model.of, self.model.answer]:
             groups = self.plan.groups(name) or rows.categories.get(name, ())
             code = rows.coded(name, groups) if groups else np.zeros(0)
-            if any(
-                0 < len(np.unique(rows.patients[code == n])) < CATEGORY for n in range(len(groups))
-            ):
+            counts = (len(np.unique(rows.patients[code == n])) for n in range(len(groups)))
+            if any(0 < count < CATEGORY for count in counts):
                 return {self.name: FEW}
         try:
             fit = self.regression.fit(self.design(rows).x.shape[1])
@@ -249,8 +241,6 @@ def person_periods(
     happened = ((interval == place[row]) & (event[row] == 1)).astype(float)
     dummies = (interval[:, None] == np.arange(1, len(ends))).astype(float)
     begins = np.array([0.0, *ends])
-    at_risk = (np.minimum(time[row], begins[interval + 1]) - begins[interval]) / np.diff(begins)[
-        interval
-    ]
-    offset = np.log(np.maximum(at_risk, _INSTANT))
+    spent = np.minimum(time[row], begins[interval + 1]) - begins[interval]
+    offset = np.log(np.maximum(spent / np.diff(begins)[interval], _INSTANT))
     return Design(np.concatenate([x[row], dummies], axis=1), happened, patients[row], offset)

@@ -42,10 +42,6 @@ class Rows:
             )
         return self.columns[name]
 
-    def scores_of(self, name: str) -> list[str]:
-        """Names the scores of a model that has several."""
-        return [n.removeprefix(name + OF) for n in self.columns if n.startswith(name + OF)]
-
     def coded(self, name: str, names: tuple[str, ...]) -> Floats:
         """Returns a column as positions in the names of categories; -1: another.
 

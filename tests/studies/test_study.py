@@ -519,3 +519,16 @@ def test_groups_hold_every_row_once():
     place = Groups("sex", ("f",)).place(rows)
     assert place.shape == (N,)
     assert set(place) == {0, 1}
+
+
+def test_two_models_of_one_outcome_have_tables_of_their_own(tmp_path):
+    """With other intercepts they share a title, and neither may take the other's file."""
+    write_study(PLAN, *simulated(PLAN, dealt(ALL, np.arange(N) % 4)), tmp_path / "study")
+    whole = json.loads((tmp_path / "study" / "study.json").read_text(encoding="utf-8"))
+    lines = [t["lines"] for t in whole["tables"] if t["title"].startswith("Logistic regression")]
+    files = (tmp_path / "study" / "tables").glob("Logistic regression*.csv")
+    files = sorted(files, key=lambda file: len(file.name))  # the second has a number
+    assert len(files) == len(lines) == 2
+    tables = (csv.reader(file.read_text(encoding="utf-8").splitlines()) for file in files)
+    written = [[float(row[1]) for row in [*table][1:]] for table in tables]
+    assert written == pytest.approx(np.array([[line[1] for line in model] for model in lines]))
