@@ -31,6 +31,8 @@ from medfed.method import *
 
 FULL = 32
 LARGEST = 8
+Bits = Mapping[str, int]
+Model = Mapping[str, Tensor]
 _V = TypeVar("_V")
 
 
@@ -105,14 +107,11 @@ def check_bits(value: object, key: str, fractional: bool = False) -> None:
         if allowed and (fractional or value == int(value)):
             return
     kind = "a number" if fractional else "a whole number"
-    raise ConfigError(
-        f"algorithm.{key} must be {kind} from 1 to {LARGEST} or {FULL}, not {value!r}."
-    )
+    ends = f"from 1 to {LARGEST} or {FULL}"
+    raise ConfigError(f"algorithm.{key} must be {kind} {ends}, not {value!r}.")
 
 
-def assign_bits(
-    bits: float, clients: Sequence[str], given: Mapping[str, int] | None = None
-) -> dict[str, int]:
+def assign_bits(bits: float, clients: Sequence[str], given: Bits | None = None) -> dict[str, int]:
     """Assigns whole numbers of bits whose mean is ``bits``, or as close as possible.
 
     Clients get the whole number below or above, spread evenly over their order, so that neighbours
@@ -211,9 +210,7 @@ class ProximalStep:
             by_x, by_c = torch.autograd.grad(value, (x, c), gradient)
         return by_x, by_c
 
-    def _move_centers(
-        self, weights: Mapping[str, Tensor], nearest: Tensors, grad_at: GradientAt
-    ) -> None:
+    def _move_centers(self, weights: Model, nearest: Tensors, grad_at: GradientAt) -> None:
         """A gradient step of the centres, then towards the medians of their weights."""
         soft, lr = self._sharpness is not None, self._center_lr
         gradients = grad_at({**weights, **(self._softly(weights) if soft else nearest)})
@@ -281,8 +278,8 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         client={"model": 1},
     )  # fmt: skip
     bits: float = 3
-    client_bits: Mapping[str, int] | None = None
-    layer_bits: Mapping[str, int] | None = None
+    client_bits: Bits | None = None
+    layer_bits: Bits | None = None
     full_precision: tuple[str, ...] | None = None
     finetune_share: Annotated[float, within("[0, 1)")] = 0.2
     rounds: int = 10

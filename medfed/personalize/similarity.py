@@ -230,9 +230,7 @@ def _data_sketch(client: Client, inputs: int, size: int) -> Tensor:
     return data_sketch(client.data.train_inputs(inputs), size).to(torch.float32)
 
 
-def _statistics(
-    key: str, kind: str, of: SimilarityGraph | Affinity, data: ClientData
-) -> list[Statistic]:
+def _statistics(key: str, kind: str, of: Any, data: ClientData) -> list[Statistic]:
     if kind == "label":
         patients = data.patients_behind(data.num_samples)
         return [Statistic(data.id, "counts of labels", key, len(data.label_counts), patients)]

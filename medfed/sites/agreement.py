@@ -112,9 +112,7 @@ class Agreed:
 
     def __post_init__(self) -> None:
         if not self.sites or len(set(self.sites)) < len(self.sites):
-            raise ConfigError(
-                f"sites={','.join(self.sites) or 'none'} must name every site, and each once."
-            )
+            raise ConfigError(f"sites={','.join(self.sites)} must name every site, and each once.")
         if odd := next((s for s in self.sites if not re.fullmatch(r"[\w.-]{1,60}", s)), None):
             raise ConfigError(
                 f"The site {shown(odd)} must have a name of letters, digits, dots, hyphens and "
@@ -195,9 +193,7 @@ class Agreed:
                 "cut=true, or on data of a path."
             )
         if source.get("keep_out"):
-            raise ConfigError(
-                "keep_out is for simulations; leave the sites out of the list of sites."
-            )
+            raise ConfigError("keep_out is for simulations; leave these sites out of sites.")
         return describe(source)
 
 
@@ -270,14 +266,10 @@ def _check_overrides(overrides: Sequence[str]) -> None:
         raise ConfigError(f"More than {_MOST} overrides, or characters in one, are refused.")
     for override in overrides:
         if _is_site_key(_key(override)):
-            raise ConfigError(
-                f"{_key(override)} belongs to each site's file, so the agreement may not set it."
-            )
+            raise ConfigError(f"{_key(override)} is for each site's file, not for an agreement.")
     for override in parse(hydra_spelling(overrides), "The overrides"):
         if override.is_sweep_override():
-            raise ConfigError(
-                f"{override.get_key_element()} has several values; a federation has one."
-            )
+            raise ConfigError(f"{override.get_key_element()} has several values; choose one.")
 
 
 def _check_interpolations(config: dict[str, Any], plugins: Sequence[str]) -> None:
@@ -420,9 +412,8 @@ class SiteFile:
             )
         source = written(agreed.config(self.plugins))
         if not agreed.cut and not self.values.get("data.path"):
-            raise ConfigError(
-                f"The file of site {self.site} does not name its data; add data: {{path: ...}}."
-            )
+            file = f"The file of site {self.site}"
+            raise ConfigError(f"{file} does not name its data; add data: {{path: ...}}.")
         option = [f"trainer={self.trainer}"] if isinstance(self.trainer, str) else []
         groups = written(load([*option, f"logger={self.logger}"]))
         trainer = {**self._trainer_with(groups["trainer"]), "precision": select(source, PRECISION)}

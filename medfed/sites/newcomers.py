@@ -52,9 +52,7 @@ def onboard(
 ) -> tuple[int, dict[str, float], Ledger]:
     """Onboards a newcomer by the method's rule; the coordinator's half."""
     if site in federation.ids:
-        raise SiteError(
-            f"Site {shown(site)} has already trained with the others, so it cannot join."
-        )
+        raise SiteError(f"Site {shown(site)} has already trained with the others: it cannot join.")
     facts, exchanged = catch_up(caller, site, answers)
     if isinstance(facts, str):
         raise SiteError(f"{shown(site)}: {facts}.")
@@ -78,9 +76,8 @@ def onboard(
     try:
         reference.question(federation, info, send, ledger)
     except (CodecError, ValueError) as error:
-        raise SiteError(
-            f"{shown(site)}: its message cannot be used: {str(error).rstrip('.')}."
-        ) from error
+        why = f"its message cannot be used: {str(error).rstrip('.')}"
+        raise SiteError(f"{shown(site)}: {why}.") from error
     except KeyError as error:
         if not packets or error.args[0] in {*packets[-1].parts, *packets[-1].scalars}:
             raise

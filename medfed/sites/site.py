@@ -125,9 +125,8 @@ class Site:
             self._lock.release()
 
     def _refused(self, asked: Request, why: policy.VetoError | Refusal) -> wire.Declined:
-        self.log.getChild("refused").warning(
-            "%s was refused: %s", _said(asked), why if str(why) else why.status
-        )
+        text = why if str(why) else why.status
+        self.log.getChild("refused").warning("%s was refused: %s", _said(asked), text)
         return wire.declined(asked, why.status, why.reason)
 
     def _answer(self, asked: Request, key: bytes) -> bytes:

@@ -310,9 +310,8 @@ class Conductor:
         except Lost as lost:
             return None, lost.why
         asked = requests(wire.Ask, sites, body=body, **where)
-        replies, why = self.caller.all(
-            {c: replace(one, boxes=hidden.for_site(c)) for c, one in asked.items()}
-        )
+        boxed = {c: replace(one, boxes=hidden.for_site(c)) for c, one in asked.items()}
+        replies, why = self.caller.all(boxed)
         sizes = Counter(len(reply.body) for reply in replies.values()).most_common(1)
         odd = [c for c, r in replies.items() if len(r.body) != sizes[0][0] or len(r.body) % 8]
         why |= dict.fromkeys(odd, "its numbers are not as many as those of the others")

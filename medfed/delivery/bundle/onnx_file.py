@@ -77,9 +77,8 @@ def _unlike_axes(given: Sequence[int], wanted: Sequence[object]) -> str:
         'axis 3 has 48 instead of 32'
     """
     pairs = enumerate(zip(given, wanted, strict=False), start=1)
-    return ", ".join(
-        f"axis {n} has {a} instead of {b}" for n, (a, b) in pairs if isinstance(b, int) and b != a
-    )
+    unlike = [(n, a, b) for n, (a, b) in pairs if isinstance(b, int) and b != a]
+    return ", ".join(f"axis {n} has {a} instead of {b}" for n, a, b in unlike)
 
 
 def import_extra(name: str, what: str = "ONNX files need", source: str = "") -> ModuleType:

@@ -63,9 +63,8 @@ class Console:
                 "of its kit, and see that its port can be reached from here."
             ) from error
         except Exception as error:
-            raise SiteError(
-                f"FLARE's server at {self.server} refuses: {first_line(error)}."
-            ) from error
+            why = f"FLARE's server at {self.server} refuses: {first_line(error)}."
+            raise SiteError(why) from error
 
     def connected(self) -> set[str]:
         """Returns the sites whose kit is started and has reached the server."""
