@@ -55,13 +55,6 @@ def kmeans(values: Array, m: int) -> Array:
 
     Exact for up to ``POINTS`` distinct values, a local optimum next to the exact one otherwise.
 
-    Args:
-        values: ``(n,)`` finite float32 or float64, n at least 1.
-        m: The most centres that are wanted, 1 to ``POINTS / 2``.
-
-    Returns:
-        ``(m,)`` float64, or all distinct values where there are fewer.
-
     Example:
         >>> kmeans(np.array([1.0, 9.0, 2.0, 10.0, 2.0, 2.0]), 2)
         array([1.75, 9.5 ])
