@@ -136,9 +136,9 @@ def edges_from_names(pairs: Iterable[Sequence[str]], clients: Sequence[str]) -> 
             raise ConfigError(f"An edge is two client names, not {pair!r}.")
         for name in pair:
             if name not in index:
+                hint = did_you_mean(name, index)
                 raise ConfigError(
-                    f"The graph names client {name!r}, which does not take part"
-                    f"{did_you_mean(name, index)}."
+                    f"The graph names client {name!r}, which does not take part{hint}."
                 )
         seen.update(pair)
         if len(pair) == 2:

@@ -38,10 +38,8 @@ def case_class_scores(cases: Columns, weights: Floats) -> dict[str, Floats]:
         weights: (W, N).
     """
     label = cases["label"].astype(np.int64)
-    before, after = (
-        [v for n, v in cases.items() if n.startswith(kind)]
-        for kind in ("probability/", "calibrated/")
-    )
+    kinds = "probability/", "calibrated/"
+    before, after = ([v for n, v in cases.items() if n.startswith(k)] for k in kinds)
     scores = class_scores(np.stack(before, axis=1), label, weights)
     if after:
         final = proper_scores(np.stack(after, axis=1), label, weights)

@@ -109,10 +109,8 @@ class HeteroFL(FedAvg):
 def checked_widths(widths: Sequence[float]) -> tuple[float, ...]:
     """Returns the shares of channels of the clients' networks."""
     if not widths or not all(0 < r <= 1 for r in widths):
-        raise ConfigError(
-            f"algorithm.widths={list(widths)} must be shares of the channels in (0, 1], such as "
-            "[1,0.5]."
-        )
+        shares = "shares of the channels in (0, 1], such as [1,0.5]"
+        raise ConfigError(f"algorithm.widths={list(widths)} must be {shares}.")
     return tuple(widths)
 
 

@@ -18,15 +18,8 @@ from typing import TypeVar
 from torch.nn.modules.conv import _ConvNd
 
 from medfed.federation.split import aliases, frozen_names, match
+from medfed.functional import quantize as maths
 from medfed.functional.kmeans import initial_centers
-from medfed.functional.quantize import (
-    assign,
-    prox_centers,
-    prox_quantize,
-    quantize,
-    soft_quantize,
-    step_centers,
-)
 from medfed.method import *
 
 FULL = 32
@@ -179,7 +172,7 @@ class ProximalStep:
             tau, nearest = self._strength * self._lr / 2, {}
             for name, centers in self.centers.items():
                 live = weights[name].detach()
-                _, nearest[name] = prox_quantize(live, centers, tau, out=live)
+                _, nearest[name] = maths.prox_quantize(live, centers, tau, out=live)
             if self._center_lr > 0:
                 self._move_centers(weights, nearest, grad_at)
         if self._before:
@@ -189,7 +182,9 @@ class ProximalStep:
         """The quantised parameters as the soft quantiser gives them."""
         assert self._sharpness is not None
         live, sharpness = select(weights, self.centers), self._sharpness
-        return {n: soft_quantize(x.detach(), self.centers[n], sharpness) for n, x in live.items()}
+        return {
+            n: maths.soft_quantize(x.detach(), self.centers[n], sharpness) for n, x in live.items()
+        }
 
     def _soft_loss(self, weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
         """Subtracts eta_1 times the gradient of f(Q(x)) at the x before the optimizer's step."""
@@ -206,7 +201,7 @@ class ProximalStep:
         assert self._sharpness is not None
         with torch.enable_grad():
             x, c = x.detach().requires_grad_(), centers.detach().requires_grad_()
-            value = soft_quantize(x, c, self._sharpness)
+            value = maths.soft_quantize(x, c, self._sharpness)
             by_x, by_c = torch.autograd.grad(value, (x, c), gradient)
         return by_x, by_c
 
@@ -218,10 +213,10 @@ class ProximalStep:
         for name, centers in self.centers.items():
             x = weights[name].detach()
             if not soft:
-                self.centers[name] = step_centers(centers, gradients[name], x, lr, tau)
+                self.centers[name] = maths.step_centers(centers, gradients[name], x, lr, tau)
                 continue
             _, h = self._pulled_back(x, centers, gradients[name])
-            self.centers[name] = prox_centers(centers - lr * h, x, centers, tau).sort().values
+            self.centers[name] = maths.prox_centers(centers - lr * h, x, centers, tau).sort().values
 
 
 class FixedAssignment:
@@ -245,7 +240,7 @@ class FixedAssignment:
 def coded(model: Mapping[str, Tensor], centers: Tensors) -> Tensors:
     """Returns the index of each quantised weight's centre as one byte, by parameter."""
     with finite(model, centers):
-        return {n: assign(model[n], c).to(torch.uint8) for n, c in centers.items()}
+        return {n: maths.assign(model[n], c).to(torch.uint8) for n, c in centers.items()}
 
 
 def on_centers(centers: Tensors, codes: Tensors) -> Tensors:
@@ -388,7 +383,7 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         centers = self.present_centers(client, message)
         if state["codes"]:
             return {**model, **on_centers(centers, state["codes"])}
-        return {**model, **{n: quantize(model[n], c) for n, c in centers.items()}}
+        return {**model, **{n: maths.quantize(model[n], c) for n, c in centers.items()}}
 
     def onboard(self, client: Client, message: Message) -> Tensors:
         """Quantises the received model and trains its free parameters, or trains from the start."""

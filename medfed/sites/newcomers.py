@@ -182,10 +182,8 @@ def _sites_of(run: RunFolder, site: str) -> SitesRecord:
         )
     kept = SitesRecord.read(run.folder)
     if site in kept.clients:
-        raise ConfigError(
-            f"onboard={site} was a site of the run in {run.folder} and has its model; name "
-            "another site."
-        )
+        known = f"was a site of the run in {run.folder} and has its model"
+        raise ConfigError(f"onboard={site} {known}; name another site.")
     return kept
 
 

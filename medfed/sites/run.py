@@ -187,9 +187,8 @@ def _coordinate(
     config = take_facts(config, first.data)
     names = {key: first.data[key] for key in ("channels", "labels")}
     everyone = [algorithm.ClientInfo(c, facts[c].num_samples) for c in sites]
-    task, begun, account, federation, local = federating.server_half(
-        config, start, everyone, first.data["shape"], names
-    )
+    half = federating.server_half(config, start, everyone, first.data["shape"], names)
+    task, begun, account, federation, local = half
     here = Facts(1, tensors.digest(begun), first.data)
     calls.compare_models(here, first, "the coordinator", sites[0])
     federation.ledger = Ledger(federating.preprocessing(exchanged))

@@ -84,10 +84,8 @@ class StudyPlace:
             rows = self.cohort.rows()
             least = max(self.plan.least, self.policy.least, LEAST)
             if (count := len(np.unique(rows.patients))) < least:
-                raise VetoError(
-                    f"There are {count} patients, and a study needs {least} at each site; do not "
-                    "take part."
-                )
+                need = f"a study needs {least} at each site"
+                raise VetoError(f"There are {count} patients, and {need}; do not take part.")
             self._rows = rows
         return self._rows
 

@@ -20,10 +20,7 @@ from importlib.metadata import packages_distributions, version
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
+from torch.nn.modules import module as registering
 
 from medfed.common.streams import own_stream
 from medfed.config.allowed import LIBRARIES, check_targets, is_plugin
@@ -201,8 +198,8 @@ def bounded(entries: int, numbers: int) -> Iterator[None]:
 
     # Whose handles remove the hooks when they are left.
     with (
-        register_module_module_registration_hook(lambda *_: count("layers", 1)),
-        register_module_parameter_registration_hook(register),
+        registering.register_module_module_registration_hook(lambda *_: count("layers", 1)),
+        registering.register_module_parameter_registration_hook(register),
     ):
         yield
 
