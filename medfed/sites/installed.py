@@ -31,8 +31,8 @@ PACKED = ("medfed", "antlr4-python3-runtime", "pyhocon")
 LOCK, TEMPLATES = "requirements.txt", Path(__file__).parent / "templates"
 _PACKAGE = Path(medfed.__file__).parent
 _DATE = (2020, 2, 2, 0, 0, 0)  # of all files in a wheel
-_OWN = "RECORD|INSTALLER|REQUESTED|direct_url.json"
-_LOCAL = re.compile(rf"__pycache__/|\.dist-info/({_OWN})$|^\.\.")
+_BY_INSTALLERS = "RECORD|INSTALLER|REQUESTED|direct_url.json"
+_LOCAL = re.compile(rf"__pycache__/|\.dist-info/({_BY_INSTALLERS})$|^\.\.")
 _LOCKED = re.compile(r"^([\w.-]+)==([^\s;\\]+)(?:[^\n]|(?<=\\)\n)*", re.MULTILINE)
 
 
