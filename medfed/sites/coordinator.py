@@ -122,7 +122,7 @@ class Requests:
             return Masks("", {}, {})
         asked = self.of_phase(wire.Keys, current, where, cohort=sites)
         announced = self.needed(asked)
-        # Sites may have given their shares to a sum of others, before the coordinator was restarted.
+        # Sites may have given their shares to others before the coordinator was restarted.
         for before in {tuple(reply.given) for reply in announced.values()}:
             if not self.attendance.summed and len(before) >= FEWEST and {*before} < {*sites}:
                 self.attendance.summed = before
