@@ -441,10 +441,7 @@ class SiteFile:
         """This site's trainer: one device, chosen by the site."""
         if not isinstance(self.trainer, str):
             if odd := [key for key in self.trainer if key not in _TRAINER]:
-                raise ConfigError(
-                    f"trainer.{odd[0]} is not for a site to set; it chooses "
-                    f"{' and '.join(_TRAINER)}."
-                )
+                raise ConfigError(f"trainer.{odd[0]} is not for a site; set {', '.join(_TRAINER)}.")
             trainer |= self.trainer
         trainer["strategy"] = "auto"
         devices = trainer["devices"]

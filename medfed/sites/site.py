@@ -448,8 +448,7 @@ class ConfiguredSite:
         self.greeting()
         if number and self._answers[number - 1 : number] not in ([], [answer]):
             raise DataError(
-                "The coordinator's answer about the columns of all sites has changed; start the "
-                "site again."
+                "The coordinator's answer on columns has changed; start the site again."
             )
         if number == len(self._statements) and number:
             self._answers.append(answer)

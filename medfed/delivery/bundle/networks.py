@@ -224,8 +224,7 @@ def _form(tensor: Tensor | None) -> str:
 def _plain(value: Any, place: str) -> Any:
     if isinstance(value, str) and value.startswith(("$", "@", "%")):
         raise ConfigError(
-            f"{place}={value} cannot go into a bundle, where MONAI would evaluate it; write it "
-            "otherwise."
+            f"{place}={value} cannot go into a bundle, where MONAI would evaluate it; change it."
         )
     if isinstance(value, Mapping):
         if _TARGET in value:
@@ -296,8 +295,7 @@ def _check_sizes(value: Any, target: str, depth: int = 0) -> None:
     huge = isinstance(value, int) and abs(value) > _LARGEST
     if huge or len(entries) > _LONGEST or depth > _DEEPEST:
         raise CheckpointError(
-            f"The bundle's network {target:.100} has an argument beyond all measure; export the "
-            "bundle anew."
+            f"The bundle's network {target:.100} has an argument beyond all measure; export it anew."
         )
     for inner in entries:
         _check_sizes(inner, target, depth + 1)

@@ -53,8 +53,7 @@ class OnnxNetwork(nn.Module):
             )
         except Exception as error:  # whatever ONNX Runtime or the file system raise
             raise CheckpointError(
-                f"{path} cannot be loaded by ONNX Runtime ({first_line(error)}); export the "
-                "bundle anew."
+                f"{path} cannot be loaded by ONNX Runtime ({first_line(error)}); export it anew."
             ) from error
 
     def forward(self, image: Tensor) -> Tensor:
