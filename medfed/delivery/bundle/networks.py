@@ -295,7 +295,7 @@ def _check_sizes(value: Any, target: str, depth: int = 0) -> None:
     huge = isinstance(value, int) and abs(value) > _LARGEST
     if huge or len(entries) > _LONGEST or depth > _DEEPEST:
         raise CheckpointError(
-            f"The bundle's network {target:.100} has an argument beyond all measure; export it anew."
+            f"The network {target:.100} has an argument beyond all measure; export it anew."
         )
     for inner in entries:
         _check_sizes(inner, target, depth + 1)
