@@ -59,7 +59,9 @@ def onboard(
     if like is not None:
         compare_models(like, facts, "the run", site)
     info, ledger = algorithm.ClientInfo(site, facts.num_samples), Ledger(preprocessing(exchanged))
-    said = {"clients": _clients(federation), "job": job, "point": point}
+    sizes = federation.server.get("num_samples", {})
+    clients = [wire.Client(c, int(sizes[c]) if c in sizes else 1) for c in federation.ids]
+    said = {"clients": clients, "job": job, "point": point}
     packets, metrics = list[Packet](), dict[str, float]()
 
     def send(packet: Packet, last: bool) -> Packet:
@@ -83,11 +85,6 @@ def onboard(
             raise
         raise SiteError(f"{shown(site)}: its message has no {error.args[0]!s:.60}.") from error
     return info.num_samples, metrics, ledger
-
-
-def _clients(federation: Federation) -> list[wire.Client]:
-    sizes = federation.server.get("num_samples", {})
-    return [wire.Client(c, int(sizes[c]) if c in sizes else 1) for c in federation.ids]
 
 
 def newcomer_of(module: FederatedModule, site: str, steps: int) -> reference.Newcomer:
