@@ -118,5 +118,4 @@ def _partition(x: Array, w: Array, m: int) -> Array:
 
     # Around their mean, so that the differences of sums cancel little.
     shifted = x - np.average(x, weights=w)
-    starts: Array = partition(np.stack([_sums(w), _sums(w * shifted), _sums(w * shifted**2)]), m)
-    return starts
+    return np.asarray(partition(np.stack([_sums(w), _sums(w * shifted), _sums(w * shifted**2)]), m))

@@ -123,8 +123,7 @@ def calibrated(probs: Floats, point: Mapping[str, float]) -> Floats:
     terms = point["slope"] * np.log(np.maximum(probs, np.finfo(float).tiny))
     terms[:, 1] += point["shift"]
     odds = np.exp(terms - terms.max(1, keepdims=True))
-    shares: Floats = odds / odds.sum(1, keepdims=True)
-    return shares
+    return np.asarray(odds / odds.sum(1, keepdims=True))
 
 
 @dataclass(frozen=True)

@@ -168,8 +168,7 @@ def _check_levels(x: Tensor, centers: Tensor) -> Levels:
 
 def _flat(x: Tensor) -> Array:
     """Returns the elements, in main memory; a copy only where that takes one."""
-    flat: Array = x.detach().cpu().reshape(-1).numpy()
-    return flat
+    return np.asarray(x.detach().cpu().reshape(-1).numpy())
 
 
 def center_gradient(gradient: Tensor, x: Tensor, centers: Tensor) -> Tensor:
@@ -267,5 +266,4 @@ def _settle(mu: Array, x: Tensor, levels: Levels, counts: Array, tau: float) -> 
     between, numbers = np.empty(len(flat) + 1, flat.dtype), np.zeros((len(mu), 3), np.int64)
     between = between[: collect(flat, levels.cuts, levels.values, bounds, between, numbers)]
     between.sort()
-    roots: Array = walk((mu, levels.values, counts), tau, bounds, between, numbers)
-    return roots
+    return np.asarray(walk((mu, levels.values, counts), tau, bounds, between, numbers))

@@ -200,8 +200,7 @@ class Agreed:
 @cache
 def words_for(what: str) -> dict[str, str]:
     """Returns ``parts``, kinds of ``requests``, ``refused`` and ``approval`` in words."""
-    words: dict[str, str] = yaml.safe_load((_TEMPLATES / "words.yaml").read_text("utf-8"))[what]
-    return words
+    return dict(yaml.safe_load((_TEMPLATES / "words.yaml").read_text("utf-8"))[what])
 
 
 @cache
