@@ -265,7 +265,7 @@ def _check_overrides(overrides: Sequence[str]) -> None:
         raise ConfigError(f"More than {_MOST} overrides, or characters in one, are refused.")
     for override in overrides:
         if _is_site_key(_key(override)):
-            raise ConfigError(f"{_key(override)} is for each site's file, not for an agreement.")
+            raise ConfigError(f"{_key(override)} belongs to each site's file, not to agreements.")
     for override in parse(hydra_spelling(overrides), "The overrides"):
         if override.is_sweep_override():
             raise ConfigError(f"{override.get_key_element()} has several values; choose one.")
