@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from medfed.common.scores import worst_value
 from medfed.functional import points
-from medfed.functional.points import Chooser, Point, RegionChooser, Rows
+from medfed.functional.points import Chooser, Others, Point, RegionChooser, Rows
 from medfed.functional.scores import Floats
 
 # Validation patients from which a hospital has its own quantile, if the level needs no more.
@@ -136,9 +136,7 @@ class Covering:
         """See :attr:`RegionChooser.levels`."""
         return () if self.chooser is None else self.chooser.levels
 
-    def choose(
-        self, rows: Rows, training: Rows = (), others: Mapping[str, float] | None = None
-    ) -> Point:
+    def choose(self, rows: Rows, training: Rows = (), others: Others = None) -> Point:
         """Returns the point of a hospital, see :meth:`Chooser.choose`, with its quantiles.
 
         ``quantile`` rests on so many ``patients`` of the hospital; 0: on other hospitals. It is

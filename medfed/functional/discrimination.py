@@ -89,9 +89,8 @@ def area_of_counts(positive: Floats, negative: Floats) -> Estimate:
     up = (negative.cumsum() - negative / 2) / m
     down = 1 - (positive.cumsum() - positive / 2) / p
     value = float(positive @ up / p)
-    variance = (
-        positive @ (up - value) ** 2 / (p - 1) / p + negative @ (down - value) ** 2 / (m - 1) / m
-    )
+    of_positive = positive @ (up - value) ** 2 / (p - 1) / p
+    variance = of_positive + negative @ (down - value) ** 2 / (m - 1) / m
     return Estimate(value, float(np.sqrt(variance)))
 
 

@@ -105,15 +105,9 @@ def ring_edges(n: int) -> Tensor:
 
 
 def edge_similarity(distances: Tensor) -> Tensor:
-    """Turns distances into similarities in (0, 1], for the width of a drawn edge.
+    """Turns distances ``(M,)`` into similarities in (0, 1], for the width of a drawn edge.
 
     A Gaussian of the median distance, so that the picture depends on no unit.
-
-    Args:
-        distances: ``(M,)`` tensor, 0 or more.
-
-    Returns:
-        ``(M,)`` tensor; all ones where every distance is 0.
 
     Example:
         >>> edge_similarity(torch.tensor([0.0, 1.0, 2.0]))
@@ -128,14 +122,7 @@ def edge_similarity(distances: Tensor) -> Tensor:
 
 
 def edges_from_names(pairs: Iterable[Sequence[str]], clients: Sequence[str]) -> Tensor:
-    """Turns pairs of client names into edges.
-
-    Args:
-        pairs: Two names each, or one name alone: a client that is meant to have no neighbours.
-        clients: The names of all clients, in order.
-
-    Returns:
-        ``(M, 2)`` long tensor of positions in ``clients``; repeated pairs count once.
+    """Turns pairs of client names, or one name alone, into edges between positions in ``clients``.
 
     Example:
         >>> edges_from_names([("a", "c"), ("c", "a"), ("b",)], ["a", "b", "c"]).tolist()
@@ -149,9 +136,9 @@ def edges_from_names(pairs: Iterable[Sequence[str]], clients: Sequence[str]) -> 
             raise ConfigError(f"An edge is two client names, not {pair!r}.")
         for name in pair:
             if name not in index:
+                hint = did_you_mean(name, index)
                 raise ConfigError(
-                    f"The graph names client {name!r}, which does not take part"
-                    f"{did_you_mean(name, index)}."
+                    f"The graph names client {name!r}, which does not take part{hint}."
                 )
         seen.update(pair)
         if len(pair) == 2:
@@ -168,14 +155,7 @@ def edges_from_names(pairs: Iterable[Sequence[str]], clients: Sequence[str]) -> 
 
 
 def graph_laplacian(n: int, edges: Tensor) -> Tensor:
-    """``QQ^T``, the degrees minus the adjacency.
-
-    Args:
-        n: Number of nodes.
-        edges: ``(M, 2)`` long tensor; a repeated edge counts as often as it occurs.
-
-    Returns:
-        ``(n, n)`` float64 tensor.
+    """``QQ^T`` ``(n, n)``, the degrees minus the adjacency; a repeated edge counts repeatedly.
 
     Example:
         >>> graph_laplacian(2, torch.tensor([[0, 1]])).tolist()
@@ -188,14 +168,7 @@ def graph_laplacian(n: int, edges: Tensor) -> Tensor:
 
 
 def incidence(n: int, edges: Tensor) -> Tensor:
-    """Q, with +1 at the first and -1 at the second end of every edge.
-
-    Args:
-        n: Number of nodes.
-        edges: ``(M, 2)`` long tensor.
-
-    Returns:
-        ``(n, M)`` sparse float64 tensor.
+    """Q, sparse ``(n, M)``, with +1 at the first and -1 at the second end of every edge.
 
     Example:
         >>> incidence(2, torch.tensor([[0, 1]])).to_dense().tolist()
@@ -207,14 +180,7 @@ def incidence(n: int, edges: Tensor) -> Tensor:
 
 
 def connected_components(n: int, edges: Tensor) -> Tensor:
-    """Numbers the components in the order of their first node.
-
-    Args:
-        n: Number of nodes.
-        edges: ``(M, 2)`` long tensor.
-
-    Returns:
-        ``(n,)`` long tensor, the component of every node.
+    """Numbers the components ``(n,)`` in the order of their first node.
 
     Example:
         >>> connected_components(4, torch.tensor([[1, 3]])).tolist()
@@ -245,11 +211,6 @@ def gain_per_distance(gain: float, v: Model, theta: Model) -> float:
 def helpful_mean(v: Tensors, thetas: Mapping[str, Tensors], gains: Mapping[str, float]) -> Tensors:
     """Returns v + sum_n a_n (theta_n - v), a_n = max(r_n, 0) / sum_m max(r_m, 0).
 
-    Args:
-        v: A model.
-        thetas: Others.
-        gains: r_n; where none is positive, v stays.
-
     Example:
         >>> import torch
         >>> v, one = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
@@ -268,10 +229,6 @@ def helpful_mean(v: Tensors, thetas: Mapping[str, Tensors], gains: Mapping[str, 
 def with_gains(affinity: Tensors, gains: Mapping[str, Mapping[str, float]]) -> Tensors:
     """Returns P with what clients have gained added to their rows.
 
-    Args:
-        affinity: P, a row (N,) by client.
-        gains: r_n by client and n; 0 where it is not known.
-
     Example:
         >>> import torch
         >>> affinity = {"a": torch.zeros(2), "b": torch.ones(2)}
@@ -287,18 +244,7 @@ def with_gains(affinity: Tensors, gains: Mapping[str, Mapping[str, float]]) -> T
 def epsilon_greedy(
     affinity: Tensors, client: str, count: int, epsilon: float, rng: np.random.Generator
 ) -> list[str]:
-    """Returns others: the best of a client's row of P, or with probability epsilon any.
-
-    Args:
-        affinity: P, a row (N,) by client.
-        client: Who chooses.
-        count: How many it wants.
-        epsilon: In [0, 1].
-        rng: Decides, also among equals.
-
-    Returns:
-        Names in the order of ``affinity``.
-    """
+    """Returns others: the best of a client's row (N,) of P, or with probability epsilon any."""
     worth = dict(zip(affinity, affinity[client].tolist(), strict=True))
     order = [n for n in rng.permutation(list(worth)).tolist() if n != client]
     if rng.random() >= epsilon:
@@ -307,13 +253,7 @@ def epsilon_greedy(
 
 
 def cosines(rows: Tensor) -> Tensor:
-    """Returns the cosine similarities of vectors, 0 with a vector that is 0.
-
-    Args:
-        rows: ``(N, d)``.
-
-    Returns:
-        ``(N, N)``.
+    """Returns the cosine similarities of vectors ``(N, d)``, 0 with a vector that is 0.
 
     Example:
         >>> cosines(torch.tensor([[3.0, 4.0], [0.0, 2.0], [0.0, 0.0]])).round(decimals=2).tolist()
@@ -324,13 +264,7 @@ def cosines(rows: Tensor) -> Tensor:
 
 
 def direction(rows: Tensor) -> Tensor:
-    """The unit vector along the mean of the directions of vectors.
-
-    Args:
-        rows: ``(N, d)``.
-
-    Returns:
-        ``(d,)``; 0 where the directions cancel.
+    """The unit vector along the mean of the directions of vectors ``(N, d)``.
 
     Example:
         >>> direction(torch.tensor([[9.0, 0.0], [0.0, 1.0]]))
@@ -344,9 +278,6 @@ def bipartition(similarity: Tensor) -> tuple[list[int], list[int]]:
     """Cuts in two so that the largest similarity across is smallest; the first part has item 0.
 
     By single linkage: the most similar pair is joined until two groups are left.
-
-    Args:
-        similarity: ``(N, N)`` symmetric, N at least 2.
 
     Example:
         >>> bipartition(torch.tensor([[1.0, -0.5, 0.9], [-0.5, 1.0, 0.1], [0.9, 0.1, 1.0]]))

@@ -55,13 +55,6 @@ def kmeans(values: Array, m: int) -> Array:
 
     Exact for up to ``POINTS`` distinct values, a local optimum next to the exact one otherwise.
 
-    Args:
-        values: ``(n,)`` finite float32 or float64, n at least 1.
-        m: The most centres that are wanted, 1 to ``POINTS / 2``.
-
-    Returns:
-        ``(m,)`` float64, or all distinct values where there are fewer.
-
     Example:
         >>> kmeans(np.array([1.0, 9.0, 2.0, 10.0, 2.0, 2.0]), 2)
         array([1.75, 9.5 ])
@@ -125,5 +118,4 @@ def _partition(x: Array, w: Array, m: int) -> Array:
 
     # Around their mean, so that the differences of sums cancel little.
     shifted = x - np.average(x, weights=w)
-    starts: Array = partition(np.stack([_sums(w), _sums(w * shifted), _sums(w * shifted**2)]), m)
-    return starts
+    return np.asarray(partition(np.stack([_sums(w), _sums(w * shifted), _sums(w * shifted**2)]), m))

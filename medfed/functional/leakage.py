@@ -52,9 +52,6 @@ def rows_in_update(weight: Tensor, bias: Tensor, rows: Tensor, tolerance: float)
 def confidence(losses: Floats) -> Floats:
     """Returns log(p / (1 - p)) of losses -log p, which is nearly normal over models.
 
-    Args:
-        losses: (N,) 0 or more; of other losses than the cross-entropy it is a falling function.
-
     Example:
         >>> confidence(np.array([np.log(2.0), 0.1])).round(3).tolist()
         [-0.0, 2.252]
@@ -97,26 +94,13 @@ def _normal(values: Floats, used: Bools) -> tuple[Floats, float]:
 
 
 def in_turn(shadows: Floats, inside: Bools) -> Floats:
-    """Attacks each model by the others; see :func:`lira`.
-
-    Args:
-        shadows: (S, N).
-        inside: (S, N).
-
-    Returns:
-        (S, N) scores.
-    """
+    """Attacks each model by the others, (S, N) scores; see :func:`lira`."""
     others = [np.arange(len(shadows)) != s for s in range(len(shadows))]
     return np.stack([lira(shadows[o], inside[o], t) for o, t in zip(others, shadows, strict=True)])
 
 
 def auc(scores: Floats, members: Bools, seed: int = 0) -> tuple[float, float, float]:
-    """Returns the area under the ROC curve of an attack, and its interval over the patients.
-
-    Args:
-        scores: (N,) or (S, N) of N patients, whose columns are drawn anew together.
-        members: Of the same shape.
-        seed: Of the draws.
+    """Returns the area under an attack's ROC curve, scores (S, N), and its interval over patients.
 
     Example:
         >>> auc(np.array([0.1, 0.2, 0.8, 0.9]), np.array([False, False, True, True]))
@@ -154,10 +138,6 @@ def hits(scores: Floats, members: Bools, rate: float = 0.01) -> tuple[float, int
 def exact_interval(share: float, count: float) -> tuple[float, float]:
     """Returns Clopper and Pearson's interval of a share of `count` independent cases.
 
-    Args:
-        share: The observed share; of a mean of several trials per case the interval is too wide.
-        count: Above 0.
-
     Example:
         >>> [round(end, 3) for end in exact_interval(0.0, 30)]
         [0.0, 0.116]
@@ -172,13 +152,6 @@ def exact_interval(share: float, count: float) -> tuple[float, float]:
 
 def recognised(first: Tensor, second: Tensor) -> float:
     """Returns how often a client's vector is nearest to another vector of the same client.
-
-    Args:
-        first: (N, D) a vector per client.
-        second: (N, D) another one, from other patients of the same clients.
-
-    Returns:
-        The share of clients; a tie of k clients counts 1 / k. 1 / N is chance.
 
     Example:
         >>> recognised(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.1], [-0.5]]))

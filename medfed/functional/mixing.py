@@ -42,16 +42,10 @@ def exponentiated_gradient(membership: Tensor, gradient: Tensor, step: float) ->
 
 
 def cosine_affinity(rows: Tensor) -> Tensor:
-    """The cosine similarity of clients' counts or sketches, 0 on the diagonal.
+    """The cosine similarity of clients' counts or sketches ``(N, s)``, 0 on the diagonal.
 
     Source: PPFL, W from label counts. Where a cosine is negative the affinity is 0. A client whose
     row is 0 resembles nobody.
-
-    Args:
-        rows: ``(N, s)`` finite tensor, a row per client.
-
-    Returns:
-        ``(N, N)`` symmetric float64 tensor in [0, 1].
 
     Example:
         >>> cosine_affinity(torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 3.0]])).tolist()
@@ -98,13 +92,6 @@ def laplacian_steps(weights: Tensor, steps: Sequence[float]) -> Tensor:
     Source: T. Dinh et al. 2021 (FedU), the server's step of Algorithm 1. No s_k exceeds 1 / (the
     Laplacian's largest eigenvalue); from twice that on repeated steps would swing ever farther.
 
-    Args:
-        weights: ``(N, N)`` affinities, finite, symmetric, 0 or more.
-        steps: s, 0 or more, one per vector.
-
-    Returns:
-        ``(N, N)`` float64 tensor; rows sum to 1.
-
     Example:
         >>> laplacian_steps(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), [0.25, 9.0]).tolist()
         [[0.75, 0.25], [0.5, 0.5]]
@@ -134,16 +121,7 @@ def spread_rows(rows: Tensor) -> Tensor:
 
 
 def spread_coupling(unit: Tensor, memberships: Tensor, strength: float) -> Tensor:
-    """As :func:`coupling` of the Laplacian of :func:`spread_rows`, in time and memory of N.
-
-    Args:
-        unit: ``(N, s)``.
-        memberships: ``(N, K)``.
-        strength: lambda.
-
-    Returns:
-        ``(N, K)`` float64.
-    """
+    """As :func:`coupling` of the Laplacian of :func:`spread_rows`, in time and memory of N."""
     c = memberships.double()
     # The diagonal of U U^T drops out of D - W.
     degree = unit @ unit.sum(0)
@@ -154,14 +132,6 @@ def coupling(laplacian: Tensor, memberships: Tensor, strength: float) -> Tensor:
     """The gradient of (strength/2) sum_ij w_ij |c_i - c_j|^2 with respect to each c_i: 2 s L C.
 
     Source: PPFL, the second term of its objective, sums over ordered pairs.
-
-    Args:
-        laplacian: ``(N, N)`` tensor L.
-        memberships: ``(N, K)`` tensor C, a row per client.
-        strength: lambda.
-
-    Returns:
-        ``(N, K)`` float64 tensor.
 
     Example:
         >>> members = torch.tensor([[1.0, 0.0], [0.0, 1.0]])

@@ -132,8 +132,7 @@ class Plan:
 
     def record(self) -> dict[str, Any]:
         """Returns the plan as JSON has it."""
-        record: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
-        return record
+        return dict(msgspec.json.decode(msgspec.json.encode(self)))
 
 
 @dataclass(frozen=True)

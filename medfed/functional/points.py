@@ -43,12 +43,12 @@ ERRORS = 1.0  # standard errors by which a threshold of a region must be better 
 _STEPS = 500  # of EM
 _NEVER = 1 + 2e-6  # halfway to it, a threshold is above 1 in single precision, too
 Point = dict[str, float]
+Others = Mapping[str, float] | None  # what all hospitals together say, see `common`
+Rule = str | Mapping[str, float]  # see `choose_threshold`
 Rows = Sequence[dict[str, Any]]  # a meter's table of cases
 
 
-def choose_threshold(
-    scores: Floats, positive: NDArray[np.bool_], rule: str | Mapping[str, float]
-) -> float:
+def choose_threshold(scores: Floats, positive: NDArray[np.bool_], rule: Rule) -> float:
     """Returns a threshold halfway between two scores."""
     counts = accepted(scores, positive, np.ones((1, len(scores))))
     right, wrong = (part[0] / part[0, -1] for part in counts)
@@ -123,8 +123,7 @@ def calibrated(probs: Floats, point: Mapping[str, float]) -> Floats:
     terms = point["slope"] * np.log(np.maximum(probs, np.finfo(float).tiny))
     terms[:, 1] += point["shift"]
     odds = np.exp(terms - terms.max(1, keepdims=True))
-    shares: Floats = odds / odds.sum(1, keepdims=True)
-    return shares
+    return np.asarray(odds / odds.sum(1, keepdims=True))
 
 
 @dataclass(frozen=True)
@@ -140,13 +139,11 @@ class Chooser:
 
     levels: ClassVar[Sequence[float]] = ()  # none at which meters count
     classes: int
-    rule: str | Mapping[str, float] | None
+    rule: Rule | None
     method: str | None = None
     linear: bool = False
 
-    def choose(
-        self, rows: Rows, training: Rows = (), others: Mapping[str, float] | None = None
-    ) -> Point:
+    def choose(self, rows: Rows, training: Rows = (), others: Others = None) -> Point:
         """Returns the point of a hospital; empty if its cases are too few, or not usable.
 
         Args:
@@ -225,9 +222,7 @@ class RegionChooser:
         """The thresholds at which the meters of cases count."""
         return tuple(sorted({*LEVELS, self.usual}))
 
-    def choose(
-        self, rows: Rows, training: Rows = (), others: Mapping[str, float] | None = None
-    ) -> Point:
+    def choose(self, rows: Rows, training: Rows = (), others: Others = None) -> Point:
         """Returns the thresholds of a hospital, of the regions with :data:`FEWEST` cases.
 
         Args:

@@ -102,9 +102,8 @@ def welch(count: Floats, mean: Floats, sd: Floats) -> Verdict:
     """Tests whether two groups (2,) have one mean."""
     from scipy import stats
 
-    found = stats.ttest_ind_from_stats(
-        mean[0], sd[0], count[0], mean[1], sd[1], count[1], equal_var=False
-    )
+    groups = (mean[0], sd[0], count[0]), (mean[1], sd[1], count[1])
+    found = stats.ttest_ind_from_stats(*groups[0], *groups[1], equal_var=False)
     parts = sd**2 / count
     free = parts.sum() ** 2 / (parts**2 / (count - 1)).sum()
     return Verdict(float(found.statistic), float(free), float(found.pvalue))
@@ -263,9 +262,8 @@ class Regression:
             if (furthest := float(np.abs(move).max(initial=0))) < _SETTLED:
                 return Fit(beta, np.sqrt(np.diag(inverse)), step)
             beta = beta + move * min(1.0, _LEAP / furthest)
-        raise DataError(
-            f"the coefficients do not settle in {steps} steps; perhaps a column gives the outcome"
-        )
+        hint = "perhaps a column gives the outcome"
+        raise DataError(f"the coefficients do not settle in {steps} steps; {hint}")
 
 
 class Meta(NamedTuple):

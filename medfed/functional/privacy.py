@@ -67,12 +67,6 @@ def epsilon_of(divergence: Floats, delta: float) -> float:
 def epsilon(rate: float, noise: float, draws: int, delta: float) -> float:
     """Returns epsilon after a number of draws.
 
-    Args:
-        rate: See :func:`renyi`.
-        noise: See :func:`renyi`.
-        draws: How many noisy sums are released.
-        delta: The chance that the bound by epsilon fails.
-
     Example:
         >>> round(epsilon(rate=16 / 199, noise=1.0, draws=390, delta=1e-5), 2)
         12.56
@@ -82,12 +76,6 @@ def epsilon(rate: float, noise: float, draws: int, delta: float) -> float:
 
 def noise_for(rate: float, draws: int, epsilon_: float, delta: float) -> float:
     """Returns the least noise, up to 0.01 %, whose epsilon is at most the wanted one.
-
-    Args:
-        rate: See :func:`renyi`.
-        draws: How many noisy sums are released.
-        epsilon_: The wanted epsilon, positive.
-        delta: See :func:`epsilon`.
 
     Example:
         >>> noise = noise_for(rate=0.1, draws=200, epsilon_=2.0, delta=1e-5)

@@ -38,12 +38,6 @@ NORMS = (1.0, 2.0, math.inf)  # the values of p that have a proximal map here
 def check_norm(p: float) -> float:
     """Returns p as a float where it is 1, 2 or infinity.
 
-    Args:
-        p: The order of the norm.
-
-    Returns:
-        The same value as a float.
-
     Example:
         >>> check_norm(2)
         2.0
@@ -55,14 +49,7 @@ def check_norm(p: float) -> float:
 
 
 def dual_norm(rows: Tensor, p: float) -> Tensor:
-    """The norm of each row that is dual to the p-norm, 1/p + 1/q = 1.
-
-    Args:
-        rows: ``(M, d)`` tensor; d may be 0.
-        p: Order of the norm whose dual is wanted.
-
-    Returns:
-        ``(M,)`` tensor.
+    """The norm of each row of ``(M, d)`` that is dual to the p-norm, 1/p + 1/q = 1.
 
     Example:
         >>> dual_norm(torch.tensor([[3.0, -4.0]]), 1.0)
@@ -77,12 +64,6 @@ def dual_norm(rows: Tensor, p: float) -> Tensor:
 
 def check_scad(section: str, rho: float, a: float, smoothing: float) -> None:
     """Checks that :func:`shrink_scad` is a proximal map.
-
-    Args:
-        section: What an error puts before the names.
-        rho: See there, as the others.
-        a: Above 2.
-        smoothing: Positive.
 
     Example:
         >>> check_scad("algorithm", rho=0.25, a=3.0, smoothing=1e-4)

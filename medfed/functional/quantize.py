@@ -46,14 +46,6 @@ Array = np.ndarray[Any, Any]
 def quantize(x: Tensor, centers: Tensor) -> Tensor:
     """Each element's nearest centre, the lower one where two are equally near.
 
-    Args:
-        x: Float32 or float64 tensor of any shape.
-        centers: ``(m,)`` finite, in ascending order.
-
-    Returns:
-        Tensor like ``x``, without gradient: each element is a centre in the dtype of ``x``, or NaN
-        where ``x`` is NaN.
-
     Example:
         >>> quantize(torch.tensor([-3.0, 0.4, 0.5, 0.6]), torch.tensor([0.0, 1.0])).tolist()
         [0.0, 0.0, 0.0, 1.0]
@@ -70,13 +62,6 @@ def assign(x: Tensor, centers: Tensor) -> Tensor:
     """The index of each element's nearest centre, the lower one where two are equally near.
 
     Of equal centres the first takes what lies below or at them, the last what lies above.
-
-    Args:
-        x: Float32 or float64 tensor of any shape.
-        centers: ``(m,)`` finite, in ascending order.
-
-    Returns:
-        Long tensor of the shape of ``x``, from 0 to m - 1.
 
     Example:
         >>> assign(torch.tensor([[-3.0, 0.4], [0.5, 0.6]]), torch.tensor([0.0, 1.0])).tolist()
@@ -141,14 +126,6 @@ def soft_quantize(x: Tensor, centers: Tensor, sharpness: float) -> Tensor:
     :func:`quantize` as the sharpness grows, but for elements half-way between two centres, where
     it tends to the mean of both.
 
-    Args:
-        x: Float32 or float64 tensor of any shape.
-        centers: ``(m,)`` finite, in ascending order.
-        sharpness: P, above 0 and finite, in units of 1 / x.
-
-    Returns:
-        Tensor like ``x``.
-
     Example:
         >>> soft_quantize(torch.tensor([0.0, 0.5, 1.0]), torch.tensor([0.0, 1.0]), 10.0)
         tensor([0.0067, 0.5000, 0.9933])
@@ -191,20 +168,11 @@ def _check_levels(x: Tensor, centers: Tensor) -> Levels:
 
 def _flat(x: Tensor) -> Array:
     """Returns the elements, in main memory; a copy only where that takes one."""
-    flat: Array = x.detach().cpu().reshape(-1).numpy()
-    return flat
+    return np.asarray(x.detach().cpu().reshape(-1).numpy())
 
 
 def center_gradient(gradient: Tensor, x: Tensor, centers: Tensor) -> Tensor:
-    """The gradient with respect to each centre: the sum over the weights that it stands for.
-
-    Args:
-        gradient: Gradient at ``quantize(x, centers)``, of the shape of ``x``.
-        x: Float32 or float64 tensor of any shape.
-        centers: ``(m,)`` finite, in ascending order.
-
-    Returns:
-        ``(m,)`` float64 tensor on the device of ``x``, summed in float64.
+    """The gradient with respect to each centre: the sum, in float64, over its weights.
 
     Example:
         >>> x = torch.tensor([0.1, 0.2, 0.9])
@@ -245,17 +213,6 @@ def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, tau: float) -> Tensor:
 
 def step_centers(centers: Tensor, gradient: Tensor, x: Tensor, lr: float, tau: float) -> Tensor:
     """A proximal gradient step of the centres, in one pass over the weights.
-
-    Args:
-        centers: ``(m,)`` finite, in ascending order.
-        gradient: Gradient at ``quantize(x, centers)``, of the shape of ``x``.
-        x: Float32 or float64 tensor of any shape.
-        lr: Step size eta_2, 0 or more and finite.
-        tau: lambda eta_2 / 2, 0 or more.
-
-    Returns:
-        ``(m,)`` tensor like ``centers``: ``prox_centers(centers - lr * h, x, centers, tau)`` with
-        ``h = center_gradient(gradient, x, centers)``, sorted.
 
     Example:
         >>> x, gradient = torch.tensor([0.0, 0.5, 1.0]), torch.tensor([1.0, 1.0, 0.0])
@@ -309,5 +266,4 @@ def _settle(mu: Array, x: Tensor, levels: Levels, counts: Array, tau: float) -> 
     between, numbers = np.empty(len(flat) + 1, flat.dtype), np.zeros((len(mu), 3), np.int64)
     between = between[: collect(flat, levels.cuts, levels.values, bounds, between, numbers)]
     between.sort()
-    roots: Array = walk((mu, levels.values, counts), tau, bounds, between, numbers)
-    return roots
+    return np.asarray(walk((mu, levels.values, counts), tau, bounds, between, numbers))

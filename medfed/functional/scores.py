@@ -38,10 +38,8 @@ def case_class_scores(cases: Columns, weights: Floats) -> dict[str, Floats]:
         weights: (W, N).
     """
     label = cases["label"].astype(np.int64)
-    before, after = (
-        [v for n, v in cases.items() if n.startswith(kind)]
-        for kind in ("probability/", "calibrated/")
-    )
+    kinds = "probability/", "calibrated/"
+    before, after = ([v for n, v in cases.items() if n.startswith(k)] for k in kinds)
     scores = class_scores(np.stack(before, axis=1), label, weights)
     if after:
         final = proper_scores(np.stack(after, axis=1), label, weights)
@@ -69,13 +67,7 @@ def decided(decision: NDArray[Any], label: Ints, weights: Floats) -> dict[str, F
 
 
 def proper_scores(probs: Floats, label: Ints, weights: Floats) -> dict[str, Floats]:
-    """Returns ``brier`` and ``log_loss``, as :func:`class_scores` defines them.
-
-    Args:
-        probs: (N, K).
-        label: (N,) class numbers.
-        weights: (W, N), 0 or more.
-    """
+    """Returns ``brier`` and ``log_loss``, as :func:`class_scores` defines them."""
     with np.errstate(divide="ignore", invalid="ignore"):
         squares = np.square(probs - np.eye(probs.shape[1])[label]).sum(1) / 2
         logs = -np.log(np.maximum(probs[range(len(label)), label], np.finfo(float).tiny))
@@ -304,13 +296,6 @@ def sensitivities(
 def froc_scores(
     scores: Floats, positive: NDArray[np.bool_], weights: Floats, scans: Floats
 ) -> dict[str, Floats]:
-    """Returns ``cpm``, LUNA16's mean sensitivity over :data:`ALARMS`, and each one (``cpm/0.5``).
-
-    Args:
-        scores: As :func:`sensitivities` takes all four.
-        positive: Which candidates are lesions.
-        weights: Of the candidates.
-        scans: Their number.
-    """
+    """Returns ``cpm``, LUNA16's mean sensitivity over :data:`ALARMS`, and each (``cpm/0.5``)."""
     curve = sensitivities(scores, positive, weights, scans)
     return dict(zip(CPM, [curve.mean(1), *curve.T], strict=True))

@@ -47,15 +47,6 @@ def data_sketch(images: Tensor, size: int = 8, pixels: int = 16) -> Tensor:
     Rows are divided by sqrt(n), so that clients of different sizes are compared by their second
     moments per sample. The moments are not centred: a shift of intensity is a difference, too.
 
-    Args:
-        images: ``(n, C, *spatial)`` with up to three spatial axes, or ``(n, features)``.
-        size: Rows of the sketch.
-        pixels: Every spatial axis is averaged down to at most this length; two clients whose
-            images differ in shape need one length that both reach.
-
-    Returns:
-        ``(size, d)`` tensor; d = C * pixels ** axes for images.
-
     Example:
         >>> data_sketch(torch.ones(5, 1, 32, 32), size=2, pixels=4).shape
         torch.Size([2, 16])
@@ -65,13 +56,6 @@ def data_sketch(images: Tensor, size: int = 8, pixels: int = 16) -> Tensor:
 
 def covariance_sketch(features: Tensor, size: int = 8) -> Tensor:
     """Frequent Directions of centred features: B^T B approximates their covariance (divided by n).
-
-    Args:
-        features: ``(n, C)``.
-        size: Rows of the sketch; with C or more it is exact.
-
-    Returns:
-        ``(size, C)``.
 
     Example:
         >>> covariance_sketch(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), size=1)
@@ -88,14 +72,6 @@ def kernel_sketch(images: Tensor, frequencies: int = 512, pixels: int = 16) -> T
     numbers; Gretton et al. 2012. |sketch(X) - sketch(Y)|^2 estimates the squared maximum mean
     discrepancy of X and Y up to about 1 / sqrt(frequencies). The frequencies are the same at all
     clients.
-
-    Args:
-        images: See :func:`data_sketch`.
-        frequencies: D.
-        pixels: See :func:`data_sketch`.
-
-    Returns:
-        ``(2 D,)``.
 
     Example:
         >>> kernel_sketch(torch.zeros(3, 2), frequencies=4).tolist()
@@ -120,15 +96,7 @@ def _rows(images: Tensor, pixels: int) -> Tensor:
 
 
 def label_sketch(counts: Tensor, channels: Tensor | None = None) -> Tensor:
-    """The shares of the labels, and which channels are there.
-
-    Args:
-        counts: ``(K,)`` label counts.
-        channels: ``(C,)`` availability of each channel, 0 to 1, or none.
-
-    Returns:
-        ``(K,)`` or ``(K + C,)`` float64 tensor; each of the two parts sums to 1, or is 0.
-    """
+    """The shares of the labels ``(K,)``, and of the channels ``(C,)`` that are there."""
     parts = [counts] if channels is None else [counts, channels]
     wide = [part.detach().cpu().double() for part in parts]
     return torch.cat([w / w.sum().clamp(min=torch.finfo(w.dtype).tiny) for w in wide])
@@ -136,13 +104,6 @@ def label_sketch(counts: Tensor, channels: Tensor | None = None) -> Tensor:
 
 def sketch_vector(sketch: Tensor) -> Tensor:
     """Makes a sketch comparable by Euclidean distance.
-
-    Args:
-        sketch: A data sketch ``(size, d)``, or a sketch that is a vector already.
-
-    Returns:
-        For a data sketch B the ``(d (d + 1) / 2,)`` float64 vector of B^T B, which does not change
-        when the rows of B are rotated; a vector in float64 as it is.
 
     Example:
         >>> rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -194,11 +155,6 @@ def number_kept(size: int, share: float) -> int:
 def random_entries(vector: Tensor, share: float, generator: torch.Generator) -> Tensor:
     """Returns which ones of a vector, in the order in which they were drawn.
 
-    Args:
-        vector: (d,); where they are is on its device.
-        share: In (0, 1].
-        generator: On the CPU.
-
     Example:
         >>> random_entries(torch.ones(8), 0.25, torch.Generator().manual_seed(0)).shape
         torch.Size([2])
@@ -220,15 +176,7 @@ def only(vector: Tensor, where: Tensor) -> Tensor:
 def acceleration(
     eta: float, mu: float, size: int, share: float, clients: int
 ) -> tuple[float, float, float, float]:
-    """Returns alpha, theta1, gamma and q: of the shifts, of the two steps, of the anchor.
-
-    Args:
-        eta: The step size.
-        mu: Convexity of the clients' losses.
-        size: Entries of a gradient.
-        share: Of those that a client sends.
-        clients: Their number.
-    """
+    """Returns alpha, theta1, gamma and q: of the shifts, of the two steps, of the anchor."""
     kept = number_kept(size, share)
     omega = size / kept - 1
     bold = math.sqrt(clients / (32 * omega)) - 1 if omega else math.inf

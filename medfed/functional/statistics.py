@@ -202,16 +202,6 @@ def detectable_by(
 ) -> float:
     """Returns the smallest true difference that another number of splits detects.
 
-    Args:
-        splits: The number of splits, 2 or more.
-        now: What the present splits give.
-        count: How many splits there are.
-        overlap: See :func:`difference`.
-        comparisons: See :func:`difference`.
-
-    Returns:
-        The difference.
-
     Example:
         >>> found = difference([0.1, -0.1, 0.2, 0.1], overlap=0.25)
         >>> detectable_by(4, found, 4, 0.25) == found.detectable > detectable_by(20, found, 4, 0.25)
@@ -228,16 +218,6 @@ def splits_needed(
 
     More splits of the same patients leave the share of the variance that comes of their being the
     same; beyond it only other patients help.
-
-    Args:
-        target: The true difference, above 0.
-        now: What the present splits give.
-        count: How many splits there are.
-        overlap: See :func:`difference`.
-        comparisons: See :func:`difference`.
-
-    Returns:
-        The number of splits; 0 where more than 1000 are needed.
 
     Example:
         >>> found = difference([0.1, -0.1, 0.2, 0.1])
@@ -274,9 +254,6 @@ def shapley(worth: Mapping[frozenset[str], Floats]) -> dict[str, Floats]:
     """Shares what all are worth together: each gets its mean gain over all orders of joining.
 
     Source: L. S. Shapley, "A value for n-person games", 1953.
-
-    Args:
-        worth: (S,) of every set of members, the empty one among them, in S divisions.
     """
     members = sorted({name for present in worth for name in present})
     orders = math.factorial(len(members))
@@ -322,11 +299,6 @@ def harmed(gains: Sequence[Difference], level: float = 0.95) -> tuple[float, flo
 
 def surely(gains: Sequence[Difference], sign: int, level: float = 0.95) -> list[bool]:
     """Returns which gains are of that sign, by Holm's procedure among all of them.
-
-    Args:
-        gains: One for each client.
-        sign: 1 or -1.
-        level: Of all of them together.
 
     Example:
         >>> surely([difference([-0.1, -0.11, -0.12]), difference([0.1, -0.1, 0.2])], -1)

@@ -161,8 +161,7 @@ def between(curves: Floats, cuts: Sequence[float], horizon: float) -> Floats:
     ends = [0.0, *cuts]
     at = int(np.searchsorted(cuts, horizon))
     share = (horizon - ends[at]) / (ends[at + 1] - ends[at])
-    value: Floats = curves[at] + share * (curves[at + 1] - curves[at])
-    return value
+    return np.asarray(curves[at] + share * (curves[at + 1] - curves[at]))
 
 
 def histogram(time: Floats, event: Floats) -> list[float]:

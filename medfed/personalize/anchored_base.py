@@ -56,10 +56,7 @@ class KnownModels(OnboardingRules, Algorithm):
 class AnchoredMethod(KnownModels):
     """Each client is tied to its anchor."""
 
-    @property
-    @abstractmethod
-    def tie(self) -> float:
-        """The weight s of the penalty."""
+    tied_by: ClassVar[str] = "strength"  # the hyper-parameter s, the weight of the penalty
 
     @abstractmethod
     def anchors(self, server: State, cohort: Sequence[str]) -> dict[str, Tensors]:
@@ -93,7 +90,7 @@ class AnchoredMethod(KnownModels):
 
     def tied_steps(self, client: Client, message: Message, steps: int) -> Tensors:
         """Steps from the client's own model on f_i(w) + (s/2) |w - a|^2."""
-        weight = message.scalars.get("tie", self.tie)
+        weight = message.scalars.get("tie", getattr(self, self.tied_by))
         tie = Proximity(weight, message.parts["model"])
         return client.train(client.state["model"], steps=steps, penalty=tie)
 

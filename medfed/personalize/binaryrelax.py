@@ -75,13 +75,9 @@ class BinaryRelax(QuantizedMethod):
 class RelaxedStep:
     """Moves the free copy by the optimizer's step, and the weights between it and Q of it."""
 
-    def __init__(
-        self, start: Mapping[str, Tensor], free: Tensors, centers: Tensors, share: float
-    ) -> None:
-        self.centers = dict(centers)
-        self.free = dict(free)
+    def __init__(self, start: Tensors, free: Tensors, centers: Tensors, share: float) -> None:
+        self.centers, self.free, self._share = dict(centers), dict(free), share
         self._before = {n: start[n] for n in centers}
-        self._share = share
 
     def __call__(self, weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
         """Takes the part of a local step that follows the optimizer's."""

@@ -26,12 +26,10 @@ Deviations:
 
 from __future__ import annotations
 
-from statistics import median
-
 from torch.nn.functional import softshrink
 
 from medfed.method import *
-from medfed.personalize.gradient_base import GradientMethod
+from medfed.personalize.gradient_base import GradientMethod, rate_of
 
 
 @dataclass(frozen=True)
@@ -58,14 +56,10 @@ class DIANA(GradientMethod):
         privacy_exposure="gradients",
     )  # fmt: skip
 
-    def max_batches_drawn(self, steps: int, epoch: int) -> int:
-        return epoch
-
     def closed(self, server: State, replies: Replies) -> State:
         """Moves v by the mean gradient, then w."""
         v = add(self.mean(server, replies, "gradient"), server["momentum"], self.beta)
-        # All rates are equal, unless a site sends another number.
-        rate = median(m.scalars["rate"] for m in replies.values())
+        rate = rate_of(replies)
         ahead = add(select(server["shared"], v), v, -rate)
         way = rate / (1 - self.beta)
         moved = {n: softshrink(t, way * self.l1) / (1 + way * self.l2) for n, t in ahead.items()}

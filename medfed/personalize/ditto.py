@@ -29,10 +29,9 @@ class Ditto(KeepsModel, OnboardingRules, FedAvg):
         tune={"strength": Range(0.01, 10.0)},
     )  # fmt: skip
 
-    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
+    def client_start(self, weights: Tensors, split: ParameterSplit) -> State:
         """In addition to FedAvg's state, each client holds its personal model."""
-        server, client = super().init(weights, split, clients)
-        return server, {**client, "model": weights}
+        return {"model": weights}
 
     def fit(self, client: Client, message: Message) -> Message:
         """Updates v towards the received w, and w as in FedAvg."""

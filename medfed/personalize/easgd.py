@@ -29,6 +29,8 @@ Deviations:
 
 from __future__ import annotations
 
+from functools import partial
+
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
 
@@ -95,8 +97,7 @@ class EASGD(OnboardingRules, FedAvg):
     def onboard(self, client: Client, message: Message) -> Tensors:
         """An onboarded client trains from the centre and is tied to it by rho."""
         start = self.onboarding_start(client, message)
-        reach = client.effective_step_length(
-            client.steps, lambda: flatten(client.gradient(start, batches=1))
-        )
+        first = partial(client.gradient, start, batches=1)
+        reach = client.effective_step_length(client.steps, lambda: flatten(first()))
         centre = select(start, client.split.parameters("shared"))
         return client.train(start, penalty=Proximity(message.scalars["alpha"] / reach, centre))

@@ -55,9 +55,8 @@ class FedALA(TrainsOn, LearnsBeside):
         privacy_exposure="several",
     )  # fmt: skip
 
-    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        server, client = super().init(weights, split, clients)
-        return server, {**client, "weights": {}}
+    def client_start(self, weights: Tensors, split: ParameterSplit) -> State:
+        return {**super().client_start(weights, split), "weights": {}}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         if client.state["local"]:

@@ -63,10 +63,6 @@ class FedAMP(AnchoredMethod):
         tune={"strength": Range(0.01, 10.0), "own": Range(0.2, 0.9, log=False)},
     )  # fmt: skip
 
-    @property
-    def tie(self) -> float:
-        return self.strength
-
     def anchors(self, server: State, cohort: Sequence[str]) -> dict[str, Tensors]:
         models = models_of(server)
         places = {c: row for row, c in enumerate(models)}

@@ -16,6 +16,14 @@ from medfed.federation.aggregation import Aggregation
 from medfed.method import *
 
 
+def displacement(after: Tensors, before: Tensors) -> Message:
+    """Returns the reply that holds how far the shared part has moved.
+
+    So a lossy codec spends its bits on the change.
+    """
+    return Message("fit", {"shared": subtract(after, before)}, kinds={"shared": "update"})
+
+
 class KeepsModel:
     """The client's state holds its whole personal model, so the server delivers nothing."""
 
@@ -49,7 +57,12 @@ class FedAvg(Algorithm):
         zero = {n: torch.zeros_like(weights[n]) for n in split.parameters("shared")}
         server = {"shared": shared, "num_samples": client_sizes(clients)}
         client = {"personal": personal, **dict.fromkeys(self.client_zeros, zero)}
-        return {**server, **dict.fromkeys(self.server_zeros, zero)}, client
+        more = self.client_start(weights, split)
+        return {**server, **dict.fromkeys(self.server_zeros, zero)}, {**client, **more}
+
+    def client_start(self, weights: Tensors, split: ParameterSplit) -> State:
+        """Returns what a client has at the start besides its personal part and zeros."""
+        return {}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Adds the mean displacement: w ← w + Σ_k p_k (w_k − w)."""
@@ -86,9 +99,7 @@ class FedAvg(Algorithm):
     def displaced(self, client: Client, message: Message, end: Tensors) -> Message:
         """Keeps the personal part of a trained model; returns the shared part's displacement."""
         shared, client.state["personal"] = client.split.split(end)
-        # The displacement, so that a lossy codec spends its bits on the change.
-        update = subtract(shared, message.parts["shared"])
-        return Message("fit", {"shared": update}, kinds={"shared": "update"})
+        return displacement(shared, message.parts["shared"])
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """Trains one client; variants of FedAvg override this."""
@@ -115,7 +126,10 @@ class LearnsBeside(FedAvg):
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         server, client = super().init(weights, split, clients)
-        return {**server, "heard": {}}, {**client, self.beside: {}}
+        return {**server, "heard": {}}, client
+
+    def client_start(self, weights: Tensors, split: ParameterSplit) -> State:
+        return {self.beside: {}}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         server = yield from super().round(server, cohort, round)

@@ -109,8 +109,6 @@ class Curvature:
     pull: Mapping[str, Tensor]
 
     def __call__(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        terms = [
-            (t * parameters[n].square() - 2 * self.pull[n] * parameters[n]).sum()
-            for n, t in self.fisher.items()
-        ]
+        w, v = parameters, self.pull
+        terms = [(u * w[n].square() - 2 * v[n] * w[n]).sum() for n, u in self.fisher.items()]
         return self.strength * torch.stack(terms).sum() if terms else torch.zeros(())

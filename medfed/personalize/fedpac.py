@@ -97,7 +97,8 @@ class FedPAC(OnboardingRules, SendsFeatures, FedRep):
             reply = Message("alone")
         else:
             aims = message.parts.get("features", {})
-            end = self.local_steps(client, start, alignment(self.strength, aims))
+            term = alignment(self.strength, aims)
+            end = self.local_steps(client, start, batch_penalty=term)
             reply = self.displaced(client, message, end)
             reply = self.with_features(reply, self.sums_of(client, client.features(end)))
         sums = self.sums_of(client, seen)
@@ -152,9 +153,7 @@ def compared_by(reply: Message) -> Tensors:
     return {**reply.parts["compared"], VARIANCE: variance}
 
 
-def mixed_head(
-    client: str, heads: Mapping[str, Tensors], compared: Mapping[str, Tensors]
-) -> Tensors:
+def mixed_head(client: str, heads: State, compared: State) -> Tensors:
     """Returns a client's mixture of the heads of all who sent a class; else its own head."""
     known = [c for c in heads if compared[c][SHARES].any()]
     if client not in known:

@@ -53,10 +53,9 @@ class FedPHP(TrainsOn, LearnsBeside):
         tune={"strength": Range(0.01, 0.9)}, privacy_exposure="outputs",
     )  # fmt: skip
 
-    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        server, client = super().init(weights, split, clients)
+    def client_start(self, weights: Tensors, split: ParameterSplit) -> State:
         count = {"count": torch.zeros((), dtype=torch.float64)}
-        return server, {**client, "count": count}
+        return {**super().client_start(weights, split), "count": count}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         before = client.state["inherited"]

@@ -31,11 +31,9 @@ class FedRep(FedAvg):
     def least_steps(self, steps: int) -> int:
         return max(1, steps - round(self.head_share * steps))
 
-    def local_steps(
-        self, client: Client, start: Tensors, term: BatchPenalty | None = None
-    ) -> Tensors:
-        """Trains the head first, then the body, on the loss plus a term."""
+    def local_steps(self, client: Client, start: Tensors, **more: Any) -> Tensors:
+        """Trains the head first, then the body."""
         head, body = client.shares(self.head_share)
         # Two calls, not one with two step sizes: the body must train under the finished head.
         adapted = client.train(start, update="personal", steps=head)
-        return client.train(adapted, update="shared", steps=body, batch_penalty=term)
+        return client.train(adapted, update="shared", steps=body, **more)

@@ -45,9 +45,8 @@ class FedRoD(OnboardingRules, FedAvg):
         privacy_exposure="outputs",
     )  # fmt: skip
 
-    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        server, client = super().init(weights, split, clients)
-        return server, {**client, "head": {n: torch.zeros_like(weights[n]) for n in split.head}}
+    def client_start(self, weights: Tensors, split: ParameterSplit) -> State:
+        return {"head": {n: torch.zeros_like(weights[n]) for n in split.head}}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """Each step on the first term is followed by one on the second at the same weights."""

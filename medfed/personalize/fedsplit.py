@@ -46,9 +46,8 @@ class FedSplit(FedAvg):
         note="for convex losses only", full_cohort=True, tune={"step": Range(1.0, 100.0)},
     )  # fmt: skip
 
-    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        server, client = super().init(weights, split, clients)
-        return server, {**client, "copy": select(weights, split.parameters("shared"))}
+    def client_start(self, weights: Tensors, split: ParameterSplit) -> State:
+        return {"copy": select(weights, split.parameters("shared"))}
 
     def fit(self, client: Client, message: Message) -> Message:
         received, z = message.parts["shared"], client.state["copy"]

@@ -58,6 +58,7 @@ class FPFC(AnchoredMethod):
     rho: float = 1.0
     a: float = 3.7
     smoothing: float = 1e-4
+    tied_by: ClassVar[str] = "rho"
     card: ClassVar[Card] = replace(
         AnchoredMethod.card, paper="Yu et al. 2024", keeps="a model, fused within clusters",
         server={"weights": "N N + 1"}, tune={"strength": Range(0.01, 10.0)},
@@ -66,10 +67,6 @@ class FPFC(AnchoredMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_scad("algorithm", self.rho, self.a, self.smoothing)
-
-    @property
-    def tie(self) -> float:
-        return self.rho
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All theta and v start at 0: no pair differs, none pulls."""

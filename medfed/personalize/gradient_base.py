@@ -23,9 +23,11 @@ class GradientMethod(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        name = self.title
         if self.personal != "none":
-            raise ConfigError(f"{name} has one model for all; leave algorithm.personal=none.")
+            raise ConfigError(f"{self.title} has one model for all; leave algorithm.personal=none.")
+
+    def max_batches_drawn(self, steps: int, epoch: int) -> int:
+        return epoch
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
         lengths = super().vectors(split, weights)
@@ -43,9 +45,7 @@ class GradientMethod(FedAvg):
 
     def stepped(self, server: State, replies: Replies, direction: Tensors) -> Tensors:
         """Returns the shared part after a step of the clients' rate against a direction."""
-        # All rates are equal, unless a site sends another number.
-        rate = median(m.scalars["rate"] for m in replies.values())
-        moved = add(select(server["shared"], direction), direction, -rate)
+        moved = add(select(server["shared"], direction), direction, -rate_of(replies))
         return {**server["shared"], **moved, **self.statistics(server, replies)}
 
     def statistics(self, server: State, replies: Replies) -> Tensors:
@@ -54,3 +54,8 @@ class GradientMethod(FedAvg):
             return {}
         mean = self.mean(server, replies, "statistics")
         return add(select(server["shared"], mean), mean)
+
+
+def rate_of(replies: Replies) -> float:
+    """Returns the clients' rate; all are equal, unless a site sends another number."""
+    return median(m.scalars["rate"] for m in replies.values())

@@ -32,7 +32,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from medfed.federation.split import NORMALIZATION, float_entries
 from medfed.federation.variances import pooled_variances
 from medfed.method import *
-from medfed.personalize.fedavg import FedAvg
+from medfed.personalize.fedavg import FedAvg, displacement
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -93,8 +93,7 @@ class HeteroFL(FedAvg):
         end = client.train(self.personal_model(client, message), after_step=narrow(shapes))
         shared, client.state["personal"] = client.split.split(end)
         shared = {n: corner(t, shapes[n]).clone() for n, t in shared.items()}
-        update = subtract(shared, message.parts["shared"])
-        return Message("fit", {"shared": update}, kinds={"shared": "update"})
+        return displacement(shared, message.parts["shared"])
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
         shapes = self.shapes[int(message.scalars["width"])]
@@ -110,10 +109,8 @@ class HeteroFL(FedAvg):
 def checked_widths(widths: Sequence[float]) -> tuple[float, ...]:
     """Returns the shares of channels of the clients' networks."""
     if not widths or not all(0 < r <= 1 for r in widths):
-        raise ConfigError(
-            f"algorithm.widths={list(widths)} must be shares of the channels in (0, 1], such as "
-            "[1,0.5]."
-        )
+        shares = "shares of the channels in (0, 1], such as [1,0.5]"
+        raise ConfigError(f"algorithm.widths={list(widths)} must be {shares}.")
     return tuple(widths)
 
 

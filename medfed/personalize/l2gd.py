@@ -36,6 +36,7 @@ import math
 from typing import Literal
 
 from medfed.method import *
+from medfed.personalize.fedavg import displacement
 from medfed.personalize.mixture_base import MixtureMethod
 
 
@@ -78,8 +79,7 @@ class L2GD(MixtureMethod):
         kappa = min(1.0, self.strength * client.effective_step_length(client.steps))
         left = torch.tensor((1 - kappa) ** heads, dtype=torch.float64)
         client.state = {"model": end, "pull": {"left": left}}
-        update = subtract(select(end, client.split.shared), message.parts["shared"])
-        return Message("fit", {"shared": update}, kinds={"shared": "update"})
+        return displacement(select(end, client.split.shared), message.parts["shared"])
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
         """x_i after the heads: xbar + (1 - kappa)^M (x_i - xbar)."""

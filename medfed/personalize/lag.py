@@ -52,14 +52,9 @@ class LAG(GradientMethod):
         tune={"laziness": Range(0.1, 10.0)}, privacy_exposure="gradients",
     )  # fmt: skip
 
-    def max_batches_drawn(self, steps: int, epoch: int) -> int:
-        return epoch
-
-    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        server, client = super().init(weights, split, clients)
+    def client_start(self, weights: Tensors, split: ParameterSplit) -> State:
         moves = {"squares": torch.zeros(self.memory, dtype=torch.float64)}
-        start = select(weights, split.parameters("shared"))
-        return server, {**client, "previous": start, "moves": moves}
+        return {"previous": select(weights, split.parameters("shared")), "moves": moves}
 
     def closed(self, server: State, replies: Replies) -> State:
         """Adds the changes that were sent to g, then takes the step."""

@@ -54,11 +54,6 @@ class MOCHA(AnchoredMethod):
         keeps="a model, pulled to those that it resembles", tune={"strength": Range(1e-5, 0.1)},
     )  # fmt: skip
 
-    @property
-    def tie(self) -> float:
-        """None of its own: each round's comes with the anchor."""
-        return 0.0
-
     def scalars(self, server: State) -> dict[str, float]:
         return {"tie": 2 * self._bound(self._precision(server))}
 

@@ -43,9 +43,8 @@ class MOON(FedAvg):
         privacy_exposure="outputs",
     )  # fmt: skip
 
-    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        server, client = super().init(weights, split, clients)
-        return server, {**client, "previous": {}}
+    def client_start(self, weights: Tensors, split: ParameterSplit) -> State:
+        return {"previous": {}}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """Trains on the loss with the contrastive term."""

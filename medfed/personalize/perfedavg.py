@@ -29,7 +29,7 @@ from __future__ import annotations
 from typing import Literal
 
 from medfed.method import *
-from medfed.personalize.fedavg import FedAvg
+from medfed.personalize.fedavg import FedAvg, displacement
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class PerFedAvg(OnboardingRules, FedAvg):
             client.state |= {"held": held, "adapted": self.adapt(client, start)}
             return Message("adapt")
         shared, client.state["personal"] = client.split.split(self.local_steps(client, start))
-        return Message("fit", {"shared": subtract(shared, held)}, kinds={"shared": "update"})
+        return displacement(shared, held)
 
     def adapt(self, client: Client, w: Tensors) -> Tensors:
         """Takes a step of alpha on one batch."""

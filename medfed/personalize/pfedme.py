@@ -27,7 +27,7 @@ Deviations:
 from __future__ import annotations
 
 from medfed.method import *
-from medfed.personalize.fedavg import FedAvg, KeepsModel
+from medfed.personalize.fedavg import FedAvg, KeepsModel, displacement
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,7 @@ class PFedMe(KeepsModel, OnboardingRules, FedAvg):
         anchor = Anchor(self, client, w)
         end = client.train(client.state["model"], penalty=anchor.tie, after_step=anchor.follow)
         client.state["model"] = end
-        update = subtract({**select(end, w), **anchor.w}, w)
-        return Message("fit", {"shared": update}, kinds={"shared": "update"})
+        return displacement({**select(end, w), **anchor.w}, w)
 
     def tie(self, w: Tensors) -> Penalty:
         """The penalty (lambda/2) |theta - w|^2, which ties theta to its anchor."""
@@ -98,6 +97,5 @@ class Anchor:
         if self._done % self._method.inner_steps == 0 or not self._left:
             way = subtract(select(theta, self.w), self.w)
             # In place, so that the penalty sees it.
-            torch._foreach_add_(
-                list(self.w.values()), list(way.values()), alpha=self._method.outer_step
-            )
+            present = list(self.w.values())
+            torch._foreach_add_(present, list(way.values()), alpha=self._method.outer_step)

@@ -97,11 +97,9 @@ class PFedNet(OnboardingRules, Algorithm):
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> PFedNet:
         """Drops the phases of a part that the model lacks, such as x in logistic regression."""
-        return replace(
-            self,
-            shared_rounds=self.shared_rounds if split.parameters("shared") else 0,
-            personal_rounds=self.personal_rounds if split.parameters("personal") else 0,
-        )
+        shared, personal = (bool(split.parameters(p)) for p in ("shared", "personal"))
+        rounds = self.shared_rounds * shared, self.personal_rounds * personal
+        return replace(self, shared_rounds=rounds[0], personal_rounds=rounds[1])
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
         return self.graph.summaries(data)
@@ -121,17 +119,13 @@ class PFedNet(OnboardingRules, Algorithm):
         return self._opening + work
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        rows = select(weights, split.parameters("personal"))
-        count = len(clients)
+        rows, count = select(weights, split.parameters("personal")), len(clients)
         server: State = {
             "shared": select(weights, split.shared),
             "personal": {n: t.expand(count, *t.shape).clone() for n, t in rows.items()},
             "num_samples": client_sizes(clients),
             "lacks": {p: torch.zeros(count, dtype=torch.bool) for p in ("shared", "personal")},
-            "sketches": {},
-            "graph": {},
-            "admm": {},
-            "diagnostics": {},
+            **{group: {} for group in ("sketches", "graph", "admm", "diagnostics")},
         }
         if not self.graph.needs_sketches:
             server["graph"] = self.graph.build([c.id for c in clients], {})

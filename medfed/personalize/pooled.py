@@ -12,7 +12,7 @@ The byte counts cover the model, not the data, which would have to leave the hos
 from __future__ import annotations
 
 from medfed.method import *
-from medfed.personalize.fedavg import FedAvg
+from medfed.personalize.fedavg import FedAvg, displacement
 
 
 @dataclass(frozen=True)
@@ -48,5 +48,4 @@ class Pooled(FedAvg):
         end = client.train(start, steps=round(message.scalars["clients"]) * client.steps)
         # What is no entry is no one's: the clients take turns, and all of them evaluate the model.
         shared, _ = client.split.split(end)
-        update = subtract(shared, message.parts["shared"])
-        return Message("fit", {"shared": update}, kinds={"shared": "update"})
+        return displacement(shared, message.parts["shared"])

@@ -56,10 +56,8 @@ class Quantized(QuantizedMethod):
         super().__post_init__()
         drops = list(self.center_drops)
         if drops != sorted(drops) or not all(0 < d < 1 for d in drops):
-            raise ConfigError(
-                "algorithm.center_drops must be shares of the rounds between 0 and 1, ascending, "
-                f"not {drops}."
-            )
+            shares = "shares of the rounds between 0 and 1, ascending"
+            raise ConfigError(f"algorithm.center_drops must be {shares}, not {drops}.")
 
     @property
     def passes(self) -> float:

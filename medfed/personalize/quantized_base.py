@@ -18,19 +18,14 @@ from typing import TypeVar
 from torch.nn.modules.conv import _ConvNd
 
 from medfed.federation.split import aliases, frozen_names, match
+from medfed.functional import quantize as maths
 from medfed.functional.kmeans import initial_centers
-from medfed.functional.quantize import (
-    assign,
-    prox_centers,
-    prox_quantize,
-    quantize,
-    soft_quantize,
-    step_centers,
-)
 from medfed.method import *
 
 FULL = 32
 LARGEST = 8
+Bits = Mapping[str, int]
+Model = Mapping[str, Tensor]
 _V = TypeVar("_V")
 
 
@@ -105,14 +100,11 @@ def check_bits(value: object, key: str, fractional: bool = False) -> None:
         if allowed and (fractional or value == int(value)):
             return
     kind = "a number" if fractional else "a whole number"
-    raise ConfigError(
-        f"algorithm.{key} must be {kind} from 1 to {LARGEST} or {FULL}, not {value!r}."
-    )
+    ends = f"from 1 to {LARGEST} or {FULL}"
+    raise ConfigError(f"algorithm.{key} must be {kind} {ends}, not {value!r}.")
 
 
-def assign_bits(
-    bits: float, clients: Sequence[str], given: Mapping[str, int] | None = None
-) -> dict[str, int]:
+def assign_bits(bits: float, clients: Sequence[str], given: Bits | None = None) -> dict[str, int]:
     """Assigns whole numbers of bits whose mean is ``bits``, or as close as possible.
 
     Clients get the whole number below or above, spread evenly over their order, so that neighbours
@@ -180,7 +172,7 @@ class ProximalStep:
             tau, nearest = self._strength * self._lr / 2, {}
             for name, centers in self.centers.items():
                 live = weights[name].detach()
-                _, nearest[name] = prox_quantize(live, centers, tau, out=live)
+                _, nearest[name] = maths.prox_quantize(live, centers, tau, out=live)
             if self._center_lr > 0:
                 self._move_centers(weights, nearest, grad_at)
         if self._before:
@@ -190,7 +182,9 @@ class ProximalStep:
         """The quantised parameters as the soft quantiser gives them."""
         assert self._sharpness is not None
         live, sharpness = select(weights, self.centers), self._sharpness
-        return {n: soft_quantize(x.detach(), self.centers[n], sharpness) for n, x in live.items()}
+        return {
+            n: maths.soft_quantize(x.detach(), self.centers[n], sharpness) for n, x in live.items()
+        }
 
     def _soft_loss(self, weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
         """Subtracts eta_1 times the gradient of f(Q(x)) at the x before the optimizer's step."""
@@ -207,13 +201,11 @@ class ProximalStep:
         assert self._sharpness is not None
         with torch.enable_grad():
             x, c = x.detach().requires_grad_(), centers.detach().requires_grad_()
-            value = soft_quantize(x, c, self._sharpness)
+            value = maths.soft_quantize(x, c, self._sharpness)
             by_x, by_c = torch.autograd.grad(value, (x, c), gradient)
         return by_x, by_c
 
-    def _move_centers(
-        self, weights: Mapping[str, Tensor], nearest: Tensors, grad_at: GradientAt
-    ) -> None:
+    def _move_centers(self, weights: Model, nearest: Tensors, grad_at: GradientAt) -> None:
         """A gradient step of the centres, then towards the medians of their weights."""
         soft, lr = self._sharpness is not None, self._center_lr
         gradients = grad_at({**weights, **(self._softly(weights) if soft else nearest)})
@@ -221,10 +213,10 @@ class ProximalStep:
         for name, centers in self.centers.items():
             x = weights[name].detach()
             if not soft:
-                self.centers[name] = step_centers(centers, gradients[name], x, lr, tau)
+                self.centers[name] = maths.step_centers(centers, gradients[name], x, lr, tau)
                 continue
             _, h = self._pulled_back(x, centers, gradients[name])
-            self.centers[name] = prox_centers(centers - lr * h, x, centers, tau).sort().values
+            self.centers[name] = maths.prox_centers(centers - lr * h, x, centers, tau).sort().values
 
 
 class FixedAssignment:
@@ -248,7 +240,7 @@ class FixedAssignment:
 def coded(model: Mapping[str, Tensor], centers: Tensors) -> Tensors:
     """Returns the index of each quantised weight's centre as one byte, by parameter."""
     with finite(model, centers):
-        return {n: assign(model[n], c).to(torch.uint8) for n, c in centers.items()}
+        return {n: maths.assign(model[n], c).to(torch.uint8) for n, c in centers.items()}
 
 
 def on_centers(centers: Tensors, codes: Tensors) -> Tensors:
@@ -281,8 +273,8 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         client={"model": 1},
     )  # fmt: skip
     bits: float = 3
-    client_bits: Mapping[str, int] | None = None
-    layer_bits: Mapping[str, int] | None = None
+    client_bits: Bits | None = None
+    layer_bits: Bits | None = None
     full_precision: tuple[str, ...] | None = None
     finetune_share: Annotated[float, within("[0, 1)")] = 0.2
     rounds: int = 10
@@ -391,7 +383,7 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         centers = self.present_centers(client, message)
         if state["codes"]:
             return {**model, **on_centers(centers, state["codes"])}
-        return {**model, **{n: quantize(model[n], c) for n, c in centers.items()}}
+        return {**model, **{n: maths.quantize(model[n], c) for n, c in centers.items()}}
 
     def onboard(self, client: Client, message: Message) -> Tensors:
         """Quantises the received model and trains its free parameters, or trains from the start."""

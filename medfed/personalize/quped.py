@@ -76,10 +76,8 @@ class QuPeD(QuPeL):
         super().__post_init__()
         object.__setattr__(self, "widths", checked_widths(self.widths))
         if min(self.widths) < 1 and {self.bits, *(self.client_bits or {}).values()} != {FULL}:
-            raise ConfigError(
-                "algorithm.widths below 1 are for networks that are not quantised; set "
-                "algorithm.bits=32."
-            )
+            use = "are for networks that are not quantised"
+            raise ConfigError(f"algorithm.widths below 1 {use}; set algorithm.bits=32.")
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> Self:
         """Finds the parameters to quantise, and the shapes of each width."""

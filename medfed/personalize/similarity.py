@@ -15,14 +15,8 @@ from typing import Literal
 import numpy as np
 
 from medfed.functional import graph
+from medfed.functional import sketches as sketching
 from medfed.functional.mixing import cosine_affinity, laplacian, spread_rows
-from medfed.functional.sketches import (
-    covariance_sketch,
-    data_sketch,
-    kernel_sketch,
-    label_sketch,
-    sketch_vector,
-)
 from medfed.method import *
 
 _log = logging.getLogger(__name__)
@@ -72,14 +66,15 @@ class SimilarityGraph:
         if self.sketch == "data":
             return {"data": _data_sketch(client, self.sketch_inputs, self.sketch_size)}
         if self.sketch == "label":
-            return {"label": label_sketch(client.data.label_counts, client.data.channels).float()}
+            shares = sketching.label_sketch(client.data.label_counts, client.data.channels)
+            return {"label": shares.float()}
         if self.sketch == "kernel":
             rows = client.data.train_inputs(self.sketch_inputs)
-            return {"kernel": kernel_sketch(rows, 64 * self.sketch_size).float()}
+            return {"kernel": sketching.kernel_sketch(rows, 64 * self.sketch_size).float()}
         if self.sketch == "feature":
             client.split.check("features", "algorithm.graph.sketch=feature")
             rows = client.features(start, limit=self.sketch_inputs).z
-            return {"feature": covariance_sketch(rows, self.sketch_size).float()}
+            return {"feature": sketching.covariance_sketch(rows, self.sketch_size).float()}
         names = client.split.parameters("personal") or client.split.parameters("all")
         return {"model": flatten(select(client.train(start), names))}
 
@@ -142,8 +137,9 @@ class SimilarityGraph:
             >>> SimilarityGraph(sketch="model", neighbours=2).nearest(torch.tensor([1.5]), known)
             ['b', 'c']
         """
-        here = sketch_vector(sketch.cpu()).double()
-        gaps = {c: float((sketch_vector(s.cpu()).double() - here).norm()) for c, s in known.items()}
+        here = sketching.sketch_vector(sketch.cpu()).double()
+        there = {c: sketching.sketch_vector(s.cpu()).double() for c, s in known.items()}
+        gaps = {c: float((vector - here).norm()) for c, vector in there.items()}
         return sorted(gaps, key=lambda c: gaps[c])[: self.neighbours]
 
 
@@ -181,7 +177,7 @@ class Affinity:
             return {"data": _data_sketch(client, self.sketch_inputs, self.sketch_size)}
         data = client.data
         counts = data.label_counts if self.kind == "label" else data.channels
-        return {self.kind: label_sketch(counts).float()}
+        return {self.kind: sketching.label_sketch(counts).float()}
 
     def summaries(self, data: ClientData) -> list[Statistic]:
         """Returns what a client's sketch is computed from; channels are no statistic."""
@@ -227,12 +223,10 @@ class Affinity:
 
 
 def _data_sketch(client: Client, inputs: int, size: int) -> Tensor:
-    return data_sketch(client.data.train_inputs(inputs), size).to(torch.float32)
+    return sketching.data_sketch(client.data.train_inputs(inputs), size).to(torch.float32)
 
 
-def _statistics(
-    key: str, kind: str, of: SimilarityGraph | Affinity, data: ClientData
-) -> list[Statistic]:
+def _statistics(key: str, kind: str, of: Any, data: ClientData) -> list[Statistic]:
     if kind == "label":
         patients = data.patients_behind(data.num_samples)
         return [Statistic(data.id, "counts of labels", key, len(data.label_counts), patients)]
@@ -243,5 +237,5 @@ def _statistics(
 def _rows(clients: Sequence[str], sketches: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Returns the positions (n,) of the clients that have sent a sketch, and a row for each."""
     known = [i for i, c in enumerate(clients) if c in sketches]
-    rows = [sketch_vector(sketches[clients[i]].cpu()) for i in known]
+    rows = [sketching.sketch_vector(sketches[clients[i]].cpu()) for i in known]
     return torch.tensor(known, dtype=torch.long), torch.stack(rows) if rows else torch.zeros(0, 0)

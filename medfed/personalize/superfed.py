@@ -59,9 +59,8 @@ class SuPerFed(OnboardingRules, FedAvg):
         privacy_exposure="losses",
     )  # fmt: skip
 
-    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        server, client = super().init(weights, split, clients)
-        return server, {**client, "own": {}, "share": {"share": torch.zeros(())}}
+    def client_start(self, weights: Tensors, split: ParameterSplit) -> State:
+        return {"own": {}, "share": {"share": torch.zeros(())}}
 
     def scalars(self, round: int) -> dict[str, float]:
         return {"mix": 1.0} if round >= int(self.start * self.rounds) else {}

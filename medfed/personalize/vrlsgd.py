@@ -39,11 +39,9 @@ class VRLSGD(FedAvg):
         "Liang et al. 2019", client={"personal": 1, "weights": 2}, full_cohort=True
     )
 
-    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        server, client = super().init(weights, split, clients)
-        end = select(weights, split.parameters("shared"))
+    def client_start(self, weights: Tensors, split: ParameterSplit) -> State:
         reach = {"steps": torch.ones((), dtype=torch.float64)}
-        return server, {**client, "end": end, "reach": reach}
+        return {"end": select(weights, split.parameters("shared")), "reach": reach}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """Updates the correction by the mean that has arrived, then trains along it."""

@@ -112,9 +112,7 @@ class Agreed:
 
     def __post_init__(self) -> None:
         if not self.sites or len(set(self.sites)) < len(self.sites):
-            raise ConfigError(
-                f"sites={','.join(self.sites) or 'none'} must name every site, and each once."
-            )
+            raise ConfigError(f"sites={','.join(self.sites)} must name every site, and each once.")
         if odd := next((s for s in self.sites if not re.fullmatch(r"[\w.-]{1,60}", s)), None):
             raise ConfigError(
                 f"The site {shown(odd)} must have a name of letters, digits, dots, hyphens and "
@@ -195,17 +193,14 @@ class Agreed:
                 "cut=true, or on data of a path."
             )
         if source.get("keep_out"):
-            raise ConfigError(
-                "keep_out is for simulations; leave the sites out of the list of sites."
-            )
+            raise ConfigError("keep_out is for simulations; leave these sites out of sites.")
         return describe(source)
 
 
 @cache
 def words_for(what: str) -> dict[str, str]:
     """Returns ``parts``, kinds of ``requests``, ``refused`` and ``approval`` in words."""
-    words: dict[str, str] = yaml.safe_load((_TEMPLATES / "words.yaml").read_text("utf-8"))[what]
-    return words
+    return dict(yaml.safe_load((_TEMPLATES / "words.yaml").read_text("utf-8"))[what])
 
 
 @cache
@@ -270,14 +265,10 @@ def _check_overrides(overrides: Sequence[str]) -> None:
         raise ConfigError(f"More than {_MOST} overrides, or characters in one, are refused.")
     for override in overrides:
         if _is_site_key(_key(override)):
-            raise ConfigError(
-                f"{_key(override)} belongs to each site's file, so the agreement may not set it."
-            )
+            raise ConfigError(f"{_key(override)} belongs to each site's file, not to agreements.")
     for override in parse(hydra_spelling(overrides), "The overrides"):
         if override.is_sweep_override():
-            raise ConfigError(
-                f"{override.get_key_element()} has several values; a federation has one."
-            )
+            raise ConfigError(f"{override.get_key_element()} has several values; choose one.")
 
 
 def _check_interpolations(config: dict[str, Any], plugins: Sequence[str]) -> None:
@@ -420,9 +411,8 @@ class SiteFile:
             )
         source = written(agreed.config(self.plugins))
         if not agreed.cut and not self.values.get("data.path"):
-            raise ConfigError(
-                f"The file of site {self.site} does not name its data; add data: {{path: ...}}."
-            )
+            file = f"The file of site {self.site}"
+            raise ConfigError(f"{file} does not name its data; add data: {{path: ...}}.")
         option = [f"trainer={self.trainer}"] if isinstance(self.trainer, str) else []
         groups = written(load([*option, f"logger={self.logger}"]))
         trainer = {**self._trainer_with(groups["trainer"]), "precision": select(source, PRECISION)}
@@ -450,10 +440,7 @@ class SiteFile:
         """This site's trainer: one device, chosen by the site."""
         if not isinstance(self.trainer, str):
             if odd := [key for key in self.trainer if key not in _TRAINER]:
-                raise ConfigError(
-                    f"trainer.{odd[0]} is not for a site to set; it chooses "
-                    f"{' and '.join(_TRAINER)}."
-                )
+                raise ConfigError(f"trainer.{odd[0]} is not for a site; set {', '.join(_TRAINER)}.")
             trainer |= self.trainer
         trainer["strategy"] = "auto"
         devices = trainer["devices"]

@@ -23,6 +23,8 @@ from medfed.standalone.errors import CodecError, SiteError
 
 Found = TypeVar("Found")
 Asked = TypeVar("Asked", bound=wire.Request)
+CaughtUp = tuple[Facts | str, list[Exchanged]]
+Divided = tuple[dict[str, Answer], dict[str, str]]
 _Seconds = Annotated[float, within("[0, inf)")]
 SILENT, BUSY, UNREADY = "it did not answer", "it was busy", "it was restarted"
 ENDED = "the run has ended"
@@ -101,16 +103,14 @@ class Caller:
         return kind(site, self.session, **rest)
 
     def requests(
-        self, kind: Callable[..., Asked], sites: Iterable[str], **rest: Any
+        self, kind: Callable[..., Asked], to: Iterable[str], **rest: Any
     ) -> dict[str, Asked]:
         """Returns the same request to each of some sites."""
-        return {site: self.request(kind, site, **rest) for site in sites}
+        return {site: self.request(kind, site, **rest) for site in to}
 
-    def all(
-        self, requests: Mapping[str, Asking[Answer]], timeout: float | None = None
-    ) -> tuple[dict[str, Answer], dict[str, str]]:
+    def all(self, requests: Mapping[str, Asking[Answer]]) -> Divided[Answer]:
         """Sends requests to several sites in parallel."""
-        waits = self.terms.timeout if timeout is None else timeout
+        waits = self.terms.timeout
         futures = {c: self.in_thread(self.one, r, waits) for c, r in requests.items()}
         return _divided({c: future.result() for c, future in futures.items()})
 
@@ -166,9 +166,8 @@ class Caller:
             if (left := end - time.monotonic()) <= 0:
                 break
             wait(waiting, left, return_when=FIRST_COMPLETED)
-        replies, self.lacking = _divided(
-            {c: f.result() if f.done() else SILENT for c, f in futures.items()}
-        )
+        known = {c: f.result() if f.done() else SILENT for c, f in futures.items()}
+        replies, self.lacking = _divided(known)
         if not replies:
             raise SiteError(f"No site answers: {sentence(self.lacking)}.")
         self.sites = list(replies)
@@ -184,7 +183,7 @@ class Caller:
             self._ended.wait(min(1.0, max(0.0, end - time.monotonic())))
 
 
-def _divided(answers: Mapping[str, Answer | str]) -> tuple[dict[str, Answer], dict[str, str]]:
+def _divided(answers: Mapping[str, Answer | str]) -> Divided[Answer]:
     """Divides answers into replies and reasons why there are none."""
     replies = {c: reply for c, reply in answers.items() if not isinstance(reply, str)}
     return replies, {c: why for c, why in answers.items() if isinstance(why, str)}
@@ -257,9 +256,7 @@ def agree_on_data(
     return facts, answers, exchanged
 
 
-def catch_up(
-    caller: Caller, site: str, answers: Sequence[bytes]
-) -> tuple[Facts | str, list[Exchanged]]:
+def catch_up(caller: Caller, site: str, answers: Sequence[bytes]) -> CaughtUp:
     """Repeats `agree_on_data` for a site that was restarted or that joins.
 
     Returns its facts, or the reason why there are none; and the byte records.

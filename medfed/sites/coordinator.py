@@ -40,6 +40,7 @@ from medfed.sites.wire import START, Answer, Asking
 from medfed.standalone.errors import CodecError, NonFiniteError, SiteError, first_line
 
 _log = logging.getLogger(__name__)
+_AskShares = Callable[..., Mapping[str, wire.Shared]]
 Metrics = dict[str, dict[str, float]]
 Kind = TypeVar("Kind", bound=wire.Request)
 _ROUNDING = 1e-6  # by which a metric may exceed its limits
@@ -63,9 +64,7 @@ class Masks(NamedTuple):
     boxes: dict[str, dict[str, str]]  # of each site the shares for each other, encrypted
 
     @classmethod
-    def of(
-        cls, announced: Mapping[str, wire.Announced], ask: Callable[..., Mapping[str, wire.Shared]]
-    ) -> Masks:
+    def of(cls, announced: Mapping[str, wire.Announced], ask: _AskShares) -> Masks:
         """Lets all sites that have announced keys divide their secrets among them."""
         keys = {c: reply.keys for c, reply in announced.items()}
         boxes = {c: reply.boxes for c, reply in ask(wire.Shares, keys=keys).items()}
@@ -123,6 +122,7 @@ class Requests:
             return Masks("", {}, {})
         asked = self.of_phase(wire.Keys, current, where, cohort=sites)
         announced = self.needed(asked)
+        # Sites may have given their shares to others before the coordinator was restarted.
         for before in {tuple(reply.given) for reply in announced.values()}:
             if not self.attendance.summed and len(before) >= FEWEST and {*before} < {*sites}:
                 self.attendance.summed = before
@@ -192,9 +192,7 @@ class Requests:
             raise Lost(why)
         return replies
 
-    def answers(
-        self, asked: Mapping[str, Asking[Answer]]
-    ) -> tuple[dict[str, Answer], dict[str, str]]:
+    def answers(self, asked: Mapping[str, Asking[Answer]]) -> calls.Divided[Answer]:
         """Sends a request to sites, and returns the replies, and reasons where there are none."""
         replies, why = self.caller.all(asked)
         for site, reason in why.items():
@@ -281,7 +279,7 @@ class Coordinator:
                 self.attendance.readmit(anew)  # it has not missed anything yet
 
     def _attempt(
-        self, number: int, attempt: int, cohort: tuple[str, ...], evaluated: bool
+        self, number: int, attempt: int, cohort: Sequence[str], evaluated: bool
     ) -> Metrics:
         """Tries a round once; if it fails, the server's state does not change."""
         federation, at = self.federation, self.progress.at
@@ -306,7 +304,7 @@ class Coordinator:
         self.progress.rounds = {n: kept[n] for n in kept if n in last or n == self.best()}
         return metrics
 
-    def _train(self, where: dict[str, int], cohort: tuple[str, ...]) -> list[str]:
+    def _train(self, where: dict[str, int], cohort: Sequence[str]) -> list[str]:
         """Runs all phases with the cohort; returns the sites that were sent anything."""
         federation, memory = self.federation, dict(self.federation.memory)
         current = federation.open(where["round"])

@@ -31,9 +31,8 @@ PACKED = ("medfed", "antlr4-python3-runtime", "pyhocon")
 LOCK, TEMPLATES = "requirements.txt", Path(__file__).parent / "templates"
 _PACKAGE = Path(medfed.__file__).parent
 _DATE = (2020, 2, 2, 0, 0, 0)  # of all files in a wheel
-_LOCAL = re.compile(
-    r"__pycache__/|\.dist-info/(RECORD|INSTALLER|REQUESTED|direct_url\.json)$|^\.\."
-)
+_BY_INSTALLERS = "RECORD|INSTALLER|REQUESTED|direct_url.json"
+_LOCAL = re.compile(rf"__pycache__/|\.dist-info/({_BY_INSTALLERS})$|^\.\.")
 _LOCKED = re.compile(r"^([\w.-]+)==([^\s;\\]+)(?:[^\n]|(?<=\\)\n)*", re.MULTILINE)
 
 
@@ -59,9 +58,8 @@ def _code() -> dict[str, Path]:
     """Returns the files of the package by their names in the wheel, from a clone, too."""
     roots = {"medfed": _PACKAGE, "medfed/configs": CONFIG_DIR}
     every = ((name, root, p) for name, root in roots.items() for p in root.rglob("*"))
-    found = {
-        f"{name}/{p.relative_to(root).as_posix()}": p for name, root, p in every if p.is_file()
-    }
+    paths = ((name, p.relative_to(root).as_posix(), p) for name, root, p in every if p.is_file())
+    found = {f"{name}/{place}": path for name, place, path in paths}
     return {name: path for name, path in found.items() if not _LOCAL.search(name)}
 
 
@@ -110,9 +108,8 @@ def write_install(folder: Path, lock: Path | None = None) -> None:
     locked = [(m[1], m[2], m[0]) for m in _LOCKED.finditer(text) if m[1] not in PACKED]
     bare = [name for name, _, line in locked if "--hash=sha256:" not in line]
     if bare or not locked:
-        raise ConfigError(
-            f"lock={source} has no hash of {[*bare, 'any package'][0]}; scripts/lock.py makes one."
-        )
+        what = [*bare, "any package"][0]
+        raise ConfigError(f"lock={source} has no hash of {what}; scripts/lock.py makes one.")
     for package in PACKED:
         hashed, version = files.sha256(pack(package, folder / "wheels")), metadata.version(package)
         locked.append((package, version, f"{package}=={version} --hash=sha256:{hashed}"))

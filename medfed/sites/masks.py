@@ -283,12 +283,10 @@ def stream(key: bytes, length: int, kind: type[Any] = np.uint32) -> Any:
     return np.frombuffer(data, each).astype(kind)
 
 
-def _pair(
-    key: Any, keys: Keys, context: str, site: str, other: str, length: int, kind: type[Any]
-) -> Any:
-    """What a site adds for another; the other adds the negative."""
+def _pair(key: Any, keys: Keys, context: str, site: str, other: str, *like: Any) -> Any:
+    """What a site adds for another, of a length and a type; the other adds the negative."""
     names = sorted((site, other))
-    numbers = stream(_derived(key, keys[other].mask, context, "mask", *names), length, kind)
+    numbers = stream(_derived(key, keys[other].mask, context, "mask", *names), *like)
     return numbers if site == names[0] else np.negative(numbers)
 
 

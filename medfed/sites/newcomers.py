@@ -52,16 +52,16 @@ def onboard(
 ) -> tuple[int, dict[str, float], Ledger]:
     """Onboards a newcomer by the method's rule; the coordinator's half."""
     if site in federation.ids:
-        raise SiteError(
-            f"Site {shown(site)} has already trained with the others, so it cannot join."
-        )
+        raise SiteError(f"Site {shown(site)} has already trained with the others: it cannot join.")
     facts, exchanged = catch_up(caller, site, answers)
     if isinstance(facts, str):
         raise SiteError(f"{shown(site)}: {facts}.")
     if like is not None:
         compare_models(like, facts, "the run", site)
     info, ledger = algorithm.ClientInfo(site, facts.num_samples), Ledger(preprocessing(exchanged))
-    said = {"clients": _clients(federation), "job": job, "point": point}
+    sizes = federation.server.get("num_samples", {})
+    clients = [wire.Client(c, int(sizes[c]) if c in sizes else 1) for c in federation.ids]
+    said = {"clients": clients, "job": job, "point": point}
     packets, metrics = list[Packet](), dict[str, float]()
 
     def send(packet: Packet, last: bool) -> Packet:
@@ -78,19 +78,13 @@ def onboard(
     try:
         reference.question(federation, info, send, ledger)
     except (CodecError, ValueError) as error:
-        raise SiteError(
-            f"{shown(site)}: its message cannot be used: {str(error).rstrip('.')}."
-        ) from error
+        why = f"its message cannot be used: {str(error).rstrip('.')}"
+        raise SiteError(f"{shown(site)}: {why}.") from error
     except KeyError as error:
         if not packets or error.args[0] in {*packets[-1].parts, *packets[-1].scalars}:
             raise
         raise SiteError(f"{shown(site)}: its message has no {error.args[0]!s:.60}.") from error
     return info.num_samples, metrics, ledger
-
-
-def _clients(federation: Federation) -> list[wire.Client]:
-    sizes = federation.server.get("num_samples", {})
-    return [wire.Client(c, int(sizes[c]) if c in sizes else 1) for c in federation.ids]
 
 
 def newcomer_of(module: FederatedModule, site: str, steps: int) -> reference.Newcomer:
@@ -185,10 +179,8 @@ def _sites_of(run: RunFolder, site: str) -> SitesRecord:
         )
     kept = SitesRecord.read(run.folder)
     if site in kept.clients:
-        raise ConfigError(
-            f"onboard={site} was a site of the run in {run.folder} and has its model; name "
-            "another site."
-        )
+        known = f"was a site of the run in {run.folder} and has its model"
+        raise ConfigError(f"onboard={site} {known}; name another site.")
     return kept
 
 

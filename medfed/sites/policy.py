@@ -104,9 +104,8 @@ site's file asks for 20; do not take part, or lower policy.least.
         """Refuses statistics of few patients, also where the file has no policy."""
         for statistic in statistics:
             if line := statistic.too_few(self.least):
-                raise VetoError(
-                    f"{line[:-1]}; do not take part, or ask the coordinator to {statistic.remedy}."
-                )
+                way = f"do not take part, or ask the coordinator to {statistic.remedy}"
+                raise VetoError(f"{line[:-1]}; {way}.")
 
     def check_message(self, patients: int) -> None:
         """Refuses messages of few patients."""

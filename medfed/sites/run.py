@@ -135,6 +135,7 @@ class SitesModule(FederatedModule):
 
 
 _log = logging.getLogger(__name__)
+Before = tuple[str, SitesProgress | None, Path | None]
 
 
 def coordinate(
@@ -186,9 +187,8 @@ def _coordinate(
     config = take_facts(config, first.data)
     names = {key: first.data[key] for key in ("channels", "labels")}
     everyone = [algorithm.ClientInfo(c, facts[c].num_samples) for c in sites]
-    task, begun, account, federation, local = federating.server_half(
-        config, start, everyone, first.data["shape"], names
-    )
+    half = federating.server_half(config, start, everyone, first.data["shape"], names)
+    task, begun, account, federation, local = half
     here = Facts(1, tensors.digest(begun), first.data)
     calls.compare_models(here, first, "the coordinator", sites[0])
     federation.ledger = Ledger(federating.preprocessing(exchanged))
@@ -252,23 +252,17 @@ def as_before(folder: Path, facts: Mapping[str, Facts], caller: calls.Caller) ->
 def take_facts(config: RunDescription, data: Mapping[str, Any]) -> RunDescription:
     """Takes from the sites the facts that a simulation takes from the data."""
     if lacking := {*FACTS, "personal", "shape", "channels", "labels"} - set(data):
-        raise SiteError(
-            f"The sites do not report {min(lacking)}; install the same version at all ends."
-        )
+        raise SiteError(f"Sites do not report {min(lacking)}; install one version at all ends.")
     for key, given in vars(config.facts).items():
         if given is not None and given != data[key] and key != "patch_size":
-            raise ConfigError(
-                f"{key} is {given}, but in the data it is {data[key]}; leave it at null."
-            )
+            raise ConfigError(f"{key} is {given}, but in the data {data[key]}; leave it at null.")
     settled = {key: data[key] for key in FACTS}
     if data["personal"] is not None:
         settled["model.personal"] = data["personal"]
     return config.completed(settled)
 
 
-def before_of(
-    config: RunDescription, sites: Sequence[str]
-) -> tuple[str, SitesProgress | None, Path | None]:
+def before_of(config: RunDescription, sites: Sequence[str]) -> Before:
     """Returns the federation's name, the sites' progress, and the checkpoint to continue from."""
     if config.resume is None:
         return secrets.token_hex(16), None, None

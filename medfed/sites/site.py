@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import torch
 
@@ -52,9 +52,6 @@ from medfed.standalone.errors import CheckpointError, CodecError, DataError
 from medfed.standalone.neighbours import store_in
 from medfed.studies.parts import Part, Separate
 
-if TYPE_CHECKING:
-    from medfed.sites.site_folder import SiteFolder
-
 Kept = dict[str, Any]
 
 
@@ -68,6 +65,25 @@ class _Round(TypedDict):
     client: dict[str, dict[str, Any]]
 
 
+class Keeper(Protocol):
+    """Keeps a site's results in its folder: :class:`medfed.sites.site_folder.SiteFolder`."""
+
+    def begin(self, site: Site, asked: wire.Begin) -> None:
+        """Called at the start of a session."""
+
+    def guard(self, site: Site) -> None:
+        """Called when the site has joined a federation, before it trains."""
+
+    def after(self, site: Site, asked: Request, reply: Reply) -> None:
+        """Called before the answer to a request leaves; an error it raises becomes the answer."""
+
+    def joined(self, site: Site, new: Newcomer, model: Tensors, metrics: dict[str, float]) -> None:
+        """Called with the model of a site that has joined a trained federation."""
+
+    def epsilon(self, site: Site) -> float | None:
+        """Returns what the run has spent on the site's patients, if it may be said."""
+
+
 @dataclass(eq=False)
 class Site:
     """Answers a coordinator; see :class:`medfed.sites.wire.Answers`."""
@@ -75,7 +91,7 @@ class Site:
     workplace: Agreement
     # Of the kept rounds of one federation; with a keeper the prefix of the folders of all.
     folder: Path
-    keeper: SiteFolder | None = None  # keeps results in the folder
+    keeper: Keeper | None = None
     signer: masks.Signer | None = None  # of the keys of masks; ``None``: they are not signed
     counted: policy.Counted | None = None  # what the site has answered; ``None``: in its folder
 
@@ -125,9 +141,8 @@ class Site:
             self._lock.release()
 
     def _refused(self, asked: Request, why: policy.VetoError | Refusal) -> wire.Declined:
-        self.log.getChild("refused").warning(
-            "%s was refused: %s", _said(asked), why if str(why) else why.status
-        )
+        text = why if str(why) else why.status
+        self.log.getChild("refused").warning("%s was refused: %s", _said(asked), text)
         return wire.declined(asked, why.status, why.reason)
 
     def _answer(self, asked: Request, key: bytes) -> bytes:
@@ -449,8 +464,7 @@ class ConfiguredSite:
         self.greeting()
         if number and self._answers[number - 1 : number] not in ([], [answer]):
             raise DataError(
-                "The coordinator's answer about the columns of all sites has changed; start the "
-                "site again."
+                "The coordinator's answer on columns has changed; start the site again."
             )
         if number == len(self._statements) and number:
             self._answers.append(answer)

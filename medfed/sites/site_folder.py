@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from medfed.common import schemas, tensors, untrusted
+from medfed.common import schemas, untrusted
 from medfed.common.scores import Record, failures_count, undefined_in
+from medfed.common.tensors import Tensors, digest
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import Exchanged
 from medfed.federation.budget import Passes
@@ -40,6 +41,8 @@ from medfed.sites.site import ConfiguredSite, Site
 from medfed.sites.wire import START, Reply, Request
 from medfed.standalone import errors, files
 
+Metrics = dict[str, float]
+Spent = tuple[int, Passes]
 # In the folder of all federations:
 LOG, REFUSALS = "log.txt", "refusals.txt"
 
@@ -175,9 +178,7 @@ class SiteFolder:
             if new:
                 self.spending.add(site.folder.name, self._protection, new)
 
-    def joined(
-        self, site: Site, newcomer: Newcomer, model: tensors.Tensors, metrics: dict[str, float]
-    ) -> None:
+    def joined(self, site: Site, newcomer: Newcomer, model: Tensors, metrics: Metrics) -> None:
         """Writes the folder of a site that has joined a trained federation."""
         run, federation, client = RunFolder(site.folder), site.federation, newcomer.client
         config = self._opened(run, None)
@@ -186,7 +187,7 @@ class SiteFolder:
         self._hospitals = len(federation.ids) + 1
         experiment = self._experiment(site, config, metrics)
         self._report(site, experiment, None, (client.steps_done, client.passes))
-        self._test(tensors.digest(model).encode())
+        self._test(digest(model).encode())
 
     def epsilon(self, site: Site) -> float | None:
         """Returns what the run has spent so far, unless ``policy.parts`` does not name it."""
@@ -210,7 +211,7 @@ class SiteFolder:
         kept = _Validation(metrics, _Spent(steps, passes))
         files.write_json(run.validation_json, asdict(kept))
 
-    def _finish(self, site: Site, asked: wire.Evaluate, metrics: dict[str, float]) -> None:
+    def _finish(self, site: Site, asked: wire.Evaluate, metrics: Metrics) -> None:
         """Writes the model of the selected round, its metrics, and its bundle."""
         federation = site.federation
         packet = Packet.from_bytes(asked.body, federation.most_elements)
@@ -226,9 +227,7 @@ class SiteFolder:
         # Steps count all rounds, not only those up to the selected one.
         self._report(site, experiment, best, self._spent)
 
-    def _experiment(
-        self, site: Site, config: RunDescription, metrics: dict[str, float]
-    ) -> Experiment:
+    def _experiment(self, site: Site, config: RunDescription, metrics: Metrics) -> Experiment:
         """Returns the run of this client alone, with its test metrics."""
         place, module = self.workplace, site.module
         assert module is not None
@@ -238,9 +237,7 @@ class SiteFolder:
         parts = place.data, place.task, module, evaluation, module.trainer
         return Experiment(config, *parts, Path(config.folder))
 
-    def _report(
-        self, site: Site, experiment: Experiment, best: int | None, spent: tuple[int, Passes]
-    ) -> None:
+    def _report(self, site: Site, experiment: Experiment, best: int | None, spent: Spent) -> None:
         """Writes tables, figures and the bundle of the model."""
         config, folder = experiment.config, experiment.folder
         module, evaluation = experiment.module, experiment.evaluation

@@ -91,9 +91,7 @@ class Status:
     # What is unusual about what sites have sent before the first round.
     remarks: list[str] = field(default_factory=list)
 
-    def change(
-        self, doing: str, round: int, away: Mapping[str, str], at: Mapping[str, int]
-    ) -> None:
+    def change(self, doing: str, round: int, away: Mapping[str, str], at: dict[str, int]) -> None:
         """Takes over what has changed."""
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         if (doing, round) != (self.doing, self.round):
@@ -123,9 +121,8 @@ def ended(status: Status, traffic: Traffic, run: RunFolder) -> Iterator[None]:
 def tables(run: RunFolder) -> Group:
     """Returns the state of a run as tables."""
     if not run.status_json.is_file():
-        raise errors.ConfigError(
-            f"run={run.folder} is no folder of a run across sites (it has no status.json)."
-        )
+        why = "is no folder of a run across sites (it has no status.json)"
+        raise errors.ConfigError(f"run={run.folder} {why}.")
     status, traffic = untrusted.read_json(run.status_json, Status), Traffic()
     traffic.read(run.traffic_csv)
     title = f"Round {min(status.round + 1, status.rounds)} of {status.rounds}: {status.doing}"

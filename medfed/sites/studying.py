@@ -84,10 +84,8 @@ class StudyPlace:
             rows = self.cohort.rows()
             least = max(self.plan.least, self.policy.least, LEAST)
             if (count := len(np.unique(rows.patients))) < least:
-                raise VetoError(
-                    f"There are {count} patients, and a study needs {least} at each site; do not "
-                    "take part."
-                )
+                need = f"a study needs {least} at each site"
+                raise VetoError(f"There are {count} patients, and {need}; do not take part.")
             self._rows = rows
         return self._rows
 
@@ -310,9 +308,8 @@ class Conductor:
         except Lost as lost:
             return None, lost.why
         asked = requests(wire.Ask, sites, body=body, **where)
-        replies, why = self.caller.all(
-            {c: replace(one, boxes=hidden.for_site(c)) for c, one in asked.items()}
-        )
+        boxed = {c: replace(one, boxes=hidden.for_site(c)) for c, one in asked.items()}
+        replies, why = self.caller.all(boxed)
         sizes = Counter(len(reply.body) for reply in replies.values()).most_common(1)
         odd = [c for c, r in replies.items() if len(r.body) != sizes[0][0] or len(r.body) % 8]
         why |= dict.fromkeys(odd, "its numbers are not as many as those of the others")

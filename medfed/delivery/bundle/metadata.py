@@ -282,7 +282,7 @@ def _rules_of_network(facts: Facts) -> Iterator[tuple[bool, str]]:
     masked = isinstance(source, Volumes | Pictures)
     detects, anchors = isinstance(source, CTScans), facts.anchors or ()
     fits = segments == masked and (task == "detection") == detects
-    yield fits, f"a model of {task} does not take {_kind(source)}"
+    yield fits, f"a model of {task} does not take {source.__struct_config__.tag}"
     levels = facts.threshold if isinstance(facts.threshold, list) else None
     yield not (segments or detects) or facts.threshold is not None, "threshold is missing"
     fits = levels is None or (segments and len(levels) == len(facts.labels))
@@ -307,10 +307,6 @@ def _rules_of_network(facts: Facts) -> Iterator[tuple[bool, str]]:
     seen = slices * len(facts.channels)
     inputs = inner.get("in_channels", seen)
     yield inputs == seen, f"{inputs!r:.40} inputs have {seen} channels"
-
-
-def _kind(source: Struct) -> str:
-    return str(source.__struct_config__.tag)
 
 
 def _is_prepared(facts: Facts, count: int) -> bool:

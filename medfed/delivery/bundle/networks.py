@@ -20,10 +20,7 @@ from importlib.metadata import packages_distributions, version
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
+from torch.nn.modules import module as registering
 
 from medfed.common.streams import own_stream
 from medfed.config.allowed import LIBRARIES, check_targets, is_plugin
@@ -201,8 +198,8 @@ def bounded(entries: int, numbers: int) -> Iterator[None]:
 
     # Whose handles remove the hooks when they are left.
     with (
-        register_module_module_registration_hook(lambda *_: count("layers", 1)),
-        register_module_parameter_registration_hook(register),
+        registering.register_module_module_registration_hook(lambda *_: count("layers", 1)),
+        registering.register_module_parameter_registration_hook(register),
     ):
         yield
 
@@ -227,8 +224,7 @@ def _form(tensor: Tensor | None) -> str:
 def _plain(value: Any, place: str) -> Any:
     if isinstance(value, str) and value.startswith(("$", "@", "%")):
         raise ConfigError(
-            f"{place}={value} cannot go into a bundle, where MONAI would evaluate it; write it "
-            "otherwise."
+            f"{place}={value} cannot go into a bundle, where MONAI would evaluate it; change it."
         )
     if isinstance(value, Mapping):
         if _TARGET in value:
@@ -299,8 +295,7 @@ def _check_sizes(value: Any, target: str, depth: int = 0) -> None:
     huge = isinstance(value, int) and abs(value) > _LARGEST
     if huge or len(entries) > _LONGEST or depth > _DEEPEST:
         raise CheckpointError(
-            f"The bundle's network {target:.100} has an argument beyond all measure; export the "
-            "bundle anew."
+            f"The network {target:.100} has an argument beyond all measure; export it anew."
         )
     for inner in entries:
         _check_sizes(inner, target, depth + 1)

@@ -53,8 +53,7 @@ class OnnxNetwork(nn.Module):
             )
         except Exception as error:  # whatever ONNX Runtime or the file system raise
             raise CheckpointError(
-                f"{path} cannot be loaded by ONNX Runtime ({first_line(error)}); export the "
-                "bundle anew."
+                f"{path} cannot be loaded by ONNX Runtime ({first_line(error)}); export it anew."
             ) from error
 
     def forward(self, image: Tensor) -> Tensor:
@@ -77,9 +76,8 @@ def _unlike_axes(given: Sequence[int], wanted: Sequence[object]) -> str:
         'axis 3 has 48 instead of 32'
     """
     pairs = enumerate(zip(given, wanted, strict=False), start=1)
-    return ", ".join(
-        f"axis {n} has {a} instead of {b}" for n, (a, b) in pairs if isinstance(b, int) and b != a
-    )
+    unlike = [(n, a, b) for n, (a, b) in pairs if isinstance(b, int) and b != a]
+    return ", ".join(f"axis {n} has {a} instead of {b}" for n, a, b in unlike)
 
 
 def import_extra(name: str, what: str = "ONNX files need", source: str = "") -> ModuleType:

@@ -155,9 +155,7 @@ def from_centers(tensor: Tensor, centers: Tensor) -> Codebook:
     centers = centers.detach().to(flat.dtype)
     indices = torch.searchsorted(centers, flat).clamp_(max=len(centers) - 1)
     if not torch.equal(centers.index_select(0, indices), flat):
-        raise CheckpointError(
-            "A weight is none of its parameter's centres; the centres belong to another model."
-        )
+        raise CheckpointError("A weight is none of its parameter's centres, which are another's.")
     return Codebook(indices, centers.clone(), tuple(tensor.shape))
 
 

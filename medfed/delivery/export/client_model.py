@@ -153,11 +153,10 @@ def _check_entries(network: nn.Module, weights: Tensors, source: str) -> None:
 
 
 FULL = 32
+Bits = Mapping[str, int]
 
 
-def choose_bits(
-    network: nn.Module, bits: int, layers: Mapping[str, int] | None = None
-) -> dict[str, int]:
+def choose_bits(network: nn.Module, bits: int, layers: Bits | None = None) -> dict[str, int]:
     """Decides which tensors are quantised, and with how many bits.
 
     Example:

@@ -226,9 +226,8 @@ def _read_run(folder: Path, client: str | None) -> Weights:
     hashes, trained = _hashes(*paths), _of_training(run.config.plain())
     if client is not None:
         return Weights(first, f"the model of {client} in a run", hashes, trained)
-    common = {
-        n: t for n, t in first.items() if all(n in o and torch.equal(o[n], t) for o in others)
-    }
+    same = {n: [n in o and torch.equal(o[n], t) for o in others] for n, t in first.items()}
+    common = {n: first[n] for n, equal in same.items() if all(equal)}
     best = run.best_ckpt
     if len(common) < len(first) and best.is_file():
         hashes |= _hashes(best)

@@ -63,35 +63,34 @@ class Console:
                 "of its kit, and see that its port can be reached from here."
             ) from error
         except Exception as error:
-            raise SiteError(
-                f"FLARE's server at {self.server} refuses: {first_line(error)}."
-            ) from error
+            why = f"FLARE's server at {self.server} refuses: {first_line(error)}."
+            raise SiteError(why) from error
+
+    def _call(self, name: str, *args: str) -> Any:
+        with self._one_sentence():
+            return getattr(self._session, name)(*args)
 
     def connected(self) -> set[str]:
         """Returns the sites whose kit is started and has reached the server."""
-        with self._one_sentence():
-            return {client.name for client in self._session.get_system_info().client_info}
+        return {client.name for client in self._call("get_system_info").client_info}
 
     def submit(self, job: Path) -> str:
         """Submits a job; returns its number."""
-        with self._one_sentence():
-            return str(self._session.submit_job(str(job.resolve())))
+        return str(self._call("submit_job", str(job.resolve())))
 
     def status(self, number: str) -> str:
         """Returns a job's status in FLARE's words, or :data:`LOST`."""
-        with self._one_sentence():
-            status = str(self._session.get_job_status(number))
-            if status == "RUNNING":  # FLARE reports this for ever if the job's server was killed
-                running = {job.job_id for job in self._session.get_system_info().job_info}
-                if number not in running:  # or it has ended in between
-                    status = str(self._session.get_job_status(number))
-                    return LOST if status == "RUNNING" else status
-            return status
+        status = str(self._call("get_job_status", number))
+        if status == "RUNNING":  # FLARE reports this for ever if the job's server was killed
+            running = {job.job_id for job in self._call("get_system_info").job_info}
+            if number not in running:  # or it has ended in between
+                status = str(self._call("get_job_status", number))
+                return LOST if status == "RUNNING" else status
+        return status
 
     def reason(self, number: str) -> str:
         """Returns FLARE's reason why a job has not run: the sites' replies to the job."""
-        with self._one_sentence():
-            about = self._session.get_job_meta(number)
+        about = self._call("get_job_meta", number)
         said = [s for s in about.get("job_deploy_detail", ()) if not s.endswith(": OK")]
         said = said or [s for s in about.get("schedule_history", ()) if not s.endswith("scheduled")]
         return "; ".join(said[-5:]).replace("NVFLARE_ERROR: ", "")
@@ -106,5 +105,4 @@ class Console:
 
     def abort(self, number: str) -> None:
         """Ends a job, unless it has ended."""
-        with self._one_sentence():
-            self._session.abort_job(number)
+        self._call("abort_job", number)
