@@ -23,7 +23,7 @@ import msgspec
 from hydra._internal.utils import _locate
 from msgspec import Meta
 
-from medfed.common.processes import Launched, launched
+from medfed.common.processes import launched
 from medfed.config.allowed import CONFIG_DIR
 from medfed.config.sections import listed, select, targets, walk
 from medfed.config.spelling import EXISTING, PATH_LISTS, PATHS, is_path_key, key_of
@@ -414,23 +414,14 @@ def check_devices(trainer: Mapping[str, Any]) -> None:
     )
 
 
-def check_machines(trainer: Mapping[str, Any], started: Launched | None = None) -> None:
-    """Checks that the launcher has started as many processes as the run needs.
-
-    Example:
-        >>> two = Launched("torchrun", rank=0, ranks=4, machines=2)
-        >>> check_machines({"devices": 2, "num_nodes": 2}, two)
-        >>> check_machines({"devices": 4}, two)
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.ConfigError: torchrun has started 4 processes on 2 machines, but the run takes trainer.devices=4 trainer.num_nodes=1; set trainer.devices=2 trainer.num_nodes=2.
-    """  # noqa: E501
+def check_machines(trainer: Mapping[str, Any]) -> None:
+    """Checks that the launcher has started as many processes as the run needs."""
     nodes, devices = trainer.get("num_nodes", 1), trainer.get("devices", 1)
     if type(nodes) is not int or nodes < 1:
         raise ConfigError(
             f"trainer.num_nodes={nodes} cannot be used; give the number of machines, at least 1."
         )
-    started = started or launched()
+    started = launched()
     if started is not None and (started.by == "torchrun" or several(trainer)):
         count = len(devices) if isinstance(devices, list) else devices
         count = count * _sharing(trainer) if type(count) is int else count
