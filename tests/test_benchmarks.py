@@ -99,7 +99,7 @@ NOT_HERE = {
         ),
         ("evidence/studies.py FOLDER/trial.csv --least 100", "| hazard, 18 intervals |"),
         ("evidence/selection.py --repeats 5", "| 40 36 24 18 2, peaks 1 apart |"),
-        ("project/house.py --repeats 0", "modules that one neighbour reads"),
+        ("project/house.py --repeats 0", "docstring lines  "),
         ("project/same_results.py --only ^methods.apfl$", "3 hashes"),
         ("speed/methods.py ditto --rounds 1 --blocks 1", "1 methods: median"),
         (
@@ -139,6 +139,15 @@ def test_runs(command, expected, tmp_path):
     done = processes.run(f"benchmarks/{script}", *options)
     assert done.returncode == 0, done.stderr
     assert expected in done.stdout
+
+
+def test_the_house_counts_code_and_docstrings_apart(tmp_path):
+    file = tmp_path / "module.py"
+    content = '"""One.\n\nThree.\n"""\n# none\nclass A:\n    """Five."""\n\n    x = """no"""\n'
+    file.write_text(content + "def f():\n    return 1\n")
+    house = runpy.run_path(str(ROOT / "benchmarks/project/house.py"))
+    assert house["docstring_lines"](file) == {1, 2, 3, 4, 7}
+    assert house["code_lines"](file) == len(["class A:", "x", "def f():", "return"])
 
 
 def write_trial(path):

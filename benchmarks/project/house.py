@@ -127,21 +127,26 @@ def imports(path: Path, known: dict[str, Path], top_only: bool) -> set[str]:
     return found & known.keys()
 
 
-def code_lines(path: Path) -> int:
-    """Returns the lines of a file that are no blank lines, comments or docstrings."""
-    text = path.read_text(encoding="utf-8")
-    told: set[int] = set()
+def docstring_lines(path: Path) -> set[int]:
+    """Returns the numbers of the lines of a file's docstrings."""
+    lines: set[int] = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             if isinstance(first, ast.Expr) and _is_text(first.value):
-                told.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+                lines.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return lines
+
+
+def code_lines(path: Path) -> int:
+    """Returns the lines of a file that are no blank lines, comments or docstrings."""
+    text = path.read_text(encoding="utf-8")
     silent = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in silent and token.type != tokenize.ENDMARKER:
             lines.update(range(token.start[0], token.end[0] + 1))
-    return len(lines - told)
+    return len(lines - docstring_lines(path))
 
 
 def _is_text(node: ast.expr) -> bool:
@@ -164,6 +169,7 @@ def structure(tree: Path) -> dict[str, int]:
     return {
         "files": len(known),
         "code lines": sum(code_lines(path) for path in known.values()),
+        "docstring lines": sum(len(docstring_lines(path)) for path in known.values()),
         "import levels": nx.dag_longest_path_length(acyclic) + 1,
         "modules that one neighbour reads": len(single),
         "functions that take a DictConfig": sum(configured(path) for path in known.values()),

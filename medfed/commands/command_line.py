@@ -1,7 +1,4 @@
-"""The start of every command: help, one check of the command line, then Hydra.
-
-It checks the folders that Hydra will make before Hydra makes any.
-"""
+"""The start of every command: help, one check of the line and of the folders, then Hydra."""
 
 from __future__ import annotations
 
@@ -240,19 +237,7 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
 
 
 def parsed(arguments: Sequence[str]) -> Namespace:
-    """Divides a command line into Hydra's flags and the overrides.
-
-    Example:
-        >>> flags = parsed(["-m", "seed=0,1", "--cfg", "job"])
-        >>> flags.multirun, flags.cfg, flags.overrides
-        (True, 'job', ['seed=0,1'])
-        >>> parsed(["--multrun"])
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.ConfigError: Unknown flag --multrun (did you mean --multirun?); \
-the flags are -m, --multirun, --cfg, --resolve, --package, -p, -c, --info, and everything else is \
-key=value.
-    """
+    """Divides a command line into Hydra's flags and the overrides."""
     signs = [argument.split("=")[0] for argument in arguments if argument.startswith("-")]
     if flag := next((sign for sign in signs if sign not in FLAGS), None):
         raise errors.ConfigError(

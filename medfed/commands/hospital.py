@@ -1,7 +1,6 @@
 """A hospital's part of a federation, in the process that NVIDIA FLARE starts at that hospital.
 
-It is here because it uses two packages that do not know each other: ``sites`` for the training,
-``delivery`` for the bundle of the final model.
+It uses two packages that do not know each other: ``sites`` to train, ``delivery`` for bundles.
 """
 
 from __future__ import annotations

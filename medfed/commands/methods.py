@@ -94,10 +94,6 @@ def comment_words(yaml: Path, about: str) -> dict[str, str]:
     """Returns what a comment at the head of a yaml lists, each with what is in its parentheses.
 
     `about` is ``also``, with other names, or ``for``, with what hospitals have that it is for.
-
-    Example:
-        >>> comment_words(yamls()["fedamp"], "also")
-        {'heurfedamp': 'algorithm.attention=cosine'}
     """
     listed = re.search(rf"^# {about}: (.*)$", yaml.read_text("utf-8"), re.MULTILINE)
     items = re.findall(r"([\w-]+)(?: \(([^)]*)\))?", listed[1]) if listed else []
@@ -114,12 +110,7 @@ def _bare(name: str) -> str:
 
 
 def yamls(plugins: Sequence[str] = ()) -> dict[str, Path]:
-    """Returns the yaml of each method by name, in order.
-
-    Example:
-        >>> "fedavg" in yamls()
-        True
-    """
+    """Returns the yaml of each method by name, in order."""
     return method_yamls(folder for option in plugins for folder in plugin_folders(option))
 
 

@@ -107,10 +107,7 @@ def is_plugin(name: str) -> bool:
 
 
 def check_plugins(config: Mapping[str, Any], folder: Path) -> None:
-    """Checks that the user has named the plugins of a run that is opened again.
-
-    A folder of yamls alone needs no name: the run's record holds what they said.
-    """
+    """Checks that the user has named the plugins with code of a run that is opened again."""
     recorded = [str(p) for p in config.get("plugins") or ()]
     if lacking := [p for p in recorded if Path(p) not in _active and any(Path(p).rglob("*.py"))]:
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 Values next to a ``_target_`` are compared with the annotations of what it names, which must be
 imported for that. So only what the user has set is compared at once, and all else when its section
-is built. Keys that no constructor takes have their types here.
+is built.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 from hydra._internal.utils import _locate
 from msgspec import Meta
 
-from medfed.common.processes import Launched, launched
+from medfed.common.processes import launched
 from medfed.config.allowed import CONFIG_DIR
 from medfed.config.sections import listed, select, targets, walk
 from medfed.config.spelling import EXISTING, PATH_LISTS, PATHS, is_path_key, key_of
@@ -59,13 +59,6 @@ def check_types(
 
     `parts`: see :func:`~.sections.targets`. Only the arguments at, above or below `keys` are
     checked, so nothing else is imported; an empty key means all.
-
-    Example:
-        >>> node = {"_target_": "medfed.federation.algorithm.Cohort", "fraction": "half"}
-        >>> check_types([("cohort._target_", node)])
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.ConfigError: cohort.fraction must be a number, not 'half'.
     """
     limited: list[tuple[str, Any, Any]] = []
     for target, node in parts:
@@ -92,18 +85,7 @@ def check_chosen(source: Mapping[str, Any], overrides: Iterable[str]) -> None:
 
 
 def check_value(key: str, value: Any, hint: Any) -> None:
-    """Compares a plain value with an annotation, as far as both name nothing but plain types.
-
-    Example:
-        >>> check_value("rounds", 0, Annotated[int, Meta(ge=1)])
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.ConfigError: rounds must be a whole number of at least 1, not 0.
-        >>> check_value("k", [1, "a"], list[int])
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.ConfigError: k[1] must be a whole number, not 'a'.
-    """
+    """Compares a plain value with an annotation, as far as both name nothing but plain types."""
     if _has_limits(key, value, hint):
         check_limits([(key, value, hint)])
 
@@ -214,15 +196,7 @@ def check_paths(values: Mapping[str, Any]) -> None:
 
 
 def check_exists(key: str, value: str) -> None:
-    """Checks that a user's file or folder exists.
-
-    Example:
-        >>> check_exists("data.path", "/no/such/folder")
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.DataError: /no/such/folder does not exist; set data.path to a \
-file or folder that is there.
-    """
+    """Checks that a user's file or folder exists."""
     path = Path(value).expanduser()
     if not os.path.exists(path):
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -299,14 +273,7 @@ PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "32", "bf16", "16"
 
 
 def check_missing(source: Mapping[str, Any]) -> None:
-    """Checks that every key has a value.
-
-    Example:
-        >>> check_missing({"data": {"path": "???"}})
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.ConfigError: data.path has no value yet; set it by data.path=VALUE.
-    """
+    """Checks that every key has a value."""
     if missing := next((key for key, value in walk(source) if value == "???"), None):
         where = source.get("source") if missing == "data.path" else None
         where = f" ({where})" if where else ""
@@ -321,14 +288,7 @@ def check_keys(values: Mapping[str, Any]) -> None:
 
 
 def check_values(values: Mapping[str, Any]) -> None:
-    """Checks numbers, folders and devices, which no constructor checks.
-
-    Example:
-        >>> check_values({"rounds": 0})
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.ConfigError: rounds must be a whole number of at least 1, not 0.
-    """
+    """Checks numbers, folders and devices, which no constructor checks."""
     check_keys(values)
     _check_names(values)
     check_folders(values)
@@ -353,15 +313,7 @@ def _check_names(values: Mapping[str, Any]) -> None:
 
 
 def check_folders(values: Mapping[str, Any]) -> None:
-    """Checks that data and folders of runs and of weights exist, before Hydra makes a folder.
-
-    Example:
-        >>> check_folders({"runs": "/no/such/folder"})
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.CheckpointError: runs=/no/such/folder is no folder; name one that \
-holds finished runs.
-    """
+    """Checks that data and folders of runs and of weights exist, before Hydra makes a folder."""
     start = select(values, "init.weights")
     if start is None and select(values, "init.adopt"):
         raise ConfigError(
@@ -439,15 +391,7 @@ def no_gpu(accelerator: str) -> ConfigError:
 
 
 def check_devices(trainer: Mapping[str, Any]) -> None:
-    """Checks that medfed's strategy assigns the clients to the devices.
-
-    Example:
-        >>> check_devices({"devices": 2, "strategy": "ddp"})
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.ConfigError: trainer.strategy=ddp could mix the gradients of \
-clients; leave it at auto, which assigns the clients to the devices.
-    """
+    """Checks that medfed's strategy assigns the clients to the devices."""
     strategy, devices = trainer.get("strategy", "auto"), trainer.get("devices", 1)
     target = strategy.get("_target_") if isinstance(strategy, Mapping) else strategy
     if target not in ("auto", OURS):
@@ -470,23 +414,14 @@ clients; leave it at auto, which assigns the clients to the devices.
     )
 
 
-def check_machines(trainer: Mapping[str, Any], started: Launched | None = None) -> None:
-    """Checks that the launcher has started as many processes as the run needs.
-
-    Example:
-        >>> two = Launched("torchrun", rank=0, ranks=4, machines=2)
-        >>> check_machines({"devices": 2, "num_nodes": 2}, two)
-        >>> check_machines({"devices": 4}, two)
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.ConfigError: torchrun has started 4 processes on 2 machines, but the run takes trainer.devices=4 trainer.num_nodes=1; set trainer.devices=2 trainer.num_nodes=2.
-    """  # noqa: E501
+def check_machines(trainer: Mapping[str, Any]) -> None:
+    """Checks that the launcher has started as many processes as the run needs."""
     nodes, devices = trainer.get("num_nodes", 1), trainer.get("devices", 1)
     if type(nodes) is not int or nodes < 1:
         raise ConfigError(
             f"trainer.num_nodes={nodes} cannot be used; give the number of machines, at least 1."
         )
-    started = started or launched()
+    started = launched()
     if started is not None and (started.by == "torchrun" or several(trainer)):
         count = len(devices) if isinstance(devices, list) else devices
         count = count * _sharing(trainer) if type(count) is int else count
@@ -509,12 +444,7 @@ def _sharing(trainer: Mapping[str, Any]) -> int:
 
 
 def several(trainer: Mapping[str, Any]) -> bool:
-    """Returns whether a run may use more than one process.
-
-    Example:
-        >>> several({"devices": "auto"})
-        True
-    """
+    """Returns whether a run may use more than one process."""
     devices = trainer.get("devices", 1)
     if trainer.get("num_nodes", 1) != 1 or _sharing(trainer) != 1:
         return True

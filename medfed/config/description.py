@@ -51,12 +51,7 @@ def written(config: Any) -> dict[str, Any]:
 
 
 def resolved(node: Any, place: str = "") -> dict[str, Any]:
-    """Returns a configuration with every interpolation replaced.
-
-    Example:
-        >>> resolved({"a": 1, "b": "${a}"})
-        {'a': 1, 'b': 1}
-    """
+    """Returns a configuration with every interpolation replaced."""
     if not isinstance(node, DictConfig):
         node = OmegaConf.create(written(node))
     place = place or node._get_full_key(None)
@@ -241,12 +236,7 @@ class RunDescription:
 
 
 def as_yaml(plain: dict[str, Any] | list[Any]) -> str:
-    r"""Returns mappings and lists as yaml.
-
-    Example:
-        >>> as_yaml({"seed": 0})
-        'seed: 0\n'
-    """
+    r"""Returns mappings and lists as yaml."""
     return OmegaConf.to_yaml(OmegaConf.create(plain))
 
 

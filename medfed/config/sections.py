@@ -52,10 +52,6 @@ class Section(Mapping[str, Any]):
         """Returns a section if it has a ``_target_``, otherwise ``None``: nobody chose it.
 
         An experiment may set keys of a section that is not chosen; they have no effect.
-
-        Example:
-            >>> Section({"canonical": {"count": 2}}).chosen("canonical") is None
-            True
         """
         section = self.get(key)
         return section if isinstance(section, Section) and "_target_" in section else None
@@ -81,12 +77,7 @@ def select(node: Mapping[str, Any], key: str, default: Any = None) -> Any:
 
 
 def has(node: Mapping[str, Any], key: str) -> bool:
-    """Says whether a key with dots is there, whatever its value.
-
-    Example:
-        >>> has({"a": {"b": None}}, "a.b"), has({"a": 1}, "a.b")
-        (True, False)
-    """
+    """Says whether a key with dots is there, whatever its value."""
     return select(node, key, ...) is not ...
 
 
@@ -106,12 +97,7 @@ def put(node: dict[str, Any], key: str, value: Any) -> None:
 
 
 def listed(value: Any) -> list[Any]:
-    """Returns a list as it is, another value as a list of it, and null as an empty one.
-
-    Example:
-        >>> listed("a"), listed(["a", "b"]), listed(None)
-        (['a'], ['a', 'b'], [])
-    """
+    """Returns a list as it is, another value as a list of it, and null as an empty one."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 

@@ -1,7 +1,6 @@
 """Translates the command line from the user's spelling to Hydra's.
 
-Any path of a file or folder is taken as the shell gives it. A path that is in quotes as a whole is
-in Hydra's spelling, in which the quotes are no part of it.
+Any path is taken as the shell gives it; one that is in quotes as a whole is in Hydra's spelling.
 """
 
 from __future__ import annotations
@@ -54,16 +53,7 @@ def key_of(override: str) -> str:
 
 
 def to_hydra_overrides(arguments: Sequence[str], sweeps: bool = False) -> list[str]:
-    """Returns a command line in Hydra's spelling, and makes its plugins importable.
-
-    Example:
-        >>> to_hydra_overrides(["hydra.run.dir=runs/a (1)", "seed=1"])
-        ["hydra.run.dir='runs/a (1)'", 'seed=1']
-        >>> to_hydra_overrides(["+hydra.callbacks.mine._target_=os.system"])
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.ConfigError: hydra.callbacks.mine._target_ is for Hydra's own use; set hydra.run.dir, hydra.sweep.dir or hydra.sweep.subdir, and add code and yamls by plugins=FOLDER.
-    """  # noqa: E501
+    """Returns a command line in Hydra's spelling, and makes its plugins importable."""
     whole = [part for argument in arguments for part in _option_and_keys(argument)]
     made = with_plugins([a for a in hydra_spelling(whole, sweeps) if not a.startswith(SEARCHPATH)])
     for argument in arguments:
@@ -80,12 +70,7 @@ def to_hydra_overrides(arguments: Sequence[str], sweeps: bool = False) -> list[s
 
 
 def _option_and_keys(argument: str) -> list[str]:
-    """Translates a written-out optimizer or scheduler to the option ``own`` and its keys.
-
-    Example:
-        >>> _option_and_keys("optimizer={_target_: torch.optim.Adam, betas: [0.8,0.9]}")
-        ['optimizer=own', '++optimizer._target_=torch.optim.Adam', '++optimizer.betas=[0.8,0.9]']
-    """
+    """Translates a written-out optimizer or scheduler to the option ``own`` and its keys."""
     written = re.fullmatch(r"(optimizer|scheduler)=\{(.*)\}", argument, re.DOTALL)
     if written is None:
         return [argument]
@@ -177,12 +162,7 @@ def _in_brackets(values: Iterable[str]) -> str:
 
 
 def is_path_key(key: str) -> bool:
-    """Returns whether the values of a key are paths.
-
-    Example:
-        >>> is_path_key("data.path"), is_path_key("runs"), is_path_key("seed")
-        (True, True, False)
-    """
+    """Returns whether the values of a key are paths."""
     return key in PATH_LISTS or PATHS.fullmatch(key) is not None
 
 
@@ -211,12 +191,7 @@ def with_paths(argument: str, sweeps: bool = False) -> str:
 
 
 def paths_in(value: str) -> list[str]:
-    """Returns the paths that a value names: one, or several between commas and in brackets.
-
-    Example:
-        >>> paths_in("[a, b]"), paths_in("'a,b'"), paths_in("[]")
-        (['a', 'b'], ["'a,b'"], [])
-    """
+    """Returns the paths that a value names: one, or several between commas and in brackets."""
     if value.startswith("[") and value.endswith("]") and not _exists(value):
         value = value[1:-1].strip()
     return _divided(value) if value else []
@@ -251,12 +226,7 @@ def _path(text: str) -> str:
 
 
 def unquoted(text: str) -> str:
-    r"""Returns a text without quotes around all of it, as Hydra reads it.
-
-    Example:
-        >>> unquoted('"a"'), unquoted("'a' b"), unquoted(literal("it's")) == "it's"
-        ('a', "'a' b", True)
-    """
+    r"""Returns a text without quotes around all of it, as Hydra reads it."""
     quote = text[:1]
     if len(text) < 2 or quote not in ("'", '"') or not text.endswith(quote):
         return text

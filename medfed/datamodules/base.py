@@ -291,9 +291,10 @@ class FederatedDataModule(ABC):
     def client_of(self, name: str, plan: ClientPlan, **samples: Any) -> ClientData:
         """Makes a client from its plan, the settings, and the other arguments of `ClientData`."""
         augment, dropout = self.augment, None
+        planes = getattr(self, "slices", 1)  # of each channel, with its neighbours
         if isinstance(augment, Augmentation):
             if augment.channel_dropout:
-                dropout = ChannelDropout(augment.channel_dropout, augment.rescale)
+                dropout = ChannelDropout(augment.channel_dropout, augment.rescale, planes)
             train: Block = samples["train"]
             size, regions = train["image"].shape[2:], len(train["label"].shape) > 3
             augment = augment.build(size, self.flips, regions) if augment.alters else None
@@ -302,7 +303,7 @@ class FederatedDataModule(ABC):
             annotated = torch.tensor([n in plan.annotated for n in self._labels(plan)])
         return ClientData(
             id=name,
-            channels=plan.channels,
+            channels=plan.channels.repeat_interleave(planes),
             patients={split: list(plan.patients[split]) for split in SPLITS},
             batch_size=self.batch_size,
             eval_batch_size=self.eval_batch_size,

@@ -539,13 +539,6 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         # Slices of another scan of the same patient form another volume.
         return {**block, "scan": torch.full((len(block["case"]),), places[:at].count(places[at]))}
 
-    def client_of(self, name: str, plan: ClientPlan, **samples: Any) -> ClientData:
-        """See the base class; a present channel includes its neighbours."""
-        client = super().client_of(name, plan, **samples)
-        dropout = client.channel_dropout and replace(client.channel_dropout, planes=self.slices)
-        channels = client.channels.repeat_interleave(self.slices)
-        return replace(client, channels=channels, channel_dropout=dropout)
-
     def training_block(self, patient: str, case: int, plan: ClientPlan) -> Batch:
         """Cuts one case's patches; their places depend on the seed and the case only."""
         prepared = self.prepared(patient, plan)

@@ -337,7 +337,8 @@ class Algorithm(ABC):
                     f"clients, and there are {clients}; choose aggregation=median, or "
                     "aggregation=mean."
                 )
-        return replace(self, aggregation=aggregation)
+        same = aggregation == self.aggregation
+        return self if same else replace(self, aggregation=aggregation)
 
     def phases(self, round: int) -> tuple[str, ...]:
         """Returns the phases that :meth:`round` will yield, known before the round starts."""

@@ -320,13 +320,6 @@ class Subsets:
     # By client and subset, without subsets with a channel that the client lacks.
     metrics: dict[str, dict[Subset, dict[str, float]]]
 
-    def values(self, metric: str) -> dict[str, list[float]]:
-        """Returns a metric by client, a value per subset, NaN if there is none."""
-        return {
-            client: [by_subset.get(s, {}).get(metric, float("nan")) for s in self.subsets]
-            for client, by_subset in self.metrics.items()
-        }
-
 
 MOST = 6
 """Largest number of channels of which all subsets are evaluated: 63 subsets."""
@@ -422,7 +415,8 @@ def shown_metrics(subsets: Subsets) -> list[str]:
 
 def table_of(subsets: Subsets, metric: str) -> NDArray[np.float64]:
     """Returns a metric, a row per client and a last one of means, a column per subset."""
-    values = np.array(list(subsets.values(metric).values()))
+    known = [{s: m.get(metric) for s, m in of.items()} for of in subsets.metrics.values()]
+    values = np.array([[of.get(s) for s in subsets.subsets] for of in known], float)
     return np.vstack([values, scores.mean_of_known(values, 0)])
 
 

@@ -126,3 +126,19 @@ def test_what_the_configuration_gives():
     keys = (*("augment=none", "augment.channel_dropout=0.5", "augment.rescale=sqrt"),)
     built = build(load(["experiment=brats_pfednet", *keys]).augment)
     assert (built.channel_dropout, built.rescale) == (0.5, "sqrt")
+
+
+def test_a_client_whose_networks_see_neighbouring_slices_loses_whole_contrasts(tmp_path):
+    keys = ["data.generated.shape=[16,16,8]", "data.generated.patients=8", "data.slices=3"]
+    keys += ["data.generated.hospitals=2", "data.patch_size=[8,8]", "data.patches_per_patient=8"]
+    keys += ["augment=none", "augment.channel_dropout=1.0", f"data.root={tmp_path}"]
+    data = build(load(["experiment=brats_pfednet", *keys]).data)
+    data.setup()
+    for name, client in data.clients.items():
+        there = data.plans[name].channels
+        assert client.channels.tolist() == [has for has in there.tolist() for _ in range(3)]
+        (batch, *_) = client.train_batches(0)
+        contrasts = batch["channels"].unflatten(1, (4, 3))
+        assert torch.equal(contrasts.any(2), contrasts.all(2))
+        assert batch["image"].shape[1] == 12
+        assert not batch["image"][~batch["channels"]].any()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, get_args
 
 import torch
@@ -150,7 +151,7 @@ class CaseReader(VolumeReader):
     def spacings(self, patients: Sequence[Patient]) -> list[tuple[float, ...]]:
         """See `Reader.spacings`: those of the first file of each patient."""
         first = [next(iter(patient.files.values())) for patient in patients]
-        return [each.spacing for each in volumes.read_geometries(first, self._series)]
+        return list(map(attrgetter("spacing"), volumes.read_geometries(first, self._series)))
 
     @property
     def exclusive(self) -> bool:

@@ -98,13 +98,6 @@ class Once:
         yield "all clients"
 
 
-class OnceCounted(Once):
-    """The same with a length, which evaluations need."""
-
-    def __len__(self) -> int:
-        return 1
-
-
 class TaskLike(Protocol):
     """The interface of a task module for a federated run."""
 
@@ -231,9 +224,9 @@ class FederatedModule(pl.LightningModule):
         """Each round, as one batch."""
         return Once()
 
-    def val_dataloader(self) -> OnceCounted:
-        """One batch, for all clients."""
-        return OnceCounted()
+    def val_dataloader(self) -> list[str]:
+        """One batch, for all clients; evaluations need its length."""
+        return [*Once()]
 
     test_dataloader = val_dataloader
 
