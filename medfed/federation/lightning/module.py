@@ -200,7 +200,6 @@ class FederatedModule(pl.LightningModule):
         self.automatic_optimization = False
         self.strict_loading = False
         self.open_round: Round | None = None
-        self.packets: dict[str, Packet] = {}
         self.listeners: list[
             Callable[[str, str, bool], None]
         ] = []  # at the start and the end of a client's work
@@ -221,7 +220,7 @@ class FederatedModule(pl.LightningModule):
         No result depends on the ranks: a client's random numbers depend only on the client.
         """
         self._reassign(self.federation.members(self.next_round))
-        self.open_round, self.packets = self.federation.open(self.next_round), {}
+        self.open_round = self.federation.open(self.next_round)
         self.losses = {}
 
     def configure_callbacks(self) -> list[pl.Callback]:
@@ -315,7 +314,7 @@ class FederatedModule(pl.LightningModule):
         self._tell(phase, client, True)
         loss = self.federation.clients[client].training_loss
         if self._gathering is None:
-            self.packets[client] = packet
+            current.receive(client, packet)
             self._note_loss(client, loss)
             return
         taken = json.dumps([time.perf_counter() - began, loss]).encode()
@@ -432,12 +431,12 @@ class FederatedModule(pl.LightningModule):
                     raise NonFiniteError(failure.decode())
             most = self.federation.most_elements
             for client in self.open_round.recipients:
-                self.packets[client] = Packet.from_bytes(gathered[f"reply/{client}"], most)
+                packet = Packet.from_bytes(gathered.pop(f"reply/{client}"), most)
+                self.open_round.receive(client, packet)
                 taken, loss = json.loads(gathered[f"costs/{client}"])
                 self._taken[client] = self._taken.get(client, 0.0) + taken
                 self._note_loss(client, loss)
-        is_open = self.open_round.close_phase(self.packets)
-        self.packets = {}
+        is_open = self.open_round.close_phase()
         if not is_open:
             self._count_time()
         return is_open
