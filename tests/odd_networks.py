@@ -399,8 +399,11 @@ def ranks_are_one(case: Case) -> bool:
     for number in range(ROUNDS):
         rounds, is_open = [rank.open(number) for rank in two], True
         while is_open:
-            replies = {c: rounds[i % 2].fit(c) for i, c in enumerate(rounds[0].recipients)}
-            is_open, _ = (each.close_phase(replies) for each in rounds)
+            for i, client in enumerate(rounds[0].recipients):
+                packet = rounds[i % 2].fit(client)
+                for each in rounds:
+                    each.receive(client, packet)
+            is_open, _ = (each.close_phase() for each in rounds)
     found = two[0].digests() | {
         f"client/{c}": two[i % 2].digests()[f"client/{c}"] for i, c in enumerate(one.ids)
     }

@@ -54,7 +54,6 @@ from medfed.datamodules.client_data import ClientData
 from medfed.federation.budget import LocalBudget
 from medfed.federation.federation import Federation
 from medfed.federation.reference import assemble
-from medfed.federation.wire.packet import Packet
 from medfed.models.classification import ClassificationTask
 from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.unet import unet
@@ -205,14 +204,14 @@ def federated(
         budget=LocalBudget(steps=steps),
     )
     federation.to(device)
-    rounds, packets = count(), dict[str, Packet]()
+    rounds = count()
 
     def run() -> None:
         current, is_open = federation.open(next(rounds)), True
         while is_open:
             for client in current.recipients:
-                packets[client] = current.fit(client)
-            is_open = current.close_phase(packets)
+                current.receive(client, current.fit(client))
+            is_open = current.close_phase()
 
     return run, federation
 

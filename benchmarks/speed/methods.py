@@ -147,7 +147,9 @@ def one_round(federation: Federation, bare: Bare, number: int) -> tuple[float, f
             floor += bare.seconds(client.data, *spent)
             done.update(dict(zip(("steps", "gradient", "forward"), spent, strict=True)))
         begin = time.process_time()
-        going = current.close_phase(replies)
+        for name, packet in replies.items():
+            current.receive(name, packet)
+        going = current.close_phase()
         ours += time.process_time() - begin
     return ours, floor, done
 

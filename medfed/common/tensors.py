@@ -70,18 +70,30 @@ def weighted_mean(items: Iterable[Mapping[str, Tensor]], weights: Sequence[float
         >>> weighted_mean([{"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}], [1, 3])
         {'w': tensor([3.])}
     """
-    total = float(sum(weights))
-    pairs = zip(items, weights, strict=True)
-    if total <= 0 or (first := next(pairs, None)) is None:
+    total, mean = float(sum(weights)), None
+    if total > 0:
+        for item, weight in zip(items, weights, strict=True):
+            mean = weighted_sum(mean, item, weight / total)
+            del item
+    if mean is None:
         raise ValueError("weighted_mean needs at least one item of positive weight.")
-    names = list(first[0])
-    if not names:
-        return {}
-    mean = torch._foreach_mul([first[0][n] for n in names], first[1] / total)
-    del first
-    for item, weight in pairs:
-        torch._foreach_add_(mean, [item[n] for n in names], alpha=weight / total)
-    return dict(zip(names, mean, strict=True))
+    return mean
+
+
+def weighted_sum(before: Tensors | None, item: Mapping[str, Tensor], weight: float) -> Tensors:
+    """Returns ``before + weight·item``, in the memory of ``before`` if there is any.
+
+    Example:
+        >>> one = {"w": torch.tensor([4.0])}
+        >>> weighted_sum(weighted_sum(None, one, 0.25), one, 0.5)
+        {'w': tensor([3.])}
+    """
+    if before is None:
+        scaled = torch._foreach_mul(list(item.values()), weight) if item else ()
+        return dict(zip(item, scaled, strict=True))
+    if before:
+        torch._foreach_add_(list(before.values()), [item[n] for n in before], alpha=weight)
+    return before
 
 
 def flatten(tensors: Mapping[str, Tensor]) -> Tensor:

@@ -17,16 +17,15 @@ from __future__ import annotations
 import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from typing import Annotated, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from medfed.common.console import shown
-from medfed.common.tensors import Tensors, flatten, weighted_mean
+from medfed.common.tensors import Tensors, flatten, weighted_mean, weighted_sum
 from medfed.federation.wire.message import Message
 from medfed.standalone import checks
 from medfed.standalone.errors import ConfigError
@@ -57,31 +56,21 @@ class Outlier(NamedTuple):
         )
 
 
-def find_outliers(replies: Mapping[str, Message], round: int, phase: str) -> list[Outlier]:
+Norms = Mapping[str, Mapping[str, float]]
+"""The norms of replies, by part and client."""
+
+
+def find_outliers(norms: Norms, round: int, phase: str) -> list[Outlier]:
     """Finds the parts whose norm is more than :data:`FAR` times the median over clients.
 
     Example:
-        >>> sent = {"a": torch.tensor([1.0]), "b": torch.tensor([-2.0]), "c": torch.tensor([40.0])}
-        >>> replies = {c: Message("fit", {"shared": {"w": t}}) for c, t in sent.items()}
-        >>> [(far.client, far.norm, far.median) for far in find_outliers(replies, 0, "fit")]
+        >>> norms = {"shared": {"a": 1.0, "b": 2.0, "c": 40.0}}
+        >>> [(far.client, far.norm, far.median) for far in find_outliers(norms, 0, "fit")]
         [('c', 40.0, 2.0)]
     """
-    keys, norms = [], list[Tensor]()
-    for client, message in replies.items():
-        for part, named in message.parts.items():
-            if tensors := [t for t in named.values() if t.is_floating_point() and t.numel()]:
-                keys.append((part, client, len(tensors)))
-                norms += torch._foreach_norm(tensors)
-    if not norms:
-        return []
-    by_part: dict[str, dict[str, float]] = {}
-    # One copy from a GPU for all clients.
-    each = iter(torch.stack(norms).tolist())
-    for part, client, count in keys:
-        by_part.setdefault(part, {})[client] = min(math.hypot(*islice(each, count)), _MOST)
     return [
         Outlier(round, phase, client, part, norm, usual)
-        for part, known in by_part.items()
+        for part, known in norms.items()
         if len(known) >= _FEWEST and (usual := statistics.median_low(known.values())) > 0
         for client, norm in known.items()
         if norm > FAR * usual
@@ -90,6 +79,74 @@ def find_outliers(replies: Mapping[str, Message], round: int, phase: str) -> lis
 
 _FEWEST = 3  # of two clients, neither is the unusual one
 _MOST = 1e19  # about where squares overflow in single precision
+
+
+class PhaseReplies(dict[str, Message]):
+    """The decoded replies of a phase by client, in the order of the cohort.
+
+    Parts that the method only averages are added up as they arrive, and not kept: so the replies of
+    a large model are never in memory together.
+
+    Args:
+        weights: Each client's weight in these means.
+        averaged: The names of these parts.
+
+    Attributes:
+        norms: The norms of all parts.
+        means: The means of the parts that a secure channel reveals as sums alone.
+    """
+
+    def __init__(self, weights: Mapping[str, float], averaged: Collection[str]) -> None:
+        super().__init__()
+        self._weights, self._total = weights, float(sum(weights.values()))
+        self._averaged = averaged if self._total > 0 else ()
+        self._sums: dict[str, tuple[Tensors, int]] = {}
+        self.norms: dict[str, dict[str, float]] = {}
+        self.means: Mapping[str, Tensors] = {}
+
+    def add(self, client: str, message: Message, norms: Mapping[str, float]) -> None:
+        """Takes the next client's reply, and the norms of its parts."""
+        for part, norm in norms.items():
+            self.norms.setdefault(part, {})[client] = min(norm, _MOST)
+        parts = {n: t for n, t in message.parts.items() if n not in self._averaged}
+        for part in message.parts.keys() - parts.keys():
+            before, count = self._sums.get(part, (None, 0))
+            share = self._weights[client] / self._total
+            self._sums[part] = weighted_sum(before, message.parts[part], share), count + 1
+        self[client] = replace(message, parts=_Single(parts, self._sums))
+
+    def summed(self, part: str) -> Tensors | None:
+        """Returns the weighted mean of a part that is added up; None if it is not.
+
+        Raises:
+            KeyError: If only some clients have sent it.
+        """
+        if part not in self._sums:
+            return None
+        mean, count = self._sums[part]
+        if count < len(self):
+            raise KeyError(part)
+        return dict(mean)
+
+
+class _Single(dict[str, Tensors]):
+    """The parts of one reply without those that are added up, which it refuses to give."""
+
+    def __init__(self, parts: Mapping[str, Tensors], sums: Mapping[str, Any]) -> None:
+        super().__init__(parts)
+        self._sums = sums
+
+    def __missing__(self, part: str) -> Tensors:
+        if part not in self._sums:
+            raise KeyError(part)
+        raise ConfigError(
+            f"The method reads the part {part} of a single reply, and its parts_averaged says that "
+            f"it reads only the mean; take {part} out of parts_averaged."
+        )
+
+    def get(self, part: str, default: Any = None) -> Any:
+        """As of a dictionary, but for parts that are added up."""
+        return self[part] if part in self or part in self._sums else default
 
 
 @dataclass(frozen=True)

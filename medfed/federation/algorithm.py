@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
 from medfed.common.tensors import State, Tensors, select, weighted_mean
-from medfed.federation.aggregation import Aggregation
+from medfed.federation.aggregation import Aggregation, PhaseReplies
 from medfed.federation.card import Card
 from medfed.federation.client import Client, ClientData, share_of
 from medfed.federation.entries import divide, patterns_of
@@ -37,7 +37,6 @@ from medfed.federation.split import (
     remainder,
 )
 from medfed.federation.variances import pooled_variances
-from medfed.federation.wire.fixed_point import PhaseReplies
 from medfed.federation.wire.message import Message
 from medfed.standalone.checks import check_fields, check_not_negative, within
 from medfed.standalone.errors import ConfigError, did_you_mean
@@ -440,6 +439,11 @@ class Algorithm(ABC):
         """Returns the clients' part of the weight of all clients."""
         return sum(self.weights(server, clients)) / sum(self.weights(server, server["num_samples"]))
 
+    @property
+    def averages_plainly(self) -> bool:
+        """Whether :meth:`mean` is the weighted mean."""
+        return type(self.aggregation) is Aggregation and not self.mask_aware
+
     def mean(self, server: State, replies: Mapping[str, Message], part: str) -> Tensors:
         """Returns the mean of a part over the replies, weighted as ``weighting`` says.
 
@@ -448,24 +452,20 @@ class Algorithm(ABC):
         """
         if isinstance(replies, PhaseReplies) and part in replies.means:
             return replies.means[part]
-        weights, kinds = self.weights(server, replies), list[str]()
-
-        def parts() -> Iterator[Tensors]:
-            # One by one, as large replies are decoded only now.
-            for message in replies.values():
-                kinds.append(message.kind(part))
-                yield message.parts[part]
-
-        if type(self.aggregation) is Aggregation and not self.mask_aware:
-            mean = weighted_mean(parts(), weights)
+        weights, kinds = self.weights(server, replies), [m.kind(part) for m in replies.values()]
+        summed = replies.summed(part) if isinstance(replies, PhaseReplies) else None
+        items = [m.parts[part] for m in replies.values()] if summed is None else []
+        if summed is not None:
+            mean = summed
+        elif self.averages_plainly:
+            mean = weighted_mean(items, weights)
         elif not self.mask_aware or not (reads := server["reads"]):
-            items = [*parts()]
             start = server[part] if _are_models(kinds) else None
             mean = self.aggregation.combine(items, weights, start)
         else:
             count = len(next(iter(reads.values())))
             present = torch.stack([presence(m.scalars, count) for m in replies.values()])
-            mean = mean_where_present([*parts()], weights, present, reads)
+            mean = mean_where_present(items, weights, present, reads)
         known = server.get(part, {}) if part in self.parts_averaged else {}
         return pooled_variances(mean, known if _are_models(kinds) else None)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from medfed.common.tensors import State, Tensors, digest, states_on, weighted_mean
-from medfed.federation.aggregation import Outlier, find_outliers
+from medfed.federation.aggregation import Norms, Outlier, PhaseReplies, find_outliers
 from medfed.federation.algorithm import (
     Algorithm,
     ClientInfo,
@@ -29,15 +30,13 @@ from medfed.federation.local_client import LocalClient, kept_bytes
 from medfed.federation.moments import PART, with_moments
 from medfed.federation.other_state import OTHER
 from medfed.federation.variances import pooled_variances, second_moments
-from medfed.federation.wire.channel import Channel, Memory, MessageContext
+from medfed.federation.wire.channel import Channel, MessageContext
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
-from medfed.federation.wire.fixed_point import FEWEST, PhaseReplies
-from medfed.federation.wire.ledger import Direction, Ledger
+from medfed.federation.wire.fixed_point import FEWEST
+from medfed.federation.wire.ledger import Direction, Ledger, Sizes
 from medfed.federation.wire.message import KINDS, Message
-from medfed.federation.wire.packet import Packet
+from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.standalone.errors import CodecError, ConfigError, NonFiniteError, few
-
-_T = TypeVar("_T")
 
 
 class Federation:
@@ -178,7 +177,13 @@ class Federation:
             message, received = self.channel.decode(packet, "down", local.memory["down"])
             local.begin(number, packet.phase, position)
             local.adopt(message.parts.get(PART, {}))
+            before = _versions(message)
             reply = self.algorithm.answer(local, message)
+            if changed := [part for part, now in _versions(message).items() if now != before[part]]:
+                raise ValueError(
+                    f"{type(self.algorithm).__name__} changes the part {changed[0]} of a message "
+                    "in place, which the server and all clients share; make new tensors."
+                )
             check_reply(self.algorithm, reply)
             reply = second_moments(reply, message, self.algorithm.parts_averaged)
             reply = with_moments(reply, local.shared_moments())
@@ -267,15 +272,12 @@ class Federation:
         }
 
 
-LARGE = 256_000_000  # bytes of a phase's replies above which each is decoded when it is read
-
-
 class Round:
     """Drives the generator of one round through its phases.
 
     A runtime calls :meth:`fit` for every client of :attr:`recipients`, in any order and in any
-    process, then :meth:`close_phase` with all replies; after the last phase the server's new state
-    is in the federation.
+    process, passes each reply to :meth:`receive`, then calls :meth:`close_phase`; after the last
+    phase the server's new state is in the federation.
 
     Attributes:
         position: The position of the open phase within the round.
@@ -302,6 +304,7 @@ class Round:
         self.recipients: list[str] = []
         self._sent: dict[str, Packet] = {}
         self._cosines: dict[str, float] = {}
+        self._waiting: dict[str, Packet] = {}  # replies that came before those of earlier clients
         self._take(next(self._generator))  # a generator runs only when it is advanced
 
     @property
@@ -317,57 +320,65 @@ class Round:
         """Delivers a client's message, trains, and returns its encoded reply."""
         return self.federation.answer(client, self._sent[client], self.number, self.position)
 
-    def close_phase(
-        self,
-        replies: Mapping[str, Packet],
-        check: Callable[[Mapping[str, Message]], None] = lambda _: None,
-    ) -> bool:
-        """Hands all replies to the server, in the order of the cohort.
+    def receive(self, client: str, packet: Packet) -> None:
+        """Takes a recipient's reply; the replies may come in any order.
 
-        Args:
-            replies: Of all recipients.
-            check: Sees the decoded replies before the server; what it raises ends the round.
+        They are decoded, and what is averaged is added up, in the order of the cohort: so every
+        runtime has the same bits and the same ledger.
         """
-        federation, phase, ledger = self.federation, self.phase, self.federation.ledger
-        sizes = [(c, self._sent[c].sizes(), replies[c].sizes()) for c in self.recipients]
-        for client, down, up in sizes:
-            # In the order of the cohort, not of arrival: so every runtime has the same ledger.
-            ledger.count(down, self.number, phase, client, "down")
-            ledger.count(up, self.number, phase, client, "up")
-        decode, before = federation.channel.decode, federation.memory["up"]
-        # Large replies are decoded again whenever they are read: the bytes of all and the tensors
-        # of one are in memory, not the tensors of all.
-        large = sum(size for _, _, up in sizes for size, _ in up.values()) > LARGE
-        keep = Message() if large else None
+        self._waiting[client] = packet
+        for turn in self.recipients[len(self._replies) :]:
+            if turn not in self._waiting:
+                return
+            with naming(turn, self.number, self.phase):
+                self._decode(turn, self._waiting.pop(turn))
 
-        def decode_one(client: str, memory: Memory | None) -> tuple[Message, Memory]:
-            message, after = decode(replies[client], "up", memory)
-            return keep or message, after
+    def _decode(self, client: str, packet: Packet) -> None:
+        channel = self.federation.channel
+        self._sizes[client] = packet.sizes()
+        message, after = channel.decode(packet, "up", self._memory.get(client))
+        if after:
+            self._memory[client] = after
+        if channel.sums is not None:
+            summed = channel.sums.parts
+            self._summed[client] = {n: e for n, e in packet.parts.items() if n in summed}
+        parts = message.parts.items()
+        norms = {part: packet.parts[part].norm_of(named) for part, named in parts if named}
+        self._replies.add(client, message, norms)
 
+    def close_phase(
+        self, check: Callable[[Mapping[str, Message], Norms], None] = lambda *_: None
+    ) -> bool:
+        """Hands the replies, of which each recipient has sent one, to the server.
+
+        `check`: sees the decoded replies and the norms of their parts before the server; what it
+        raises ends the round.
+        """
+        federation, phase, replies = self.federation, self.phase, self._replies
+        for client in self.recipients:
+            count = partial(federation.ledger.count, round=self.number, phase=phase, client=client)
+            count(self._sent[client].sizes(), way="down")
+            count(self._sizes[client], way="up")
         # The next phase sends other weights; those of a large model would wait for it.
         self._sent = {}
         federation.channel.forget()
-
-        def again(client: str) -> Message:
-            return decode(replies[client], "up", before.get(client))[0]
-
-        kept = self._coded("up", decode_one)
-        decoded = PhaseReplies(self.recipients, again if large else kept.__getitem__)
-        check(decoded)
-        federation.far += find_outliers(decoded, self.number, phase)
+        check(replies, replies.norms)
+        federation.far += find_outliers(replies.norms, self.number, phase)
         if federation.compares and not self._cosines:
             method, buffers = federation.algorithm, federation.channel.buffers
-            self._cosines = cosines_in(decoded, method, federation.server, buffers)
-        decoded.means = self._means(replies)
+            self._cosines = cosines_in(replies, method, federation.server, buffers)
+        replies.means = self._means()
         if self._moments is not None and self.recipients:
             weights = federation.algorithm.weights(federation.server, self.recipients)
             self._moments = weighted_mean(
-                (m.parts.get(PART, {}) for m in decoded.values()), weights
+                (m.parts.get(PART, {}) for m in replies.values()), weights
             )
+        # All ends of the channel or none: an error before this changes nothing.
+        federation.memory["up"] = self._memory
         self.position += 1
         # A generator that returns ends the round: its value is the server's new state.
         try:
-            outbox = self._generator.send(decoded)
+            outbox = self._generator.send(replies)
         except StopIteration as stop:
             if self.position != len(self.expected):
                 raise ValueError(
@@ -382,17 +393,17 @@ class Round:
         self._take(outbox)
         return True
 
-    def _means(self, replies: Mapping[str, Packet]) -> Mapping[str, Tensors]:
+    def _means(self) -> Mapping[str, Tensors]:
         """Returns the means of the parts that are summed."""
         means: dict[str, Tensors] = {}
         if (sums := self.federation.channel.sums) is None:
             return means
         for name in sums.parts:
-            senders = [c for c in self.recipients if name in replies[c].parts]
+            senders = [c for c in self.recipients if name in self._summed[c]]
             if senders and (senders != self.recipients or len(senders) < FEWEST):
                 raise ValueError(f"{len(senders)} clients send {name}, which must be a sum of all.")
             if senders:
-                parts = [replies[c].parts[name] for c in senders]
+                parts = [self._summed[c][name] for c in senders]
                 share = sum(map(self.federation.share, senders))
                 mean = sums.mean(parts, share, str(self.federation.channel.device))
                 start = self._outbox[senders[0]].parts.get(name, {})
@@ -414,28 +425,37 @@ class Round:
         outbox = {c: with_moments(message, self._moments) for c, message in outbox.items()}
         self._outbox = outbox
         self.recipients = [c for c in self.cohort if c in outbox]
-        encode, number = self.federation.channel.encode, self.number
-        self._sent = self._coded(
-            "down",
-            lambda c, memory: encode(
-                outbox[c], "down", MessageContext(c, number, self.position), memory
-            ),
-        )
-
-    def _coded(
-        self, direction: Direction, code: Callable[[str, Memory | None], tuple[_T, Memory]]
-    ) -> dict[str, _T]:
-        """Encodes a message per recipient; the channel's memory changes for all or none."""
         # A copy, swapped in at the end: a message that cannot be encoded must not leave half a
         # state.
-        kept, coded = dict(self.federation.memory[direction]), {}
+        federation, kept = self.federation, dict(self.federation.memory["down"])
         for client in self.recipients:
             with naming(client, self.number, self.phase):
-                coded[client], after = code(client, kept.get(client))
+                place = MessageContext(client, self.number, self.position)
+                message, before = outbox[client], kept.get(client)
+                self._sent[client], after = federation.channel.encode(
+                    message, "down", place, before
+                )
                 if after:
                     kept[client] = after
-        self.federation.memory[direction] = kept
-        return coded
+        federation.memory["down"] = kept
+        self._await()
+
+    def _await(self) -> None:
+        """Prepares for the replies of the open phase."""
+        federation, algorithm = self.federation, self.federation.algorithm
+        adds = algorithm.averages_plainly and not federation.compares
+        averaged = algorithm.parts_averaged if adds else ()
+        weights = algorithm.weights(federation.server, self.recipients) if averaged else ()
+        shares = dict(zip(self.recipients, weights, strict=True)) if averaged else {}
+        self._replies = PhaseReplies(shares, averaged)
+        self._memory = dict(federation.memory["up"])
+        self._sizes: dict[str, Sizes] = {}
+        self._summed: dict[str, dict[str, EncodedPart]] = {}
+
+
+def _versions(message: Message) -> dict[str, list[int]]:
+    """How often the tensors of each part have changed in place."""
+    return {p: [t._version for t in named.values()] for p, named in message.parts.items()}
 
 
 def check_reply(algorithm: Algorithm, reply: Message) -> None:

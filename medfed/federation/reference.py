@@ -303,8 +303,11 @@ def run_reference(
     try:
         for number in range(start, rounds):
             current = federation.open(number)
-            while current.close_phase({c: current.fit(c) for c in current.recipients}):
-                pass
+            is_open = True
+            while is_open:
+                for client in current.recipients:
+                    current.receive(client, current.fit(client))
+                is_open = current.close_phase()
             if after_round:
                 after_round(number)
     finally:

@@ -12,7 +12,6 @@ itself declares none (except buffers that the run keeps local); FedPer and FedBN
 
 from __future__ import annotations
 
-from medfed.federation.aggregation import Aggregation
 from medfed.method import *
 
 
@@ -84,12 +83,7 @@ class FedAvg(Algorithm):
 
     def moved(self, server: State, replies: Replies) -> Tensors:
         """Returns the shared part plus the mean of the replies."""
-        mean, before = self.mean(server, replies, "shared"), server["shared"]
-        if type(self.aggregation) is not Aggregation or not before:
-            return add(before, mean)  # another aggregation may return a client's own reply
-        # In place: a large model need not be there once more. A sum has the same bits either way.
-        torch._foreach_add_([mean[n] for n in before], list(before.values()))
-        return {n: mean[n] for n in before}
+        return add(server["shared"], self.mean(server, replies, "shared"))
 
     def fit(self, client: Client, message: Message) -> Message:
         """Trains from the received shared part and replies with its displacement."""

@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -341,12 +340,15 @@ def play(federation: Federation, number: int, watch: Watch) -> None:
     """Runs a round, and shows what travels as the server knows it."""
     current, goes_on = federation.open(number), True
     while goes_on:
-        received, replies = {}, {}
+        received, replies, decode = {}, {}, federation.channel.decode
         for client in current.recipients:
             memory = federation.clients[client].memory["down"]
-            received[client] = federation.channel.decode(current.sent(client), "down", memory)[0]
-            replies[client] = current.fit(client)
-        goes_on = current.close_phase(replies, partial(watch, received))
+            received[client] = decode(current.sent(client), "down", memory)[0]
+            packet = current.fit(client)
+            replies[client] = decode(packet, "up", federation.memory["up"].get(client))[0]
+            current.receive(client, packet)
+        watch(received, replies)
+        goes_on = current.close_phase()
 
 
 def descriptions(federation: Federation, rounds: int) -> dict[str, dict[str, Tensor]]:

@@ -88,7 +88,9 @@ def try_rounds(
         while is_open:
             asked = sorted(current.recipients, key=lambda name: name != client.id)
             reply = [current.fit(name) for name in asked[:1]] * len(asked)
-            is_open = current.close_phase(dict(zip(asked, reply, strict=True)))
+            for name, packet in zip(asked, reply, strict=True):
+                current.receive(name, packet)
+            is_open = current.close_phase()
     return federation
 
 

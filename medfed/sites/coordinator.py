@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from medfed.common.console import shown
 from medfed.common.scores import limits_of
 from medfed.common.tensors import State
+from medfed.federation.aggregation import Norms
 from medfed.federation.budget import Passes
 from medfed.federation.federation import Round
 from medfed.federation.wire.fixed_point import FEWEST
@@ -169,14 +170,20 @@ class Requests:
             if forms.setdefault("", summed) != summed:
                 raise CodecError("Its summed parts are not those of the other sites.")
 
-    def check_sizes(self, replies: Mapping[str, Message]) -> None:
+    def check_sizes(self, replies: Mapping[str, Message], norms: Norms) -> None:
         """Leaves out sites whose numbers are so large that sums of all would overflow."""
-        if not (sizes := {site: _largest(reply) for site, reply in replies.items()}):
+        sizes = dict.fromkeys(replies, 0.0)
+        for site, reply in replies.items():
+            # A scalar, such as a count, only where it is huge.
+            scalars = [abs(value) for value in reply.scalars.values() if abs(value) > _HUGE]
+            tensors = [known[site] for known in norms.values() if site in known]
+            sizes[site] = max((*tensors, *scalars), default=0.0)
+        if not sizes:
             return
         usual = sorted(sizes.values())[(len(sizes) - 1) // 2]
         most = min(_HUGE, _FAR * max(1.0, usual))
         if far := {site: size for site, size in sizes.items() if size > most}:
-            text = "its message holds {:.3g}, and those of most sites at most {:.3g}"
+            text = "its message has the norm {:.3g}, and those of most sites at most {:.3g}"
             raise Lost({site: text.format(size, usual) for site, size in far.items()})
         first = max(sizes, key=lambda site: sizes[site])
         self._largest = first if sizes[first] > 100 * max(1.0, usual) else ""
@@ -221,13 +228,6 @@ class Requests:
         strange = {c: said for c, m in metrics.items() if (said := impossible(m, usual))}
         self.diverged = [c for c, reply in replies.items() if reply.diverged]
         return {c: m for c, m in metrics.items() if c not in strange}, why | strange
-
-
-def _largest(reply: Message) -> float:
-    """The largest magnitude in a message; a scalar, such as a count, only where it is huge."""
-    tensors = [t for part in reply.parts.values() for t in part.values() if t.numel()]
-    scalars = [abs(value) for value in reply.scalars.values() if abs(value) > _HUGE]
-    return max((*(float(t.abs().max()) for t in tensors), *scalars), default=0.0)
 
 
 def impossible(metrics: Mapping[str, float], names: frozenset[str]) -> str:
@@ -332,8 +332,11 @@ class Coordinator:
                 current = self._reopened(current, packets, wrong, memory)
             packets = self.requests.unmasked(current, where, masks, packets)
             trained.update(packets)
+            names = {c: {*packet.parts, *packet.scalars} for c, packet in packets.items()}
             try:
-                is_open = current.close_phase(packets, self.requests.check_sizes)
+                for site in current.recipients:
+                    current.receive(site, packets.pop(site))  # which may be large
+                is_open = current.close_phase(self.requests.check_sizes)
             except CodecError as error:
                 if error.client is None:
                     raise
@@ -341,7 +344,7 @@ class Coordinator:
             except KeyError as error:
                 # The method reads parts and scalars by name; only the method knows the names.
                 name = error.args[0]
-                lacking = [c for c, p in packets.items() if name not in {*p.parts, *p.scalars}]
+                lacking = [c for c, known in names.items() if name not in known]
                 if not lacking:
                     raise
                 raise Lost(dict.fromkeys(lacking, f"its message has no {name!s:.60}")) from error

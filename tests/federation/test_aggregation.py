@@ -20,6 +20,8 @@ from medfed.federation.aggregation import (
     Clip,
     Krum,
     Median,
+    Norms,
+    PhaseReplies,
     Trimmed,
     find_outliers,
 )
@@ -197,14 +199,17 @@ def test_the_options_of_the_group(option, kind):
 
 
 def test_far_parts_are_found_among_three_or_more():
-    def message(*sizes: float) -> dict[str, Message]:
-        return {
-            f"c{i}": Message("fit", {"shared": {"w": torch.tensor([size])}, "empty": {}})
-            for i, size in enumerate(sizes)
-        }
+    def norms(*sizes: float) -> Norms:
+        replies = PhaseReplies({}, ())
+        for i, size in enumerate(sizes):
+            message = Message("fit", {"shared": {"w": torch.tensor([size])}, "empty": {}})
+            parts = Channel().encode(message, "up")[0].parts
+            lengths = {part: e.norm_of(message.parts[part]) for part, e in parts.items()}
+            replies.add(f"c{i}", message, lengths)
+        return replies.norms
 
-    assert not find_outliers(message(1.0, 100.0), 0, "fit")
-    assert not find_outliers(message(1.0, 1.0, FAR), 0, "fit")
-    (far,) = find_outliers(message(1.0, 1.0, -1e30), 4, "fit")
+    assert not find_outliers(norms(1.0, 100.0), 0, "fit")
+    assert not find_outliers(norms(1.0, 1.0, FAR), 0, "fit")
+    (far,) = find_outliers(norms(1.0, 1.0, -1e30), 4, "fit")
     assert "Round 5: the part shared of c2 is at least 1e19 times" in str(far)
     assert json.loads(json.dumps(far._asdict()))["client"] == "c2"

@@ -190,7 +190,9 @@ def test_budgets_are_divided_or_given_to_each_phase(budget):
         local.budget = LocalBudget(6, budget=budget)
         current = federation.open(0)
         for _ in count():
-            if not current.close_phase({c: current.fit(c) for c in current.recipients}):
+            for client in current.recipients:
+                current.receive(client, current.fit(client))
+            if not current.close_phase():
                 break
         expected = 6 if budget == "equal" else 6 / share
         for found in federation.clients.values():

@@ -125,8 +125,11 @@ def test_a_mistake_in_a_key_is_one_sentence(text):
 def rounds(config, federation) -> None:
     for number in range(config.rounds):
         opened = federation.open(number)
-        while opened.close_phase({c: opened.fit(c) for c in opened.recipients}):
-            pass
+        is_open = True
+        while is_open:
+            for client in opened.recipients:
+                opened.receive(client, opened.fit(client))
+            is_open = opened.close_phase()
 
 
 DIGITS = (

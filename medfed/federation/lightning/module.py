@@ -239,8 +239,10 @@ class FederatedModule(pl.LightningModule):
         self._reassign(self.federation.members(self.next_round))
         current, self.losses = self.federation.open(self.next_round), {}
         with self._full_precision():  # but for the losses
-            while current.close_phase(self._replies(current)):
-                pass
+            is_open = True
+            while is_open:
+                self._train(current)
+                is_open = current.close_phase()
         if self._taken is not None:  # in the first round libraries warm up
             self.seconds |= self._taken
         self._taken = {}
@@ -249,10 +251,8 @@ class FederatedModule(pl.LightningModule):
         for tell in self.listeners:
             tell(phase, client, done)
 
-    def _fit(
-        self, current: Round, client: str, phase: str, gathering: Gathering | None
-    ) -> Packet | None:
-        """Trains a client; returns its encoded reply, or sends it to all ranks."""
+    def _fit(self, current: Round, client: str, phase: str, gathering: Gathering | None) -> None:
+        """Trains a client; hands its encoded reply to the round, or sends it to all ranks."""
         self._tell(phase, client, False)
         began = time.perf_counter()
         try:
@@ -262,15 +262,15 @@ class FederatedModule(pl.LightningModule):
                 raise
             # The other ranks wait for replies: they get the error at the end of the phase.
             gathering.put({f"failure/{client}": str(error).encode()})
-            return None
+            return
         self._tell(phase, client, True)
         loss = self.federation.clients[client].training_loss
         if gathering is None:
+            current.receive(client, packet)
             self._note_loss(client, loss)
-            return packet
+            return
         taken = json.dumps([time.perf_counter() - began, loss]).encode()
         gathering.put({f"reply/{client}": packet.to_bytes(), f"costs/{client}": taken})
-        return None
 
     def _note_loss(self, client: str, loss: float | None) -> None:
         if loss is not None:
@@ -353,28 +353,27 @@ class FederatedModule(pl.LightningModule):
             or self.losses.get(client, nothing) > self.highest_loss
         ]
 
-    def _replies(self, current: Round) -> dict[str, Packet]:
-        """Trains this rank's clients; returns the encoded replies of the clients of all ranks.
+    def _train(self, current: Round) -> None:
+        """Trains this rank's clients; hands the round the replies of the clients of all ranks.
 
         A client that fails on one rank is an error on every rank.
         """
         clients, phase = self._share(current.recipients), current.phase
         gathering = self._start_gathering(current.recipients) if world_size() > 1 else None
-        here = {client: self._fit(current, client, phase, gathering) for client in clients}
+        for client in clients:
+            self._fit(current, client, phase, gathering)
         if gathering is None:
-            return {client: packet for client, packet in here.items() if packet is not None}
-        gathered, packets = gathering.finish(), dict[str, Packet]()
+            return
+        gathered, most = gathering.finish(), self.federation.most_elements
         for client in current.recipients:
             if failure := gathered.get(f"failure/{client}"):
                 raise NonFiniteError(failure.decode())
-        most = self.federation.most_elements
         for client in current.recipients:
-            packets[client] = Packet.from_bytes(gathered[f"reply/{client}"], most)
+            current.receive(client, Packet.from_bytes(gathered.pop(f"reply/{client}"), most))
             taken, loss = json.loads(gathered[f"costs/{client}"])
             if self._taken is not None:
                 self._taken[client] = self._taken.get(client, 0.0) + taken
             self._note_loss(client, loss)
-        return packets
 
     @property
     def owned(self) -> list[str]:

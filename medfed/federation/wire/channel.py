@@ -60,7 +60,6 @@ from medfed.common.tensors import (
     first_non_finite,
     flatten,
     layout_of,
-    length,
     numel,
     select,
 )
@@ -510,11 +509,15 @@ class Channel:
         before = after.get(key := memory_key(link, part, kind, layout))
         same = (kind, None if before is None else id(before), None)
         if not link.direct or same not in known:
-            plain = link.unchanged(kind, working_dtype(layout))
-            flat, rng = None if plain else flatten(tensors).detach(), None
+            flat, rng, coded = None, None, None
             # One pass finds NaN and infinity. As finite numbers may add up to infinity, the tensors
             # are checked one by one before any is refused.
-            total = length(tensors) if flat is None else float(flat.sum())
+            if link.unchanged(kind, working_dtype(layout)):
+                coded = encode_part(tensors, kind, link, self.buffers, None, None, None, layout)
+                total = coded[0].norm
+            else:
+                flat = flatten(tensors).detach()
+                total = float(flat.sum())
             if not math.isfinite(total) and (lost := first_non_finite(tensors)):
                 raise NonFiniteError(f"{part}/{lost} holds NaN or infinity")
             if not link.direct:
@@ -527,7 +530,8 @@ class Channel:
             if same not in known:
                 options = self.buffers, before, rng, flat, layout, place.round
                 try:
-                    known[same] = _Sent(before, *encode_part(tensors, kind, link, *options))
+                    coded = coded or encode_part(tensors, kind, link, *options)
+                    known[same] = _Sent(before, *coded)
                 except (ConfigError, NonFiniteError):
                     raise
                 except ValueError as error:  # finite, but beyond what fp32 or a sum can hold
@@ -608,8 +612,9 @@ def encode_part(
     layout = layout or layout_of(tensors)
     if link.unchanged(kind, working_dtype(layout)):
         plain = torch.contiguous_format
-        copies = {n: t.detach().clone(memory_format=plain) for n, t in tensors.items()}
-        return EncodedPart(kind, copies, layout), None
+        # No copies, as no state changes in place.
+        same = {n: t.detach().contiguous(memory_format=plain) for n, t in tensors.items()}
+        return EncodedPart(kind, same, layout), None
     coded, dense = sections(layout, link, buffers)
     if flat is None or dense:
         flat = _flat(tensors, coded)

@@ -17,7 +17,7 @@ In a simulation nothing hides the vectors: it computes the same sums. Across hos
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,6 @@ import numpy as np
 import torch
 
 from medfed.common.tensors import Tensors, cut, flatten, numel
-from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.standalone.errors import CodecError, ConfigError
 
@@ -112,20 +111,3 @@ def read(part: EncodedPart) -> Whole:
     if len(part.data) != _HEADER.size + 4 * length:
         raise CodecError(f"{len(part.data)} bytes do not hold {length} whole numbers.")
     return np.frombuffer(part.data, "<u4", offset=_HEADER.size).astype(np.uint32, copy=False)
-
-
-class PhaseReplies(Mapping[str, Message]):
-    """The replies of a phase, read one by one."""
-
-    def __init__(self, clients: Sequence[str], read: Callable[[str], Message]) -> None:
-        self._clients, self._read = clients, read
-        self.means: Mapping[str, Tensors] = {}  # the means of the parts that are summed, by part
-
-    def __getitem__(self, client: str) -> Message:
-        return self._read(client)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._clients)
-
-    def __len__(self) -> int:
-        return len(self._clients)

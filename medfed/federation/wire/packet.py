@@ -12,7 +12,7 @@ import msgspec
 from torch import Tensor
 
 from medfed.common.schemas import Count, Number, parse_json
-from medfed.common.tensors import Layout, Tensors, flatten, numel
+from medfed.common.tensors import Layout, Tensors, flatten, length, numel
 from medfed.federation.wire.codecs.base import HEADER_BYTES, MAX_UNCHECKED, Payload
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.message import Kind
@@ -75,6 +75,16 @@ class EncodedPart:
     @property
     def _is_double(self) -> bool:
         return any(dtype == "float64" for _, _, dtype in self.layout)
+
+    @cached_property
+    def norm(self) -> float:
+        """The norm of tensors that no codec changes; not finite if a number is not."""
+        assert not isinstance(self.content, bytes)
+        return length(self.content)
+
+    def norm_of(self, decoded: Tensors) -> float:
+        """Returns the norm of the tensors that it was decoded to."""
+        return length(decoded) if isinstance(self.content, bytes) else self.norm
 
     @cached_property
     def dense_size(self) -> int:

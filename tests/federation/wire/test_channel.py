@@ -98,15 +98,19 @@ def test_a_broadcast_is_coded_once_and_decoded_to_one_object() -> None:
     packets = [sent(channel, Message("fit", {"shared": shared}), "down") for _ in range(3)]
     assert len({id(p.parts["shared"]) for p in packets}) == 1
     decoded = [received(channel, p, "down").parts["shared"]["w"] for p in packets]
-    assert len({t.data_ptr() for t in decoded}) == 1
-    assert decoded[0].data_ptr() != shared["w"].data_ptr()
+    # Within a process it is what was sent: a large model is not there twice.
+    assert {t.data_ptr() for t in decoded} == {shared["w"].data_ptr()}
 
 
-def test_replies_are_never_shared() -> None:
-    channel, part = Channel(), {"w": torch.ones(3)}
-    packets = [sent(channel, Message("fit", {"shared": part}), "up") for _ in range(2)]
-    decoded = [received(channel, p, "up").parts["shared"]["w"] for p in packets]
-    assert decoded[0].data_ptr() != decoded[1].data_ptr()
+def test_what_is_sent_has_ordinary_layout_and_no_graph() -> None:
+    last = torch.ones(1, 2, 3, 3).to(memory_format=torch.channels_last)
+    part = {"w": last.requires_grad_(), "b": torch.arange(6.0)[::2]}
+    channel = Channel()
+    for way in ("up", "down"):
+        decoded = received(channel, sent(channel, Message("fit", {"shared": part}), way), way)
+        found = decoded.parts["shared"]
+        assert all(t.is_contiguous() and not t.requires_grad for t in found.values())
+        assert all(torch.equal(found[n], part[n]) for n in part)
 
 
 def test_another_kind_is_coded_again() -> None:
@@ -142,13 +146,11 @@ def test_what_is_handed_over_equals_its_bytes(wire: torch.dtype) -> None:
     numbers = torch.tensor([0.0, -0.0, 1e-45, torch.finfo(wire).max, -1.5], dtype=wire)
     codec = Dense("float64" if wire is torch.float64 else "float32")
     channel = Channel(codec, codec)
-    given = numbers.clone()
-    packet, _ = channel.encode(Message("fit", {"shared": {"w": given}}), "up")
+    packet, _ = channel.encode(Message("fit", {"shared": {"w": numbers}}), "up")
     assert isinstance(packet.parts["shared"].content, dict)
     travelled = Packet.from_bytes(packet.to_bytes())
     assert isinstance(travelled.parts["shared"].content, bytes)
     assert travelled.sizes() == packet.sizes()
-    given.zero_()
     for each in (packet, travelled):
         received = channel.decode(each, "up")[0].parts["shared"]["w"]
         assert received.numpy().tobytes() == numbers.numpy().tobytes()
