@@ -313,11 +313,7 @@ class ClientData:
 def _copied(values: Tensor | Rows, device: torch.device) -> Tensor:
     """Returns a copy of samples on a device; only some at a time are in main memory."""
     parts = torch.arange(values.shape[0]).split(256)
-    first = consecutive(values, parts[0])
-    copied = torch.empty(values.shape[0], *first.shape[1:], dtype=first.dtype, device=device)
-    for rows in parts:
-        copied[int(rows[0]) : int(rows[-1]) + 1] = consecutive(values, rows)
-    return copied
+    return torch.cat([consecutive(values, rows).to(device) for rows in parts])
 
 
 def finding_counts(label: Tensor) -> Tensor:

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from medfed.federation.engine import batches
-from tests.integration.runs import imaging, run
+from medfed.federation.engine import batches, graphs
+from tests.federation.test_graphs import StandIn
+from tests.integration.runs import CLINICAL, imaging, run
 
 DIGITS = (
     *("experiment=digits_pfednet", "rounds=2", "local.steps=2", "logger=none", "progress=false"),
@@ -59,3 +60,17 @@ def test_prefetched_batches_change_no_hash(tmp_path, monkeypatch):
         hashes.append((tmp_path / kind / "hashes.json").read_text())
     assert hashes[0] == hashes[1]
     assert len(made) == 2 * 2 * 2  # a thread for each phase of two clients in two rounds
+
+
+def test_steps_as_graphs_change_no_hash(tmp_path, monkeypatch):
+    made = StandIn()
+    monkeypatch.setattr(graphs, "record", made)
+    monkeypatch.setattr(batches, "DEVICES", {"cpu"})
+    words = (*CLINICAL, "local.optimizer_state=kept", "optimizer=adam", "optimizer.lr=0.01")
+    hashes = []
+    for kind in ("auto", "true"):
+        assert not made.replayed
+        run(tmp_path / kind, *words, f"local.graphs={kind}")
+        hashes.append((tmp_path / kind / "hashes.json").read_text())
+    assert hashes[0] == hashes[1]
+    assert made.replayed
