@@ -302,11 +302,15 @@ def noted(threads: set[str], image: Tensor, seed: int) -> Tensor:
     "algorithm", [FedAvg(), Ditto(), Scaffold()], ids=["fedavg", "ditto", "scaffold"]
 )
 def test_prefetched_steps_are_equal_also_with_dropout(algorithm, monkeypatch):
+    on_the_cpu(monkeypatch)
+    assert_prefetching_changes_no_bit(algorithm, "cpu")
+
+
+def assert_prefetching_changes_no_bit(algorithm, device):
     flips = Augmentation(
         flip_chance=0.5, affine_chance=0.5, rotation=20.0, noise_chance=0.5, noise=0.1
     )
     digests, used = {}, {}
-    on_the_cpu(monkeypatch)
     for prefetch in (False, True):
         threads: set[str] = set()
         more = {"augment": flips.build((4, 4), flips=(0, 1)), "normalize": partial(noted, threads)}
@@ -320,7 +324,9 @@ def test_prefetched_steps_are_equal_also_with_dropout(algorithm, monkeypatch):
         torch.manual_seed(0)
         for layer in (network[0], network[2]):
             layer.reset_parameters()
+        network.to(device)
         done, _ = federation(data, network, algorithm, loss, prefetch=prefetch)
+        done.to(torch.device(device))
         digests[prefetch] = run_reference(done, 2).digests()
         used[prefetch] = threads
     assert digests[False] == digests[True]

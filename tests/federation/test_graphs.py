@@ -62,9 +62,9 @@ class Network(nn.Module):
         return self.head(self.middle(self.body(x)))
 
 
-def trained(algorithm=None, optimizer=None, middle=None, rounds=2, network=None, **budget: Any):
+def trained(algorithm=None, optimizer=None, middle=None, device="cpu", **budget: Any):
     """Two clients, whose last batches are short; returns all hashes, and passes."""
-    network = network or Network(middle or nn.BatchNorm1d(4))
+    network, rounds = Network(middle or nn.BatchNorm1d(4)).to(device), 2
     torch.manual_seed(1)
     data = [ArrayClient(f"c{n}", torch.randn(8, 3), torch.arange(8) % 2, 3) for n in range(2)]
     federation, local = assemble(
@@ -78,6 +78,7 @@ def trained(algorithm=None, optimizer=None, middle=None, rounds=2, network=None,
         rounds=rounds,
         budget=LocalBudget(**{"steps": 7, **budget}),
     )
+    federation.to(torch.device(device))
     run_reference(federation, rounds)
     passes = {name: (c.passes, c.training_loss) for name, c in federation.clients.items()}
     states = {name: c.state_dict() for name, c in federation.clients.items()}
@@ -91,7 +92,8 @@ def assert_equal_runs(first, second):
             for field, tensor in tensors.items():
                 other = second[2][name]["optimizers"][slot][field]
                 # Not torch.equal: the sign of a zero counts, too.
-                assert tensor.numpy().tobytes() == other.numpy().tobytes(), (slot, field)
+                both = [t.cpu().numpy().tobytes() for t in (tensor, other)]
+                assert both[0] == both[1], (slot, field)
 
 
 OPTIMIZERS = {
