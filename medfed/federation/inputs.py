@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -130,7 +131,7 @@ def check_labels(algorithm: Algorithm, clients: Iterable[ClientData]) -> None:
 class Beside:
     """A hospital's data, with labels counted over the classes of all hospitals."""
 
-    def __init__(self, data: Any, everyone: Sequence[ClientData]) -> None:
+    def __init__(self, data: ClientData, everyone: Sequence[ClientData]) -> None:
         self._data, self._everyone = data, everyone
 
     def __getattr__(self, name: str) -> Any:
@@ -138,16 +139,9 @@ class Beside:
             raise AttributeError(name)
         return getattr(self._data, name)
 
-    @property
-    def resident_bytes(self) -> int | None:
-        """As of the hospital."""
-        size: int | None = self._data.resident_bytes
-        return size
-
-    def resident_on(self, device: torch.device) -> ClientData:
-        """As of the hospital."""
-        moved: ClientData = self._data.resident_on(device)
-        return moved
+    # Looked up in the class, so not passed on by `__getattr__`.
+    resident_bytes = property(attrgetter("_data.resident_bytes"))
+    resident_on = property(attrgetter("_data.resident_on"))
 
     @property
     def label_counts(self) -> Tensor:

@@ -23,7 +23,7 @@ from medfed.datamodules.augmentation import Augmentation, ChannelDropout
 from medfed.datamodules.client_data import ArrayRows, ClientData
 from medfed.federation.budget import LocalBudget
 from medfed.federation.engine import batches
-from medfed.federation.engine.batches import Residents, ahead, may_run_ahead
+from medfed.federation.engine.batches import Residents, ahead
 from medfed.federation.hospital import ArrayClient, Hospital
 from medfed.federation.local_client import Pool
 from medfed.federation.reference import assemble, run_reference
@@ -341,5 +341,11 @@ def assert_prefetching_changes_no_bit(algorithm, device):
 )
 def test_only_batches_from_a_seed_alone_are_made_by_a_thread(name, may, monkeypatch):
     on_the_cpu(monkeypatch)
-    assert may_run_ahead(ELSEWHERE[name], CPU) is may
-    assert not may_run_ahead(images(augment=lambda sample: sample), CPU)
+    _, local = federation([classes()], prefetch=True)
+    assert local._prefetches(ELSEWHERE[name]) is may
+    assert not local._prefetches(images(augment=lambda sample: sample))
+    local.residents.admit(images(), CPU)
+    assert local._prefetches(images("c1"))
+    on_the_device = images()
+    local.residents.admit(on_the_device, CPU)
+    assert not local._prefetches(on_the_device)

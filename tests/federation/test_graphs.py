@@ -16,6 +16,7 @@ from torch import nn
 
 from medfed.federation.budget import LocalBudget
 from medfed.federation.engine import batches, graphs
+from medfed.federation.engine.gradients import Gradients
 from medfed.federation.engine.graphs import obstacle
 from medfed.federation.hospital import ArrayClient
 from medfed.federation.reference import assemble, run_reference
@@ -164,8 +165,8 @@ class Drawing(nn.Module):
 
 
 REFUSED = {
-    "counting": (Counting, "the network changes more than tensors"),
-    "replacing": (Replacing, "the network replaces its buffers"),
+    "counting": (Counting, "the network changes more than tensors in place"),
+    "replacing": (Replacing, "the network changes more than tensors in place"),
     "drawing": (Drawing, "they draw random numbers"),
     "dropout": (nn.Dropout, "dropout"),
 }
@@ -215,6 +216,12 @@ def made(kind=torch.optim.SGD, **options):
     return kind(LAYER.parameters(), **{"lr": 0.1, **options})
 
 
+def computed(**how):
+    gradients = Gradients(lambda batch: batch["image"].sum())
+    vars(gradients).update(how)
+    return gradients
+
+
 class Own(torch.optim.SGD):
     """A user's."""
 
@@ -232,8 +239,8 @@ TABLE: dict[str, tuple[dict[str, Any], str | None]] = {
     "direction": ({"how": {"direction": len}}, "a function of the method"),
     "after step": ({"how": {"after_step": len}}, "a function of the method"),
     "accumulation": ({"budget": LocalBudget(accumulate=2)}, "local.accumulate"),
-    "private": ({"private": True}, "privacy.example"),
-    "float16": ({"half": True}, "trainer.precision"),
+    "private": ({"gradients": computed(private=object())}, "privacy.example"),
+    "float16": ({"gradients": computed(half=True)}, "trainer.precision"),
     "compiled": ({"budget": LocalBudget(compile=True)}, "local.compile"),
     "other optimizer": ({"optimizer": made(torch.optim.RMSprop)}, "the optimizer"),
     "own optimizer": ({"optimizer": made(Own)}, "the optimizer"),
@@ -249,4 +256,5 @@ TABLE: dict[str, tuple[dict[str, Any], str | None]] = {
 def test_what_may_be_a_graph_follows_from_the_plan(name):
     facts, expected = TABLE[name]
     plain = {"how": {}, "budget": LocalBudget(), "optimizer": made(), "network": LAYER}
-    assert obstacle(**{**plain, **facts}) == expected
+    found = obstacle(**{**plain, "gradients": computed(), **facts})
+    assert found == (expected and f"local.graphs=true has no effect on some steps: {expected}.")

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from medfed.datamodules.client_data import ClientData
 from medfed.federation.engine import batches, graphs
 from tests.federation.test_graphs import StandIn
 from tests.integration.runs import CLINICAL, imaging, run
@@ -23,13 +24,13 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_samples_on_the_device_change_no_hash(name, tmp_path, monkeypatch):
     words, moved, hashes = RUNS[name](tmp_path / "data"), list[str](), dict[str, str]()
-    move = batches.Residents._move
+    move = ClientData.resident_on
 
-    def counted(self, data, device):
-        moved.append(data.id)
-        return move(self, data, device)
+    def counted(self, device):
+        moved.append(self.id)
+        return move(self, device)
 
-    monkeypatch.setattr(batches.Residents, "_move", counted)
+    monkeypatch.setattr(ClientData, "resident_on", counted)
     for kind, devices in {"plain": {"cuda"}, "resident": {"cpu", "cuda"}}.items():
         monkeypatch.setattr(batches, "DEVICES", devices)
         _, experiment = run(tmp_path / kind, *words)

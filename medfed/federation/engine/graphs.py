@@ -10,9 +10,10 @@ so a resumed run has the graphs of an uninterrupted one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,8 @@ from medfed.federation.other_state import NOTHING, OTHER
 from medfed.standalone.errors import first_line
 
 _KINDS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+Recorded = tuple[Tensor, Callable[[], object]]  # the loss of a step, and what takes it
+_Graph = tuple[Tensors, Recorded]  # with its inputs
 _WARM_UP = 3  # steps before a capture, in which libraries choose and load kernels
 
 
@@ -36,50 +39,48 @@ def obstacle(
     budget: LocalBudget,
     optimizer: torch.optim.Optimizer,
     network: nn.Module,
-    private: bool = False,
-    half: bool = False,
+    gradients: Gradients,
 ) -> str | None:
-    """Names what keeps the steps of a call from being graphs; ``None`` if nothing does.
+    """Says what keeps the steps of a call from being graphs; ``None`` if nothing does.
 
     Args:
         how: The method's options of training.
         budget: The run's.
         optimizer: Of what trains.
         network: The network.
-        private: Whether noise protects patients.
-        half: Whether gradients are in float16.
+        gradients: What computes them: with noise, in float16, or else.
 
     Example:
         >>> layer = nn.Linear(1, 1)
-        >>> sgd = torch.optim.SGD(layer.parameters())
-        >>> obstacle({"update": "all"}, LocalBudget(), sgd, layer)
-        >>> obstacle({"update": "all"}, LocalBudget(accumulate=2), sgd, layer)
-        'local.accumulate'
+        >>> sgd, gradients = torch.optim.SGD(layer.parameters()), Gradients(lambda batch: 0)
+        >>> obstacle({"update": "all"}, LocalBudget(), sgd, layer, gradients)
+        >>> obstacle({"update": "all"}, LocalBudget(accumulate=2), sgd, layer, gradients)
+        'local.graphs=true has no effect on some steps: local.accumulate.'
     """
-    dropout = any(isinstance(m, _DropoutNd) and m.p > 0 for m in network.modules())
     other_rules = type(optimizer) not in _KINDS or any(
         group.get("dampening") or group["differentiable"] or isinstance(group["lr"], Tensor)
         for group in optimizer.param_groups
     )
-    reasons = {
+    keeping = {
         "a function of the method": any(map(callable, how.values())),
         "local.accumulate": budget.accumulate > 1,
-        "privacy.example": private,
-        "trainer.precision": half,
+        "privacy.example": gradients.private is not None,
+        "trainer.precision": gradients.half,  # in float16
         "local.compile": budget.compile,
         "the optimizer": other_rules,
-        "dropout": dropout,
+        "dropout": any(isinstance(m, _DropoutNd) and m.p > 0 for m in network.modules()),
     }
-    return next((name for name, found in reasons.items() if found), None)
+    return next((_no_effect(name) for name, found in keeping.items() if found), None)
 
 
-def record(
-    step: Callable[[], Tensor], optimizer: torch.optim.Optimizer
-) -> tuple[Tensor, Callable[[], object]]:
+def _no_effect(reason: str) -> str:
+    return f"local.graphs=true has no effect on some steps: {reason}."
+
+
+def record(step: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> Recorded:
     """Returns the loss of a step that is recorded and not run, and what runs it."""
     for group in optimizer.param_groups:
-        if "capturable" in group:
-            group["capturable"] = True  # which Adam asks for in a capture, and fused steps ignore
+        group["capturable"] = True  # which Adam asks for in a capture; fused steps ignore it
     vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True
     graph = torch.cuda.CUDAGraph()
     # Another thread may make batches meanwhile.
@@ -88,38 +89,24 @@ def record(
     return loss, graph.replay
 
 
-class _Graph(NamedTuple):
-    inputs: Tensors
-    loss: Tensor
-    replay: Callable[[], object]
-
-
+@dataclass(eq=False)
 class GraphedSteps:
-    """The steps of one set of tensors; each step of a full batch is a graph, unless it cannot be.
+    """The steps of one set of tensors; a step of a full batch is a graph if it can be."""
 
-    `step`: takes an ordinary step of one batch in a list, and returns its loss. `say`: gets the
-    reason why steps are no graphs.
-    """
-
-    def __init__(
-        self,
-        plan: TrainableSet,
-        model: WorkingNetwork,
-        gradients: Gradients,
-        step: Callable[[Sequence[Batch]], Tensor],
-        say: Callable[[str], None],
-    ) -> None:
-        self.plan, self._model, self._gradients = plan, model, gradients
-        self._step, self._say = step, say
-        self._graphs: dict[tuple[Any, ...], _Graph] = {}  # by the shapes of a batch
-        self._when: tuple[Any, ...] = ()
-        self._state: dict[Any, dict[str, Tensor]] = {}  # the optimizer's, in its place
-        self._refused = False
+    plan: TrainableSet
+    model: WorkingNetwork
+    gradients: Gradients
+    step: Callable[[Sequence[Batch]], Tensor]  # takes an ordinary step of one batch in a list
+    say: Callable[[str], None]  # gets the reason why steps are no graphs
+    _graphs: dict[tuple[Any, ...], _Graph] = field(default_factory=dict)  # by a batch's shapes
+    _when: tuple[Any, ...] = ()
+    _state: dict[Any, dict[str, Tensor]] = field(default_factory=dict)  # the optimizer's
+    _refused: bool = False
 
     def begin(self) -> None:
         """Prepares the steps of a client, whose weights and optimizer have been restored."""
         rates = tuple(group["lr"] for group in self.plan.optimizer.param_groups)
-        if (now := (rates, self._gradients.precision, self._addresses())) != self._when:
+        if (now := (rates, self.gradients.precision, self._addresses())) != self._when:
             self._graphs.clear()  # each holds the memory of a step
             self._when = now
         if self._state:
@@ -129,82 +116,76 @@ class GraphedSteps:
         """Takes a step; returns the loss of its batch."""
         batch = group[0]
         plain = all(isinstance(t, Tensor) for t in batch.values())
-        if self._refused or not plain or size_of(batch) != self._gradients.full_size:
-            return self._step(group)
+        if self._refused or not plain or size_of(batch) != self.gradients.full_size:
+            return self.step(group)
         shapes = tuple((name, t.shape, t.dtype) for name, t in batch.items())
         if (graph := self._graphs.get(shapes) or self._capture(batch)) is None:
-            return self._step(group)
+            return self.step(group)
         self._graphs[shapes] = graph
-        for name, tensor in graph.inputs.items():
+        (inputs, (loss, replay)), passes = graph, self.gradients.gradient_passes
+        for name, tensor in inputs.items():
             tensor.copy_(batch[name], non_blocking=True)
-        passes = self._gradients.gradient_passes
-        graph.replay()
-        self._gradients.gradient_passes = passes + 1
-        return graph.loss.clone()
+        replay()
+        self.gradients.gradient_passes = passes + 1
+        return loss.clone()
 
     def _capture(self, batch: Batch) -> _Graph | None:
         """Records a step, after others that leave no trace."""
         inputs = {name: tensor.clone() for name, tensor in batch.items()}
-        passes, optimizer = self._gradients.gradient_passes, self.plan.optimizer
-        weights = self._model.changed(self._model.entries)
+        passes, optimizer = self.gradients.gradient_passes, self.plan.optimizer
+        weights = self.model.changed(self.model.entries)
         state = {p: {n: t.clone() for n, t in v.items()} for p, v in optimizer.state.items()}
         graph, reason = None, self._warm_up(inputs, weights[OTHER])
-        self._model.load(weights)
+        self.model.load(weights)
         self._state = dict(optimizer.state)
         self._put_state(state)
         if reason is None:
             try:
-                graph = _Graph(inputs, *record(lambda: self._step([inputs]), optimizer))
-            except torch.OutOfMemoryError:
-                raise
+                graph = inputs, record(lambda: self.step([inputs]), optimizer)
             except RuntimeError as error:
                 reason = first_line(error)
-        self._model.load(weights)  # a recorded step may have changed attributes
-        self._gradients.gradient_passes = passes
+        self.model.load(weights)  # a recorded step may have changed attributes
+        self.gradients.gradient_passes = passes
         forget(self.plan.parameters)
         if reason is not None:
             self._refused = True
-            self._say(reason)
+            self.say(_no_effect(reason))
         return graph
 
     def _warm_up(self, inputs: Tensors, other: Tensor) -> str | None:
         """Takes steps; returns what keeps them from being graphs."""
-        device = self._model.device
-        side: AbstractContextManager[Any] = nullcontext()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            side = torch.cuda.stream(torch.cuda.Stream(device))
+        device, cuda = self.model.device, self.model.device.type == "cuda"
+        side: Any = torch.cuda.stream(torch.cuda.Stream(device)) if cuda else nullcontext()
         with seeded(0, device), side:
             streams = _streams(device)
             for _ in range(_WARM_UP):
-                self._step([inputs])
+                self.step([inputs])
             draws = not torch.equal(_streams(device), streams)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
         if draws:
             return "they draw random numbers"
-        if self._addresses() != self._when[-1]:
-            return "the network replaces its buffers"
-        now = self._model.other.packed()
-        before, after = (self._model.other.by_name(packed)[1] for packed in (other, now))
-        moved = not torch.equal(*(NOTHING if rest is None else rest for rest in (before, after)))
-        return "the network changes more than tensors" if moved else None
+        now = self.model.other.packed()
+        before, after = (self.model.other.by_name(packed)[1] for packed in (other, now))
+        kept = torch.equal(*(NOTHING if rest is None else rest for rest in (before, after)))
+        kept = kept and self._addresses() == self._when[-1]
+        return None if kept else "the network changes more than tensors in place"
 
     def _put_state(self, values: Mapping[Any, Mapping[str, Tensor]]) -> None:
         for parameter, fields in self._state.items():
-            for field, tensor in fields.items():
-                if (value := values.get(parameter, {}).get(field)) is not None:
-                    tensor.copy_(value)
-                else:  # -0 + x is x, also of zeros: the first momentum is the gradient itself
-                    tensor.fill_(-0.0 if field == "momentum_buffer" else 0.0)
+            for name, tensor in fields.items():
+                # -0 + x is x, also of zeros: the first momentum is the gradient itself.
+                nothing = tensor.new_full((), -0.0 if name == "momentum_buffer" else 0.0)
+                tensor.copy_(values.get(parameter, {}).get(name, nothing))
         self.plan.optimizer.state.update(self._state)
 
     def _addresses(self) -> tuple[int, ...]:
-        network = self._model.network
+        network = self.model.network
         return tuple(t.data_ptr() for t in chain(network.parameters(), network.buffers()))
 
 
 def _streams(device: torch.device) -> Tensor:
-    """The states of random numbers."""
+    """Returns the states of random numbers, once the device has done its work."""
     state = torch.get_rng_state()
-    return torch.cat([state, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else state
+    if device.type != "cuda":
+        return state
+    torch.cuda.synchronize(device)
+    return torch.cat([state, torch.cuda.get_rng_state(device)])

@@ -39,7 +39,7 @@ from medfed.federation.client import (
     TrainOptions,
 )
 from medfed.federation.engine import batches
-from medfed.federation.engine.batches import Residents, ahead, may_run_ahead
+from medfed.federation.engine.batches import Residents, ahead
 from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedForward, size_of
 from medfed.federation.engine.graphs import GraphedSteps, obstacle
 from medfed.federation.engine.private import Drawable
@@ -118,7 +118,6 @@ class LocalTrainer:
         self.gradients = Gradients(loss, self.budget.compile)
         self.normalization: Normalization = "kept"
         self.residents = Residents(self.budget.resident_gib * 2**30)
-        self._graphs: dict[Update, GraphedSteps] = {}
         self._said = set[str]()
 
     @property
@@ -246,21 +245,14 @@ class LocalTrainer:
         return loss
 
     def _graphed(self, plan: TrainableSet, how: TrainOptions) -> GraphedSteps | None:
-        private, half = self.gradients.private is not None, self.gradients.half
-        if reason := obstacle(how, self.budget, plan.optimizer, self.network, private, half):
-            self._say_eager(reason)
+        if reason := obstacle(how, self.budget, plan.optimizer, self.network, self.gradients):
+            self._warn_once(reason)
             return None
-        update = how.get("update", "all")
-        graphed = self._graphs.get(update)
-        if graphed is None or graphed.plan is not plan:
-            step = partial(self._step, plan, (None, None))
-            graphed = GraphedSteps(plan, self.model, self.gradients, step, self._say_eager)
-            self._graphs[update] = graphed
+        step, say = partial(self._step, plan, (None, None)), self._warn_once
+        plan.graphed = plan.graphed or GraphedSteps(plan, self.model, self.gradients, step, say)
+        graphed: GraphedSteps = plan.graphed
         graphed.begin()
         return graphed
-
-    def _say_eager(self, reason: str) -> None:
-        self._warn_once(f"local.graphs=true has no effect on some steps: {reason}.")
 
     def _warn_once(self, text: str) -> None:
         if text not in self._said:
@@ -268,9 +260,11 @@ class LocalTrainer:
             _log.warning(text)
 
     def _prefetches(self, data: ClientData) -> bool:
-        if not self.budget.prefetch or self.gradients.private is not None:
+        gpu, private = self.model.device.type in batches.DEVICES, self.gradients.private
+        if not self.budget.prefetch or not gpu or private or self.residents.of(data) is not data:
             return False
-        return self.residents.of(data) is data and may_run_ahead(data, self.model.device)
+        # Looked up in the class: a user's wrapper may pass it on.
+        return hasattr(type(data), "may_run_ahead") and bool(data.may_run_ahead)  # type: ignore[attr-defined]
 
     def _step_along(
         self, direction: Direction, plan: TrainableSet, at: StepGradient
@@ -293,10 +287,7 @@ class LocalTrainer:
         self, plan: TrainableSet, penalty: BatchPenalty | None, outputs: Outputs | None = None
     ) -> WatchedForward:
         if self.gradients.compiled_loss is not None:
-            self._warn_once(
-                "local.compile=true has no effect on steps of this method, which watches the "
-                "network's forward passes."
-            )
+            self._warn_once("local.compile=true has no effect: this method watches each pass.")
         head = self.split.head
         return WatchedForward(self.network, plan.trained, head, penalty, outputs, self.gradients)
 
@@ -376,8 +367,8 @@ class LocalTrainer:
         rows, device, seen = list[Features](), self.model.device, 0
         self.model.load(self.fitted(data, dict(at)))
         self.network.eval()
-        head, live = self.split.head, Tensors()
-        watch = WatchedForward(self.network, live, head, _no_term, None, self.gradients)
+        head, live, nothing = self.split.head, Tensors(), torch.zeros(())
+        watch = WatchedForward(self.network, live, head, lambda *_: nothing, None, self.gradients)
         with torch.no_grad(), seeded(device=device):  # some networks draw in evaluation, too
             for batch in data.eval_batches(split):
                 moved = to_device(batch, device)
@@ -474,10 +465,6 @@ class LocalTrainer:
         else:
             batches = self.residents.of(data).train_batches(seed)
         return batches if device.type == "cpu" else (to_device(b, device) for b in batches)
-
-
-def _no_term(*_: Any) -> Tensor:
-    return torch.zeros(())
 
 
 def _drawable(data: ClientData) -> Drawable:
