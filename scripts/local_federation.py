@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from medfed.config.description import as_yaml
-from medfed.sites.flare import SITE_FILE
+from medfed.sites.flare import PREFIXES, SITE_FILE
 from medfed.sites.flare.kits import ADMIN, allow, provision
 from medfed.standalone.files import write_text
 
@@ -32,18 +32,21 @@ class LocalFederation:
     Args:
         folder: For kits, jobs and logs.
         sites: Names.
+        prefixes: Classes that jobs may name.
 
     Example:
         with LocalFederation(folder, ["hospital_1", "hospital_2"]) as federation:
             ...
     """
 
-    def __init__(self, folder: Path, sites: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, sites: Sequence[str], prefixes: Sequence[str] = PREFIXES
+    ) -> None:
         self.folder, self.sites = folder.resolve(), tuple(sites)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.kits = provision(self.folder, sites, SERVER, free_port())
         for name in (SERVER, *sites):
-            allow(self.kits / name)
+            allow(self.kits / name, prefixes)
 
     def kit(self, name: str) -> Path:
         """Returns the folder of a site's, the server's or the admin's kit."""

@@ -104,7 +104,7 @@ NOT_HERE = {
         ("speed/methods.py ditto --rounds 1 --blocks 1", "1 methods: median"),
         (
             "speed/gpu.py --device cpu --size tiny --networks unet_2d perceptron --clients 2 "
-            "--steps 2 --repeats 1 --sides bare indexed graph medfed unfused",
+            "--steps 2 --repeats 1 --sides bare indexed graph medfed copied ahead graphs unfused",
             "| perceptron | 2 | unfused |",
         ),
         ("speed/gpu.py --device cpu --size tiny --networks perceptron --bits", "deterministic"),

@@ -10,8 +10,14 @@ data:
 | graph | forward, loss, backward and step in one CUDA graph, its batches as those of indexed |
 | compiled | the bare loop, the network compiled (`torch.compile`) |
 | overhead | the same, `torch.compile(mode="reduce-overhead")`, PyTorch's own CUDA graphs |
-| medfed | a round of FedAvg by plain SGD; batches are made in main memory and copied |
-| unfused | the same by SGD of several kernels (`fused=False`) |
+| medfed | a round of FedAvg as a run takes it: samples are on the device, as those of indexed |
+| copied | the same, batches made in main memory and copied (`local.resident_gib=0`) |
+| ahead | copied, batches made by a thread (`local.prefetch=true`) |
+| graphs | medfed, its steps as CUDA graphs (`local.graphs=true`), beside the side graph |
+| unfused | medfed by SGD of several kernels (`fused=False`) |
+
+Compare medfed with indexed and graphs with graph, whose steps and data are equal. On the CPU the
+switch of medfed's tests keeps samples where they are on a GPU.
 
 A round of FedAvg has every client take `--steps` steps, with aggregation, messages and ledger; the
 bare sides take as many steps in one go. Each side runs in turn, `--repeats` times after one run to
@@ -39,6 +45,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from multiprocessing.queues import SimpleQueue
@@ -52,6 +59,7 @@ from medfed.common.tensors import Tensors, digest
 from medfed.common.untrusted import read_checkpoint
 from medfed.datamodules.client_data import ClientData
 from medfed.federation.budget import LocalBudget
+from medfed.federation.engine import batches
 from medfed.federation.federation import Federation
 from medfed.federation.reference import assemble
 from medfed.models.classification import ClassificationTask
@@ -64,7 +72,14 @@ from medfed.personalize.fedavg import FedAvg
 ROOT = Path(__file__).resolve().parents[2]
 LR, MOMENTUM = 0.01, 0.9
 BARE = ("bare", "indexed", "graph", "compiled", "overhead")
-SIDES = (*BARE, "medfed", "unfused")
+MEDFED = {
+    "medfed": LocalBudget(),
+    "copied": LocalBudget(resident_gib=0),
+    "ahead": LocalBudget(resident_gib=0, prefetch=True),
+    "graphs": LocalBudget(graphs=True),
+    "unfused": LocalBudget(),
+}
+SIDES = (*BARE, *MEDFED)
 
 
 class Shape(NamedTuple):
@@ -201,7 +216,7 @@ def federated(
         task.loss,
         members,
         optimizer=partial(task.optimizer, fused=False) if side == "unfused" else task.optimizer,
-        budget=LocalBudget(steps=steps),
+        budget=replace(MEDFED[side], steps=steps),
     )
     federation.to(device)
     rounds = count()
@@ -373,13 +388,14 @@ def bits(args: argparse.Namespace, device: torch.device) -> None:
 
     The rates are samples per second of one client's rounds in medfed.
     """
-    heads = ("network", "kernels", "medfed", "again", "unfused", "graph − eager", "per second")
+    others = [side for side in MEDFED if side != "medfed"]
+    heads = ("network", "kernels", "medfed", "again", *others, "graph − eager", "per second")
     print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for name in args.networks:
         for exact in (False, True):
             torch.use_deterministic_algorithms(exact, warn_only=True)
             cells = [name, "deterministic" if exact else "plain"]
-            for side in ("medfed", "medfed", "unfused"):
+            for side in ("medfed", *MEDFED):
                 run, federation = federated(side, name, args.size, 2, args.steps, device)
                 run()
                 run()
@@ -420,9 +436,11 @@ def main() -> None:
         print(f"{torch.cuda.get_device_name(device)}, PyTorch {torch.__version__}")
     else:
         print("On the CPU, to try the benchmark: these are no figures of a GPU.")
-        if "graph" in args.sides:
-            print("The side graph is left out: CUDA graphs need a GPU.")
-            args.sides = [side for side in args.sides if side != "graph"]
+        batches.DEVICES.add("cpu")
+        for left in {"graph", "graphs"}.intersection(args.sides):
+            print(f"The side {left} is left out: CUDA graphs need a GPU.")
+        MEDFED.pop("graphs")
+        args.sides = [side for side in args.sides if side not in ("graph", "graphs")]
     if args.hashes:
         hashes(device)
     elif args.bits:

@@ -168,7 +168,7 @@ class ClientData:
         changes = (self.augment, self.normalize, self.channel_dropout, self.fresh, self.source)
         if type(self) is not ClientData or any(c is not None for c in changes):
             return None
-        one = (gather(self.train[name], torch.zeros(1).long()) for name in self._trained)
+        one = (gather(values, torch.zeros(1).long()) for values in self.train.values())
         return self.num_samples * sum(t.numel() * t.element_size() for t in one)
 
     @property
@@ -182,18 +182,17 @@ class ClientData:
 
         Its training batches are then made there: in the same order, and of the same bits.
         """
-        moved = {name: _copied(self.train[name], device) for name in self._trained}
+        parts = torch.arange(self.num_samples).split(256)  # of which one is in main memory
+        moved = {
+            name: torch.cat([consecutive(values, rows).to(device) for rows in parts])
+            for name, values in self.train.items()
+        }
         weights = onto(self.class_weights, device) if self.balanced else None
         annotated = None if self.annotated is None else onto(self.annotated, device)
         channels = onto(self.channels, device)
         return replace(
             self, train=moved, channels=channels, positive_weights=weights, annotated=annotated
         )
-
-    @property
-    def _trained(self) -> list[str]:
-        """The names of what training batches are picked from."""
-        return [name for name in ("image", "label", "present") if name in self.train]
 
     def units(self, unit: Literal["patient", "row"]) -> Tensor:
         """(num_samples,) numbers of the patients, or rows, that training samples are of."""
@@ -275,16 +274,6 @@ class ClientData:
         if self.balanced:
             batch["class_weights"] = self.class_weights.expand(len(label), -1)
         return batch
-
-
-def _copied(values: Tensor | Rows, device: torch.device) -> Tensor:
-    """Returns a copy of samples on a device; only some at a time are in main memory."""
-    parts = torch.arange(values.shape[0]).split(256)
-    first = consecutive(values, parts[0])
-    copied = torch.empty(values.shape[0], *first.shape[1:], dtype=first.dtype, device=device)
-    for rows in parts:
-        copied[int(rows[0]) : int(rows[-1]) + 1] = consecutive(values, rows)
-    return copied
 
 
 def finding_counts(label: Tensor) -> Tensor:

@@ -61,6 +61,9 @@ class LocalBudget:
     resident_gib: Annotated[float, check_not_negative] = 8.0
     # Whether a thread makes other training batches of a GPU two steps ahead; changes no bit.
     prefetch: bool = False
+    # Whether whole steps are CUDA graphs where they can be. ``auto``: not before it was tried on a
+    # GPU.
+    graphs: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         for name in ("steps", "epochs", "accumulate"):

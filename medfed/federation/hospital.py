@@ -202,16 +202,12 @@ class Hospital(Batched):
             )
         if not isinstance(given, DataLoader):
             return DataLoader(given, batch_size, shuffle=split == "train", collate_fn=_collated)
-        if given.persistent_workers:
+        threads = any(kind.__name__ == "ThreadDataLoader" for kind in type(given).__mro__)
+        if threads or given.persistent_workers:
+            found = "is a ThreadDataLoader" if threads else "keeps its workers for several epochs"
             raise ConfigError(
-                f"Hospital {self.id}: the workers of {split} live for several epochs, so that no "
-                "seed determines their random transforms; give a DataLoader with "
-                "persistent_workers=False."
-            )
-        if any(kind.__name__ == "ThreadDataLoader" for kind in type(given).__mro__):
-            raise ConfigError(
-                f"Hospital {self.id}: {split} is a ThreadDataLoader, which runs transforms while "
-                "the network trains, so that no seed determines them; give a DataLoader."
+                f"Hospital {self.id}: {split} {found}, so that no seed determines its random "
+                "transforms; give a DataLoader with persistent_workers=False."
             )
         return given
 

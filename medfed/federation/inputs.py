@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -130,16 +131,9 @@ def check_labels(algorithm: Algorithm, clients: Iterable[ClientData]) -> None:
 class Beside(AmongOthers):
     """A hospital's data, with labels counted over the classes of all hospitals."""
 
-    @property
-    def resident_bytes(self) -> int | None:
-        """As of the hospital."""
-        size: int | None = self._data.resident_bytes  # type: ignore[attr-defined]
-        return size
-
-    def resident_on(self, device: torch.device) -> ClientData:
-        """As of the hospital."""
-        moved: ClientData = self._data.resident_on(device)  # type: ignore[attr-defined]
-        return moved
+    # Looked up in the class, so not passed on by `__getattr__`.
+    resident_bytes = property(attrgetter("_data.resident_bytes"))
+    resident_on = property(attrgetter("_data.resident_on"))
 
     @property
     def label_counts(self) -> Tensor:

@@ -207,9 +207,10 @@ class LocalClient:
                 done = run()
         except torch.OutOfMemoryError:
             # A method's functions may remember what they were called with.
-            if any(map(callable, how.values())) or not self.trainer.residents.give_up():
+            if any(map(callable, how.values())) or not self.trainer.residents.size:
                 raise
         if done is None:  # only here, as the error keeps tensors
+            self.trainer.residents.give_up()
             with self._counted():
                 done = run()
         end, self.loss = done

@@ -23,7 +23,7 @@ from medfed.datamodules.augmentation import Augmentation, ChannelDropout
 from medfed.datamodules.client_data import ArrayRows, ClientData
 from medfed.federation.budget import LocalBudget
 from medfed.federation.engine import batches
-from medfed.federation.engine.batches import Residents, ahead, may_run_ahead
+from medfed.federation.engine.batches import Residents, ahead
 from medfed.federation.hospital import ArrayClient, Hospital
 from medfed.federation.local_client import Pool
 from medfed.federation.reference import assemble, run_reference
@@ -302,11 +302,15 @@ def noted(threads: set[str], image: Tensor, seed: int) -> Tensor:
     "algorithm", [FedAvg(), Ditto(), Scaffold()], ids=["fedavg", "ditto", "scaffold"]
 )
 def test_prefetched_steps_are_equal_also_with_dropout(algorithm, monkeypatch):
+    on_the_cpu(monkeypatch)
+    assert_prefetching_changes_no_bit(algorithm, "cpu")
+
+
+def assert_prefetching_changes_no_bit(algorithm, device):
     flips = Augmentation(
         flip_chance=0.5, affine_chance=0.5, rotation=20.0, noise_chance=0.5, noise=0.1
     )
     digests, used = {}, {}
-    on_the_cpu(monkeypatch)
     for prefetch in (False, True):
         threads: set[str] = set()
         more = {"augment": flips.build((4, 4), flips=(0, 1)), "normalize": partial(noted, threads)}
@@ -320,7 +324,9 @@ def test_prefetched_steps_are_equal_also_with_dropout(algorithm, monkeypatch):
         torch.manual_seed(0)
         for layer in (network[0], network[2]):
             layer.reset_parameters()
+        network.to(device)
         done, _ = federation(data, network, algorithm, loss, prefetch=prefetch)
+        done.to(torch.device(device))
         digests[prefetch] = run_reference(done, 2).digests()
         used[prefetch] = threads
     assert digests[False] == digests[True]
@@ -335,5 +341,11 @@ def test_prefetched_steps_are_equal_also_with_dropout(algorithm, monkeypatch):
 )
 def test_only_batches_from_a_seed_alone_are_made_by_a_thread(name, may, monkeypatch):
     on_the_cpu(monkeypatch)
-    assert may_run_ahead(ELSEWHERE[name], CPU) is may
-    assert not may_run_ahead(images(augment=lambda sample: sample), CPU)
+    _, local = federation([classes()], prefetch=True)
+    assert local._prefetches(ELSEWHERE[name]) is may
+    assert not local._prefetches(images(augment=lambda sample: sample))
+    local.residents.admit(images(), CPU)
+    assert local._prefetches(images("c1"))
+    on_the_device = images()
+    local.residents.admit(on_the_device, CPU)
+    assert not local._prefetches(on_the_device)

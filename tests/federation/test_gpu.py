@@ -17,6 +17,8 @@ from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.scaffold import Scaffold
+from tests.federation import test_device_batches, test_graphs
+from tests.federation.test_graphs import OPTIMIZERS as RULES
 from tests.sweeps import sweep
 from tests.toys import ToyTask, toy_data, toy_federation
 
@@ -61,6 +63,24 @@ def test_a_gpu_trains_as_a_cpu(name, optimizer):
                 assert value.is_cuda
                 expected = cpu.personal_model(client)[entry]
                 torch.testing.assert_close(value.cpu(), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_samples_on_the_gpu_and_graphs_change_no_bit(name, caplog):
+    how = {"optimizer": RULES[name], "device": "cuda", "optimizer_state": "kept", "clip": 0.5}
+    copied, resident, graphed = (
+        test_graphs.trained(**how, **more)
+        for more in ({"resident_gib": 0}, {"resident_gib": 1}, {"graphs": True})
+    )
+    test_graphs.assert_equal_runs(copied, resident)
+    test_graphs.assert_equal_runs(copied, graphed)
+    assert "local.graphs" not in caplog.text  # no capture was refused
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), Ditto(strength=0.3)], ids=["fedavg", "ditto"])
+def test_batches_of_a_thread_change_no_bit(algorithm, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    test_device_batches.assert_prefetching_changes_no_bit(algorithm, "cuda")
 
 
 def test_a_batch_with_channel_masks_reaches_the_gpu():

@@ -416,9 +416,9 @@ REFUSED = {
     "mapping": (lambda: {"image": torch.zeros(3)}, "of the type dict, without a length or"),
     "living workers": (
         lambda: DataLoader(numbered(4), num_workers=1, persistent_workers=True),
-        "the workers of train live for several epochs",
+        "train keeps its workers for several epochs, so that no seed",
     ),
-    "thread": (lambda: ThreadDataLoader(numbered(4)), "train is a ThreadDataLoader, which runs"),
+    "thread": (lambda: ThreadDataLoader(numbered(4)), "train is a ThreadDataLoader, so that no"),
     "nothing left": (
         lambda: DataLoader(numbered(4), 8, drop_last=True),
         "the loader of train yields no batch; set drop_last=False, or a smaller batch_size",

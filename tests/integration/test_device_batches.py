@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from medfed.federation.engine import batches
-from tests.integration.runs import imaging, run
+from medfed.datamodules.client_data import ClientData
+from medfed.federation.engine import batches, graphs
+from tests.federation.test_graphs import StandIn
+from tests.integration.runs import CLINICAL, imaging, run
 
 DIGITS = (
     *("experiment=digits_pfednet", "rounds=2", "local.steps=2", "logger=none", "progress=false"),
@@ -22,13 +24,13 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_samples_on_the_device_change_no_hash(name, tmp_path, monkeypatch):
     words, moved, hashes = RUNS[name](tmp_path / "data"), list[str](), dict[str, str]()
-    move = batches.Residents._move
+    move = ClientData.resident_on
 
-    def counted(self, data, device):
-        moved.append(data.id)
-        return move(self, data, device)
+    def counted(self, device):
+        moved.append(self.id)
+        return move(self, device)
 
-    monkeypatch.setattr(batches.Residents, "_move", counted)
+    monkeypatch.setattr(ClientData, "resident_on", counted)
     for kind, devices in {"plain": {"cuda"}, "resident": {"cpu", "cuda"}}.items():
         monkeypatch.setattr(batches, "DEVICES", devices)
         _, experiment = run(tmp_path / kind, *words)
@@ -59,3 +61,17 @@ def test_prefetched_batches_change_no_hash(tmp_path, monkeypatch):
         hashes.append((tmp_path / kind / "hashes.json").read_text())
     assert hashes[0] == hashes[1]
     assert len(made) == 2 * 2 * 2  # a thread for each phase of two clients in two rounds
+
+
+def test_steps_as_graphs_change_no_hash(tmp_path, monkeypatch):
+    made = StandIn()
+    monkeypatch.setattr(graphs, "record", made)
+    monkeypatch.setattr(batches, "DEVICES", {"cpu"})
+    words = (*CLINICAL, "local.optimizer_state=kept", "optimizer=adam", "optimizer.lr=0.01")
+    hashes = []
+    for kind in ("auto", "true"):
+        assert not made.replayed
+        run(tmp_path / kind, *words, f"local.graphs={kind}")
+        hashes.append((tmp_path / kind / "hashes.json").read_text())
+    assert hashes[0] == hashes[1]
+    assert made.replayed

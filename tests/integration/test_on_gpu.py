@@ -1,4 +1,9 @@
-"""Whole runs on a GPU, from training to prediction: what a CPU gives, to rounding."""
+"""Whole runs on a GPU, from training to prediction: what a CPU gives, to rounding.
+
+On one CPU core each of these runs takes .5 to .8 CPU seconds, lesions 1.6 to 2.4, and what
+`tests/federation/test_gpu.py` compares 1.3. With the starts of CUDA, and of the two ranks, all
+tests of a GPU should end in three minutes, after one in which pytest collects them: an estimate.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +67,7 @@ def test_a_stopped_run_goes_on_and_ranks_share_the_gpu(tmp_path):
     two = ("trainer.strategy.ranks_per_device=2", f"hydra.run.dir={tmp_path / 'shared'}")
     # Not by the tests' forks: a process that has begun to use a GPU cannot be forked.
     script = [sys.executable, str(ROOT / "scripts" / "train.py")]
-    done = subprocess.run([*script, *words, *two], cwd=ROOT, timeout=250, stderr=subprocess.PIPE)
+    done = subprocess.run([*script, *words, *two], cwd=ROOT, timeout=150, stderr=subprocess.PIPE)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     hashes = {f.name: json.loads((f / "hashes.json").read_text()) for f in tmp_path.iterdir()}
     assert hashes["straight"] == hashes["again"] == hashes["shared"]

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import torch
 
@@ -22,13 +23,6 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 DEVICES = {"cuda"}  # a test adds the CPU, where the same code must give the same bits
 _AHEAD = 2  # steps
-
-
-class _Resident(NamedTuple):
-    data: ClientData
-    there: ClientData
-    size: int
-    turn: int
 
 
 class Residents:
@@ -41,20 +35,20 @@ class Residents:
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self._device: torch.device | None = None
-        self._here: dict[str, _Resident] = {}  # the one that trained the longest ago first
+        # Each client, it on the device, and bytes; the one that trained the longest ago first.
+        self._here: dict[str, tuple[ClientData, ClientData, int]] = {}
         self._turns: dict[str, int] = {}  # the last turn of each client
-        self._turn = 0
         self._latest: ClientData | None = None
 
     @property
     def size(self) -> int:
         """Bytes of all samples on the device."""
-        return sum(resident.size for resident in self._here.values())
+        return sum(size for *_, size in self._here.values())
 
     def of(self, data: ClientData) -> ClientData:
         """Returns a client that makes its batches on the device, or the client itself."""
-        resident = self._here.get(data.id)
-        return data if resident is None or resident.data is not data else resident.there
+        known, there, _ = self._here.get(data.id, (data, data, 0))
+        return there if known is data else data
 
     def admit(self, data: ClientData, device: torch.device) -> None:
         """Copies the samples of a client that begins to train to its device, if there is room."""
@@ -63,46 +57,34 @@ class Residents:
             self._device = device
         if device.type not in DEVICES or data is self._latest:
             return
-        self._turn += 1
-        self._latest = data
-        resident = self._here.pop(data.id, None)
-        if resident is None or resident.data is not data:
-            # Looked up in the class: a user's wrapper may pass on attributes of what it wraps.
-            kind = type(data)
-            resident = self._move(data, device) if hasattr(kind, "resident_bytes") else None
-        if resident is not None:
-            self._here[data.id] = resident._replace(turn=self._turn)
-        self._turns[data.id] = self._turn
+        self._latest, before = data, self._turns.pop(data.id, 0)
+        known, there, size = self._here.pop(data.id, (None, data, 0))
+        if known is not data:
+            there, size = self._put(data, device, before)
+        if there is not data:
+            self._here[data.id] = data, there, size
+        self._turns[data.id] = next(reversed(self._turns.values()), 0) + 1
 
-    def _move(self, data: ClientData, device: torch.device) -> _Resident | None:
-        size: int | None = data.resident_bytes  # type: ignore[attr-defined]
+    def _put(self, data: ClientData, device: torch.device, before: int) -> tuple[ClientData, int]:
+        # Looked up in the class: a user's wrapper may pass on attributes of what it wraps.
+        here = hasattr(type(data), "resident_bytes")
+        size: int | None = data.resident_bytes if here else None  # type: ignore[attr-defined]
         if size is None or size > self.limit:
-            return None
-        before = self._turns.get(data.id, 0)
-        leaving, room = list[str](), self.limit - self.size
-        for name, resident in self._here.items():
-            if room < size and resident.turn < before:
-                leaving.append(name)
-                room += resident.size
-        if room < size:
-            return None
-        for name in leaving:
-            del self._here[name]
+            return data, 0
+        for name in [n for n in self._here if self._turns[n] < before]:
+            if self.size + size > self.limit:
+                del self._here[name]
+        full, cuda = self.size + size > self.limit, device.type == "cuda"
         try:
-            if device.type == "cuda" and size > torch.cuda.mem_get_info(device)[0] / 2:
-                return None  # training needs memory, too
-            return _Resident(data, data.resident_on(device), size, self._turn)  # type: ignore[attr-defined]
+            # Training needs memory, too.
+            full = full or (cuda and size > torch.cuda.mem_get_info(device)[0] / 2)
+            return (data, 0) if full else (data.resident_on(device), size)  # type: ignore[attr-defined]
         except torch.OutOfMemoryError:
-            self._close()
-        return None
+            self.give_up()
+        return data, 0
 
-    def give_up(self) -> bool:
-        """Makes room on a full device; returns whether samples were there."""
-        if had := bool(self._here):
-            self._close()
-        return had
-
-    def _close(self) -> None:
+    def give_up(self) -> None:
+        """Makes room on a full device, and takes no more."""
         self.limit = 0
         self.release()
         _log.warning(
@@ -119,12 +101,6 @@ class Residents:
             torch.cuda.empty_cache()
 
 
-def may_run_ahead(data: ClientData, device: torch.device) -> bool:
-    """Whether a thread may make a client's batches: they draw from no stream of the process."""
-    declares = hasattr(type(data), "may_run_ahead")  # see `Residents.admit`
-    return declares and device.type in DEVICES and bool(data.may_run_ahead)  # type: ignore[attr-defined]
-
-
 @contextmanager
 def ahead(groups: Iterator[_T], device: torch.device) -> Iterator[Iterator[_T]]:
     """Gives an iterator's values and errors in their order; a thread makes them two ahead.
@@ -137,19 +113,15 @@ def ahead(groups: Iterator[_T], device: torch.device) -> Iterator[Iterator[_T]]:
         'abc'
     """
     end = object()
-
-    def make() -> _T | object:
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        return next(groups, end)
+    begin = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
+    pool = ThreadPoolExecutor(1, "batches", begin)
 
     def made() -> Iterator[_T]:
-        waiting = deque(pool.submit(make) for _ in range(_AHEAD))
+        waiting = deque(pool.submit(next, groups, end) for _ in range(_AHEAD))
         while (group := waiting.popleft().result()) is not end:
-            waiting.append(pool.submit(make))
+            waiting.append(pool.submit(next, groups, end))
             yield group  # type: ignore[misc]
 
-    pool = ThreadPoolExecutor(1, "batches")
     try:
         yield made()
     finally:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain, count, islice
@@ -38,8 +38,10 @@ from medfed.federation.client import (
     Split,
     TrainOptions,
 )
-from medfed.federation.engine.batches import Residents, ahead, may_run_ahead
+from medfed.federation.engine import batches
+from medfed.federation.engine.batches import Residents, ahead
 from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedForward, size_of
+from medfed.federation.engine.graphs import GraphedSteps, obstacle
 from medfed.federation.engine.private import Drawable
 from medfed.federation.engine.working_network import TrainableSet, WorkingNetwork
 from medfed.federation.layout import ordinary
@@ -116,7 +118,7 @@ class LocalTrainer:
         self.gradients = Gradients(loss, self.budget.compile)
         self.normalization: Normalization = "kept"
         self.residents = Residents(self.budget.resident_gib * 2**30)
-        self._said = False
+        self._said = set[str]()
 
     @property
     def network(self) -> nn.Module:
@@ -219,25 +221,50 @@ class LocalTrainer:
         # A method's functions may take more batches than there are steps.
         early = self._prefetches(data) and direction is None and after_step is None
         source = ahead(groups, device) if early else nullcontext(groups)
+        step: Callable[[Sequence[Batch]], Tensor] = partial(self._step, plan, terms)
+        if self.budget.graphs is True and device.type in batches.DEVICES:
+            step = self._graphed(plan, how) or step
         with self.model.training(), seeded(seed, device), source as made:
             for group in made:
                 if direction is not None:
                     at = StepGradient(self.gradients, [group], stream, *live, watch, taken=False)
                     losses.append(self._step_along(direction, plan, at))
                 else:
-                    forget(plan.parameters)
-                    losses.append(self.gradients.add(group, *live, *terms))
-                    self._descend(plan)
+                    losses.append(step(group))
                 if after_step is not None:
                     with torch.no_grad():
                         at = StepGradient(self.gradients, [group], stream, *live, watch)
                         after_step(plan.trained, at)
         return sum(map(float, losses)) / steps
 
+    def _step(self, plan: TrainableSet, terms: tuple[Any, Any], group: Sequence[Batch]) -> Tensor:
+        """Takes a step along the gradient; returns the loss of its batches."""
+        forget(plan.parameters)
+        loss = self.gradients.add(group, plan.trained, self.model, *terms)
+        self._descend(plan)
+        return loss
+
+    def _graphed(self, plan: TrainableSet, how: TrainOptions) -> GraphedSteps | None:
+        if reason := obstacle(how, self.budget, plan.optimizer, self.network, self.gradients):
+            self._warn_once(reason)
+            return None
+        step, say = partial(self._step, plan, (None, None)), self._warn_once
+        plan.graphed = plan.graphed or GraphedSteps(plan, self.model, self.gradients, step, say)
+        graphed: GraphedSteps = plan.graphed
+        graphed.begin()
+        return graphed
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            _log.warning(text)
+
     def _prefetches(self, data: ClientData) -> bool:
-        if not self.budget.prefetch or self.gradients.private is not None:
+        gpu, private = self.model.device.type in batches.DEVICES, self.gradients.private
+        if not self.budget.prefetch or not gpu or private or self.residents.of(data) is not data:
             return False
-        return self.residents.of(data) is data and may_run_ahead(data, self.model.device)
+        # Looked up in the class: a user's wrapper may pass it on.
+        return hasattr(type(data), "may_run_ahead") and bool(data.may_run_ahead)  # type: ignore[attr-defined]
 
     def _step_along(
         self, direction: Direction, plan: TrainableSet, at: StepGradient
@@ -259,12 +286,8 @@ class LocalTrainer:
     def _watch(
         self, plan: TrainableSet, penalty: BatchPenalty | None, outputs: Outputs | None = None
     ) -> WatchedForward:
-        if self.gradients.compiled_loss is not None and not self._said:
-            self._said = True
-            _log.warning(
-                "local.compile=true has no effect on steps of this method, which watches the "
-                "network's forward passes."
-            )
+        if self.gradients.compiled_loss is not None:
+            self._warn_once("local.compile=true has no effect: this method watches each pass.")
         head = self.split.head
         return WatchedForward(self.network, plan.trained, head, penalty, outputs, self.gradients)
 
@@ -344,8 +367,8 @@ class LocalTrainer:
         rows, device, seen = list[Features](), self.model.device, 0
         self.model.load(self.fitted(data, dict(at)))
         self.network.eval()
-        head, live = self.split.head, Tensors()
-        watch = WatchedForward(self.network, live, head, _no_term, None, self.gradients)
+        head, live, nothing = self.split.head, Tensors(), torch.zeros(())
+        watch = WatchedForward(self.network, live, head, lambda *_: nothing, None, self.gradients)
         with torch.no_grad(), seeded(device=device):  # some networks draw in evaluation, too
             for batch in data.eval_batches(split):
                 moved = to_device(batch, device)
@@ -442,10 +465,6 @@ class LocalTrainer:
         else:
             batches = self.residents.of(data).train_batches(seed)
         return batches if device.type == "cpu" else (to_device(b, device) for b in batches)
-
-
-def _no_term(*_: Any) -> Tensor:
-    return torch.zeros(())
 
 
 def _drawable(data: ClientData) -> Drawable:

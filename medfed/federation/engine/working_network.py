@@ -47,11 +47,13 @@ class TrainableSet:
         trained: The network's parameters that it trains.
         fixed: All its other entries that are parameters.
         optimizer: The optimizer of ``trained``, in groups of shared and of personal parameters.
+        graphed: Its steps as CUDA graphs; ``None`` without.
     """
 
     trained: Tensors
     fixed: list[Tensor]
     optimizer: torch.optim.Optimizer
+    graphed: Any = None
 
     def __post_init__(self) -> None:
         self.parameters = list(self.trained.values())
