@@ -333,7 +333,8 @@ class BlocksOnDemand:
     read: Callable[[str, int], Block]
 
     def __iter__(self) -> Iterator[Block]:
-        for case, name in enumerate(self.patients):
-            with one_thread():
-                block = self.read(name, case)
-            yield block
+        return map(self._alone, self.patients, range(len(self.patients)))  # which keeps no block
+
+    def _alone(self, name: str, case: int) -> Block:
+        with one_thread():
+            return self.read(name, case)

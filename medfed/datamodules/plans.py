@@ -239,6 +239,8 @@ to train; name fewer.
 
 def first_patients(client: ClientData, count: int, seed: int) -> ClientData:
     """Keeps a client's first training patients with a sample, in a random order of the seed."""
+    if count < 1:
+        raise ConfigError(f"A client keeps 1 training patient or more, not {count}.")
     with_samples = trained_patients(client)
     order = torch.randperm(len(with_samples), generator=torch_rng(seed, "newcomer", client.id))
     return with_patients(client, with_samples[order[:count]])
