@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, Unpack
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from medfed.functional.scores import (
     CLASS_SCORES,
@@ -20,7 +20,7 @@ from medfed.functional.scores import (
 )
 from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
 from medfed.models.meters import Batch, Columns, WholeSplit
-from medfed.models.task import TaskModule
+from medfed.models.task import MakeOptimizer, MakeScheduler, TaskModule, TaskOptions
 from medfed.standalone.checks import check_known
 from medfed.standalone.errors import ConfigError
 from medfed.standalone.inference import ClassInference
@@ -34,8 +34,9 @@ class ClassificationTask(TaskModule):
     Metrics: ``loss`` and those of :func:`medfed.functional.scores.class_scores`.
 
     Args:
-        common: As :class:`medfed.models.task.TaskModule` takes them; the network gives logits
-            ``(B, K)``.
+        network: As in :class:`medfed.models.task.TaskModule`; it gives logits ``(B, K)``.
+        optimizer: As there.
+        scheduler: As there.
         num_classes: K.
         loss: ``"cross_entropy"``, ``"focal"``, or a callable that is given the logits ``(B, K)``
             and the class indices ``(B,)``; with class weights it gives a value per sample.
@@ -44,7 +45,7 @@ class ClassificationTask(TaskModule):
             the ``loss`` metric then has no weights, so that it is comparable between clients.
         focal_gamma: Exponent of the focal loss.
         label_smoothing: Smoothing of the cross-entropy.
-        more: As ``common``.
+        more: As there: ``personal``, ``selection``, ``metrics``, ``l2``.
 
     Raises:
         ConfigError: If there are fewer than 2 classes, the loss is unknown, the number of weights
@@ -57,13 +58,16 @@ class ClassificationTask(TaskModule):
 
     def __init__(
         self,
-        *common: Any,
+        network: nn.Module,
+        optimizer: MakeOptimizer,
+        scheduler: MakeScheduler | None = None,
+        *,
         num_classes: int = 2,
         loss: str | CustomLoss = "cross_entropy",
         class_weights: Sequence[float] | Literal["balanced"] | None = None,
         focal_gamma: float = 2.0,
         label_smoothing: float = 0.0,
-        **more: Any,
+        **more: Unpack[TaskOptions],
     ) -> None:
         if isinstance(loss, str):
             check_known("loss", loss, ("cross_entropy", "focal"))
@@ -83,7 +87,7 @@ class ClassificationTask(TaskModule):
         self.num_classes = num_classes
         self.focal_gamma = focal_gamma
         self.label_smoothing = label_smoothing
-        super().__init__(*common, **more)
+        super().__init__(network, optimizer, scheduler, **more)
         self.custom_loss = loss
         self._weights = None if class_weights is None else torch.tensor(list(class_weights))
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from monai.data.box_utils import box_iou, centers_in_boxes
-from torch import Tensor
+from torch import Tensor, nn
 
 from medfed.functional.detection import LESION_CPM, SCAN, lesion_scores, match_lesions
 from medfed.functional.scores import Floats
 from medfed.models.meters import Batch, Columns
-from medfed.models.task import TaskModule
+from medfed.models.task import MakeOptimizer, MakeScheduler, TaskModule, TaskOptions
 from medfed.standalone.boxes import CODER, BoxInference
 from medfed.standalone.checks import check_count, checked, within
 from medfed.standalone.errors import ConfigError
@@ -42,14 +42,17 @@ class DetectionTask(TaskModule):
     @checked("model")
     def __init__(
         self,
-        *common: Any,
+        network: nn.Module,
+        optimizer: MakeOptimizer,
+        scheduler: MakeScheduler | None = None,
+        *,
         anchors: Sequence[Sequence[int]],
         patch_size: Sequence[int],
         overlap: Annotated[float, within("[0, 1)")] = 0.25,
         window_batch: Annotated[int, check_count] = 4,
         threshold: Annotated[float, within("[0, 1)")] = 0.01,
         boxes: Annotated[int, check_count] = 50,
-        **more: Any,
+        **more: Unpack[TaskOptions],
     ) -> None:
         if not all(len(a) == 3 and all(n > 0 and n % 2 == 0 for n in a) for a in anchors):
             raise ConfigError(
@@ -59,7 +62,7 @@ class DetectionTask(TaskModule):
         sides = tuple(tuple(a) for a in anchors)
         window = tuple(patch_size), overlap, window_batch
         self.inference = BoxInference(sides, *window, threshold, boxes)
-        super().__init__(*common, **more)
+        super().__init__(network, optimizer, scheduler, **more)
 
     def criterion(self, logits: Tensor, label: Tensor) -> Tensor:
         """Returns the loss of maps of anchors and boxes."""

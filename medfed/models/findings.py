@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, Unpack
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from medfed.functional.scores import Floats, finding_scores
 from medfed.models.meters import Batch, Columns, WholeSplit
-from medfed.models.task import TaskModule
+from medfed.models.task import MakeOptimizer, MakeScheduler, TaskModule, TaskOptions
 from medfed.standalone.checks import checked
 from medfed.standalone.inference import FindingInference
 from medfed.standalone.mixture import Activation
@@ -34,14 +34,17 @@ class FindingsTask(TaskModule):
     @checked("model")
     def __init__(
         self,
-        *common: Any,
+        network: nn.Module,
+        optimizer: MakeOptimizer,
+        scheduler: MakeScheduler | None = None,
+        *,
         findings: Sequence[str],
         class_weights: Literal["balanced"] | None = None,
-        **more: Any,
+        **more: Unpack[TaskOptions],
     ) -> None:
         self.findings = tuple(findings)
         self.balanced = class_weights == "balanced"
-        super().__init__(*common, **more)
+        super().__init__(network, optimizer, scheduler, **more)
 
     def criterion(self, logits: Tensor, label: Tensor) -> Tensor:
         """Returns the loss of logits and labels ``(B, K)``."""

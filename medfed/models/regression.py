@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, Unpack
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from medfed.functional.scores import OUTCOME_SCORES, Floats, outcome_scores
 from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
 from medfed.models.meters import Batch, Columns, WholeSplit
-from medfed.models.task import TaskModule
+from medfed.models.task import MakeOptimizer, MakeScheduler, TaskModule, TaskOptions
 from medfed.standalone.checks import checked_scale
 from medfed.standalone.errors import ConfigError
 from medfed.standalone.inference import OutcomeInference
@@ -36,12 +36,14 @@ class RegressionTask(TaskModule):
     The network gives ``(B, 1)``, in standard units.
 
     Args:
-        common: As :class:`medfed.models.task.TaskModule` takes them.
+        network: As in :class:`medfed.models.task.TaskModule`.
+        optimizer: As there.
+        scheduler: As there.
         loss: A callable that is given predictions and outcomes, both ``(B,)`` floats in the
             outcome's unit; ``poisson`` for the likelihood of counts, whose predictions must be
             positive; None for the squared error.
         scale: Mean and deviation of the outcome; None: the network answers in its unit.
-        more: As ``common``.
+        more: As there: ``personal``, ``selection``, ``metrics``, ``l2``.
 
     Raises:
         ConfigError: If the scale is not a finite mean and a deviation above 0, or the loss is
@@ -60,14 +62,17 @@ class RegressionTask(TaskModule):
 
     def __init__(
         self,
-        *common: Any,
+        network: nn.Module,
+        optimizer: MakeOptimizer,
+        scheduler: MakeScheduler | None = None,
+        *,
         loss: CustomLoss | Literal["poisson"] | None = None,
         scale: Sequence[float] | None = None,
-        **more: Any,
+        **more: Unpack[TaskOptions],
     ) -> None:
         self.mean, self.deviation = checked_scale(scale or (0.0, 1.0), "model.scale")
         self.inference = OutcomeInference(self.mean, self.deviation)
-        super().__init__(*common, **more)
+        super().__init__(network, optimizer, scheduler, **more)
         self.poisson = loss == "poisson"
         self.custom_loss = None if isinstance(loss, str) else loss
         if isinstance(loss, str) and not self.poisson:

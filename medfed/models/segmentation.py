@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Unpack
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from monai.losses import DiceLoss
-from torch import Tensor
+from torch import Tensor, nn
 
 from medfed.functional.scores import Floats
 from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
 from medfed.models.meters import Batch, Columns
 from medfed.models.segmentation_meter import SegmentationMeter, counts_above, overlap_scores
-from medfed.models.task import TaskModule
+from medfed.models.task import MakeOptimizer, MakeScheduler, TaskModule, TaskOptions
 from medfed.standalone.checks import check_count, check_known, checked, within
 from medfed.standalone.errors import ConfigError
 from medfed.standalone.inference import RegionInference
@@ -54,8 +54,10 @@ class SegmentationTask(TaskModule):
     nowhere they follow BraTS, see :mod:`medfed.models.segmentation_meter`.
 
     Args:
-        common: As :class:`medfed.models.task.TaskModule` takes them; the network gives logits
-            ``(B, R, *spatial)``, or ``(B, 1 + R, *spatial)`` for softmax.
+        network: As in :class:`medfed.models.task.TaskModule`; it gives logits ``(B, R, *spatial)``,
+            or ``(B, 1 + R, *spatial)`` for softmax.
+        optimizer: As there.
+        scheduler: As there.
         regions: Names of the R regions.
         activation: ``sigmoid``, ``softmax``, or ``auto``: softmax where there are several regions
             and the data say that they are exclusive.
@@ -72,7 +74,7 @@ class SegmentationTask(TaskModule):
         ce_weight: Factor of the cross-entropy term, binary for sigmoid.
         surface: Measure Hausdorff distance and surface Dice at test.
         tolerance: mm within which surfaces agree: one number, or one per region.
-        more: As ``common``.
+        more: As there: ``personal``, ``selection``, ``metrics``, ``l2``.
 
     Raises:
         ConfigError: If there is no region, a number is out of its range, softmax is set although
@@ -86,7 +88,10 @@ class SegmentationTask(TaskModule):
     @checked("model")
     def __init__(
         self,
-        *common: Any,
+        network: nn.Module,
+        optimizer: MakeOptimizer,
+        scheduler: MakeScheduler | None = None,
+        *,
         regions: Sequence[str],
         activation: str = "auto",
         exclusive: bool | None = None,
@@ -99,7 +104,7 @@ class SegmentationTask(TaskModule):
         ce_weight: float = 1.0,
         surface: bool | None = True,
         tolerance: float | Mapping[str, float] = 2.0,
-        **more: Any,
+        **more: Unpack[TaskOptions],
     ) -> None:
         if not regions:
             raise ConfigError("Segmentation needs the names of its regions.")
@@ -113,7 +118,7 @@ class SegmentationTask(TaskModule):
         self.dice_weight = dice_weight
         self.ce_weight = ce_weight
         self.tolerances = _tolerances(tolerance, self.regions) if surface else None
-        super().__init__(*common, **more)
+        super().__init__(network, optimizer, scheduler, **more)
         self.custom_loss = loss
 
     def criterion(self, logits: Tensor, label: Tensor, annotated: Tensor | None = None) -> Tensor:

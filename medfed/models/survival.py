@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from medfed.functional.scores import Floats
 from medfed.functional.survival import LEAST_EVENTS, SURVIVAL, kaplan_meier, survival_scores
 from medfed.models.meters import Batch, Columns, WholeSplit
-from medfed.models.task import TaskModule
+from medfed.models.task import MakeOptimizer, MakeScheduler, TaskModule, TaskOptions
 from medfed.standalone.checks import checked
 from medfed.standalone.errors import ConfigError
 from medfed.standalone.inference import SurvivalInference
@@ -39,13 +39,16 @@ class SurvivalTask(TaskModule):
     @checked("model")
     def __init__(
         self,
-        *common: Any,
+        network: nn.Module,
+        optimizer: MakeOptimizer,
+        scheduler: MakeScheduler | None = None,
+        *,
         cuts: Sequence[float | str],
         loss: Literal["hazard", "cox", "cox_batches"] = "hazard",
         ties: Literal["efron", "breslow"] = "efron",
         horizon: float | None = None,
         least_events: int = LEAST_EVENTS,
-        **more: Any,
+        **more: Unpack[TaskOptions],
     ) -> None:
         self.cuts = tuple(map(float, cuts))
         if horizon is not None and not 0 < horizon <= self.cuts[-1]:
@@ -57,7 +60,7 @@ class SurvivalTask(TaskModule):
         self.horizon, self.least = horizon, least_events
         # Canonical models mix hazards, or logarithms of hazard ratios.
         self.activation = "identity" if self.cox else "sigmoid"
-        super().__init__(*common, **more)
+        super().__init__(network, optimizer, scheduler, **more)
         layers = [part for part in self.network.modules() if isinstance(part, nn.Linear)]
         if layers and layers[-1].bias is not None and not self.cox:
             # Hazards start near those of events that spread evenly, not at a half, from which the

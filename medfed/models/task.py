@@ -9,7 +9,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["Batch", "Meter", "TaskModule", "WholeSplit", "l2_penalty"]
+
+
+MakeOptimizer = Callable[..., Optimizer]
+MakeScheduler = Callable[[Optimizer], Any]
+
+
+class TaskOptions(TypedDict, total=False):
+    """What every task takes by name, see :class:`TaskModule`."""
+
+    personal: str | Sequence[str] | None
+    selection: Sequence[str] | None
+    metrics: Mapping[str, meters.CustomMetric] | None
+    l2: float
 
 
 class TaskModule(nn.Module):
@@ -69,8 +82,8 @@ class TaskModule(nn.Module):
     def __init__(
         self,
         network: nn.Module,
-        optimizer: Callable[..., Optimizer],
-        scheduler: Callable[[Optimizer], Any] | None = None,
+        optimizer: MakeOptimizer,
+        scheduler: MakeScheduler | None = None,
         *,
         personal: str | Sequence[str] | None = None,
         selection: Sequence[str] | None = None,

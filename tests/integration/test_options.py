@@ -244,10 +244,10 @@ def test_mixed_precision_is_of_losses_alone_and_resumes_bit_for_bit(tmp_path, mo
     _, experiment = run(tmp_path / "straight", *small)
     train = FederatedModule._fit
 
-    def killed(self, current, client):
+    def killed(self, current, client, *rest):
         if self.next_round == 1 and client == self.federation.ids[3]:
             raise KeyboardInterrupt
-        train(self, current, client)
+        return train(self, current, client, *rest)
 
     monkeypatch.setattr(FederatedModule, "_fit", killed)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
@@ -291,10 +291,10 @@ def test_fresh_augmented_patches_resume_bit_for_bit(tmp_path, cohort_root, monke
     run(tmp_path / "straight", *small)
     train = FederatedModule._fit
 
-    def killed(self, current, client):
+    def killed(self, current, client, *rest):
         if self.next_round == 1 and client == self.federation.ids[1]:  # amid the second round
             raise KeyboardInterrupt
-        train(self, current, client)
+        return train(self, current, client, *rest)
 
     monkeypatch.setattr(FederatedModule, "_fit", killed)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
