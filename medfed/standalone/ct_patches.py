@@ -8,8 +8,9 @@ voxel is at ``size // 2``; voxels outside the scan are air.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -272,18 +273,12 @@ def read_points(path: Path, last: str | None) -> Points:
     return Points(tuple(names), of, table[:, :3], value, np.arange(1, len(table) + 1))
 
 
-def _subsets(path: Path, levels: int = 3) -> Iterator[Path]:
-    """Yields a folder and its subsets, also links to them; others hold masks of lungs, and such."""
-    yield path
-    for inner in sorted(path.glob("subset*")) if levels else ():
-        if inner.is_dir():
-            yield from _subsets(inner, levels - 1)
-
-
 def find_scans(path: Path) -> dict[str, Path]:
     """Finds the headers in a folder and in its subfolders ``subset*``, also in one another."""
     scans: dict[str, Path] = {}
-    for header in (file for folder in _subsets(path) for file in sorted(folder.glob("*"))):
+    inner = (sorted(path.glob("/".join(["subset*"] * depth))) for depth in (1, 2, 3))
+    folders = [path, *filter(Path.is_dir, chain.from_iterable(inner))]
+    for header in (file for folder in folders for file in sorted(folder.glob("*"))):
         if header.suffix.lower() not in (".mhd", ".mha") or not is_visible(header.name):
             continue
         series = header.name[: -len(".mhd")]  # series ids contain dots

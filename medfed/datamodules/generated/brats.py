@@ -5,18 +5,14 @@ A head has no skull: tissues, tumour and look-alikes on a small grid, and scans 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
+from medfed.datamodules.extending import *
 from medfed.datamodules.generated import cohort
 from medfed.datamodules.generated.cohort import Array, Label, Rng
-from medfed.standalone.checks import check_not_negative
 
 Masks = dict[str, NDArray[np.bool_]]  # of the compartments
 
@@ -240,9 +236,9 @@ class BratsCohort(cohort.VolumeCohort):
     # edge; 1, from well inside to well outside; 2, twice as much.
     outline: float = cohort.added(1.0)
     # The range over hospitals of how strongly tumours stand out.
-    strength: Sequence[float] = cohort.added(MriHospital.traits()["strength"])
+    strength: tuple[float, float] = cohort.added(MriHospital.traits()["strength"])
     # The range over hospitals of the in-plane blur in voxels.
-    blur: Sequence[float] = cohort.added(MriHospital.traits()["blur"])
+    blur: tuple[float, float] = cohort.added(MriHospital.traits()["blur"])
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,19 +8,12 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from medfed.common.seeding import derive_seed, numpy_rng
-from medfed.standalone.checks import check_fields, check_not_negative
-from medfed.standalone.errors import ConfigError
+from medfed.datamodules.extending import *
 from medfed.standalone.files import digest, made_once, writing
 
 Array = NDArray[np.float32]

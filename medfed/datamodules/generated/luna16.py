@@ -8,18 +8,14 @@ patient; vessels, airways and nodules have sizes in mm.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter, zoom
 
-from medfed.common.seeding import derive_seed, numpy_rng
+from medfed.datamodules.extending import *
 from medfed.datamodules.generated.cohort import Hospital, ScanCohort, trait
 
 Rng = np.random.Generator

@@ -7,19 +7,13 @@ independent of the class.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from medfed.common.seeding import numpy_rng
+from medfed.datamodules.extending import *
 from medfed.datamodules.generated.cohort import Cohort
-from medfed.datamodules.splits import SPLITS
-from medfed.standalone.errors import ConfigError
 
 CLASSES = ("neutrophil", "eosinophil", "lymphocyte", "monocyte")
 PLASMA, CYTOPLASM, NUCLEUS, GRANULE = np.array(

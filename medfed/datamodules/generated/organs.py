@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
+from medfed.datamodules.extending import *
 from medfed.datamodules.generated import cohort
 from medfed.datamodules.generated.cohort import Label, Rng
 

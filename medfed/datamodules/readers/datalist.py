@@ -408,7 +408,9 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         looks.roles(guess, sheet, "data.reader.", answers, others)
         if centre := {**guess.keys, **answers}.get("data.reader.centre"):
             placed = [str(e.get(centre, "")) for e in entries if _first(e)]
-    elif (pair := looks.folders_of(path)) and (masks := looks.volumes_in(path / pair[1])):
+    elif (pair := looks.folders_of(path)) and (
+        masks := [file for file in looks.visible(path / pair[1]) if is_volume(file)]
+    ):
         guess, content, names = looks.Guess("datalist", path), {}, [stem_of(f) for f in masks]
     else:
         return None

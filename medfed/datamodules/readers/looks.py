@@ -145,11 +145,6 @@ def may_be_mask(name: str) -> bool:
     return bool(_INSIDE & words(name))
 
 
-def volumes_in(folder: Path) -> list[Path]:
-    """Lists the volumes in a folder: files, and folders of DICOM series."""
-    return [file for file in visible(folder) if volumes.is_volume(file)]
-
-
 def paired(
     path: Path, names: tuple[str, str], wanted: Callable[[Path], bool], stem: Callable[[Path], str]
 ) -> dict[str, tuple[Path, Path]]:
