@@ -111,9 +111,9 @@ class Pilot(Group):
 def composed(overrides: Sequence[str], method: str) -> RunDescription:
     """Composes and checks what the user would train with, by a method."""
     theirs = [o for o in overrides if key_of(o) not in _ITS_OWN]
-    kept = [o for o in theirs if not key_of(o).startswith("hydra.")]
-    kept += [f"algorithm={method}", "logger=none", "progress=false", "pictures.format=none"]
-    config = described([*kept, "folder=nowhere"])
+    usable = [o for o in theirs if not key_of(o).startswith("hydra.")]
+    usable += [f"algorithm={method}", "logger=none", "progress=false", "pictures.format=none"]
+    config = described([*usable, "folder=nowhere"])
     if several(config.trainer):
         raise ConfigError(
             f"trainer.devices={config.trainer.devices}: each run of a pilot is on one device; "
@@ -392,8 +392,8 @@ def choose(asked: PilotData, progress: Sequence[Progress]) -> Advice:
     alone = ALONE if all(gain.says == "worse" for gain in gains.values()) else ""
     use = max(surely, key=lambda name: surely[name]) if surely else alone
     best = max(others, key=lambda name: np.nan_to_num(gains[name].mean, nan=-math.inf))
-    shown = use if use not in ("", ALONE) else best
-    rivals = _gains(task, [name for name in others if name != shown], shown, asked.count)
+    displayed = use if use not in ("", ALONE) else best
+    rivals = _gains(task, [name for name in others if name != displayed], displayed, asked.count)
     group = progress[0].group
     rounds = group.config(group.variants[0]).rounds
     by_name, methods = {p.group.method.name: p for p in progress}, dict[str, Judged]()
@@ -546,18 +546,18 @@ def advise(
     quiet: bool = False,
 ) -> tuple[Advice, Path]:
     """Runs the pilot's cells that are missing, then writes and prints the advice."""
-    asked = pilot_data(overrides, folds, repeats)
+    question = pilot_data(overrides, folds, repeats)
     out = out.expanduser()
     with writing(out, "choose another out=FOLDER"):
-        groups = pilots(asked, [ALONE, *(m for m in methods if m != ALONE)], out, rounds)
-        folder, console = out / pilot_folder(asked, groups), wide_console()
+        groups = pilots(question, [ALONE, *(m for m in methods if m != ALONE)], out, rounds)
+        folder, console = out / pilot_folder(question, groups), wide_console()
         if not quiet:
             each = groups[0].config(groups[0].variants[0]).rounds
-            many = {"methods": len(groups), "splits": len(asked.divisions), "rounds": each}
-            say(console, filled(_TEMPLATES / "begins.txt", asked=asked, **many).strip())
+            many = {"methods": len(groups), "splits": len(question.divisions), "rounds": each}
+            say(console, filled(_TEMPLATES / "begins.txt", asked=question, **many).strip())
         progress = runner.computed(groups, out, workers, quiet)
-    advice = choose(asked, progress)
-    command = _advice_command(asked, advice)
+    advice = choose(question, progress)
+    command = _advice_command(question, advice)
     with writing(folder, "choose another out=FOLDER"):
         write_json(folder / "advice.json", advice.plain())
         write_text(folder / "advice.md", markdown(advice, command))

@@ -283,15 +283,15 @@ def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:
         at = (task.situation or task.name, task.data)
         situations.setdefault(at, []).append((task, verdicts))
         kinds.setdefault(task.data, []).append((task, verdicts))
-    shown = {at: [_shown_by(*one) for one in ones] for at, ones in situations.items()}
-    surest = sorted(shown, key=lambda at: -sum(map(bool, shown[at])) / len(shown[at]))
-    rows = [row for at in surest for row in _rows(*at, situations[at], shown[at])]
+    answers = {at: [_shown_by(*one) for one in ones] for at, ones in situations.items()}
+    surest = sorted(answers, key=lambda at: -sum(map(bool, answers[at])) / len(answers[at]))
+    rows = [row for at in surest for row in _rows(*at, situations[at], answers[at])]
     for data, judged in kinds.items():
         if saving := [one for judged_task in judged if (one := _saving(*judged_task))]:
             rows += _rows(SCARCE, data, judged, saving)[:1]
     filled = [n for n, _ in enumerate(HEAD) if any(row[n].text for row in rows)]
-    kept = [[row[n] for n in filled] for row in rows]
-    return Table([HEAD[n] for n in filled], kept, prose=range(len(filled)), kind="card")
+    cells = [[row[n] for n in filled] for row in rows]
+    return Table([HEAD[n] for n in filled], cells, prose=range(len(filled)), kind="card")
 
 
 def _rows(
