@@ -26,7 +26,7 @@ from medfed.benchmark.plan import Group, Setting
 from medfed.benchmark.runner import Progress
 from medfed.benchmark.suite import Method, Size, Suite, Variant
 from medfed.benchmark.tasks import task_of
-from medfed.common.console import brief, file_names, in_markdown, say, size, wide_console
+from medfed.common.console import brief, file_names, in_markdown, say, shown, size, wide_console
 from medfed.common.scores import LEAST_CASES
 from medfed.common.seeding import derive_seed
 from medfed.common.tables import Table
@@ -42,7 +42,7 @@ from medfed.reports.sentences import lines_of, signed, takes_to_show
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import UNDECIDED, Verdict, against, floor_of, judge
 from medfed.run.assembly import unread_data
-from medfed.standalone.errors import ConfigError, DataError, MedfedError
+from medfed.standalone.errors import ConfigError, DataError, MedfedError, few
 from medfed.standalone.files import digest, filled, write_json, write_text, writing
 
 # Keys that the pilot sets itself.
@@ -470,13 +470,8 @@ def sentences(advice: Advice) -> list[str]:
     hospitals = advice.methods[advice.shown].hospitals
     unsure = [client for client in advice.hospitals("cannot tell") if hospitals[client].mean < 0]
     again = advice.repetitions // advice.asked.folds
-    words = {
-        "advice": advice,
-        "brief": brief,
-        "again": again,
-        "below": unsure,
-        "least": LEAST_CASES,
-    }
+    words: dict[str, Any] = {"advice": advice, "brief": brief, "again": again, "below": unsure}
+    words |= {"least": LEAST_CASES, "few": lambda names: few([shown(name) for name in names])}
     return [*lines_of("advice.txt", _TEMPLATES, **words), *advice.notes]
 
 

@@ -31,20 +31,21 @@ from medfed.reports.verdicts import (
     in_one_place,
 )
 from medfed.standalone.errors import few
-from medfed.standalone.files import filled
+from medfed.standalone.files import text_templates
 
 LABELS = {"local": "local training", "fedavg": "FedAvg"}
 TEMPLATES = Path(__file__).parent / "templates"
 
 
 def lines_of(template: str, folder: Path = TEMPLATES, **facts: Any) -> list[str]:
-    """Returns the sentences of a template, which has one a line; names in lists stay on theirs."""
+    """Returns the sentences of a template, one a line; no name from outside begins another line."""
+    environment = text_templates(folder).overlay(finalize=_on_one_line)
+    words = {"few": few, "signed": signed, "labels": LABELS, **facts}
+    return [*filter(None, environment.get_template(template).render(words).split("\n"))]
 
-    def listed(names: Sequence[str], most: int = 20) -> str:
-        return few([visible(name) for name in names], most)
 
-    text = filled(folder / template, few=listed, signed=signed, labels=LABELS, **facts)
-    return [*filter(None, text.split("\n"))]
+def _on_one_line(value: object) -> object:
+    return visible(value) if isinstance(value, str) else value
 
 
 def answer(task: Task, verdicts: Verdicts) -> list[str]:
