@@ -100,10 +100,10 @@ def answer_of(
         return sign * np.array(values, dtype=float)
 
     by_absent = {absent[variant]: scores(of) for variant, of in results.items()}
-    seen, own = by_absent[frozenset()], scores(alone[ALL])
+    as_members, by_themselves = by_absent[frozenset()], scores(alone[ALL])
     unseen = np.stack([by_absent[frozenset([c])][:, n] for n, c in enumerate(clients)], axis=1)
     gains = [
-        mean_of_known(np.delete(seen - by_absent[frozenset([c])], n, axis=1), 1).tolist()
+        mean_of_known(np.delete(as_members - by_absent[frozenset([c])], n, axis=1), 1).tolist()
         for n, c in enumerate(clients)
     ]
     shares, apart = dict[str, Difference](), None
@@ -117,9 +117,9 @@ def answer_of(
         pairs = [each[a] - each[b] for a, b in combinations(clients, 2)]
         ps = holm([difference(pair.tolist(), overlap).p for pair in pairs])
         apart = sum(p < 1 - LEVEL for p in ps), len(ps)
-    means = (sign * mean_of_known(part, 0) for part in (seen, unseen, own))
-    given = [difference(gain, overlap) for gain in gains]
-    columns = zip(clients, *means, given, holm([one.p for one in given]), strict=True)
+    means = (sign * mean_of_known(part, 0) for part in (as_members, unseen, by_themselves))
+    differences = [difference(gain, overlap) for gain in gains]
+    columns = zip(clients, *means, differences, holm([one.p for one in differences]), strict=True)
     members = {
         c: Member(float(a), float(b), float(d), one, p, shares.get(c))
         for c, a, b, d, one, p in columns
@@ -127,7 +127,7 @@ def answer_of(
     # At once for all hospitals, by Bonferroni.
     ends = [difference(gain, overlap, 1 - (1 - LEVEL) / len(gains)) for gain in gains]
     largest = max(max(-one.low, one.high) for one in ends)
-    outside = difference(mean_of_known(unseen - seen, 1).tolist(), overlap)
+    outside = difference(mean_of_known(unseen - as_members, 1).tolist(), overlap)
     return Answer(method, metric, members, outside, largest, apart)
 
 
@@ -159,12 +159,12 @@ def advise_without(
     workers: int = 1,
 ) -> tuple[Answer, Path]:
     """Runs the pilot's cells that are missing, then writes and prints the answer."""
-    asked, out = pilot_data(overrides, folds, repeats), out.expanduser()
-    check_count(len(asked.patients), sets)
+    question, out = pilot_data(overrides, folds, repeats), out.expanduser()
+    check_count(len(question.patients), sets)
     with writing(out, "choose another out=FOLDER"):
-        alone, pilot = pilots(asked, [ALONE, method], out, rounds)
-        group = absences(pilot, [*asked.patients], sets)
-        alone = absences(alone, [*asked.patients], False)
+        alone, pilot = pilots(question, [ALONE, method], out, rounds)
+        group = absences(pilot, [*question.patients], sets)
+        alone = absences(alone, [*question.patients], False)
         alone = replace(alone, variants=(ALL,))
         progress = runner.computed([group, alone], out, workers)
     results = [
@@ -180,7 +180,7 @@ def advise_without(
                 f"{method} does not; choose methods=[fedavg], or without=each."
             )
     answer = answer_of(method, group.absent, *results)
-    folder = out / pilot_folder(asked, [group, alone])
+    folder = out / pilot_folder(question, [group, alone])
     title, *sentences = sentences_of(answer)
     with writing(folder, "choose another out=FOLDER"):
         page = [f"# {title}", "", *answer.table.markdown(), ""]

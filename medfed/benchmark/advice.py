@@ -26,7 +26,7 @@ from medfed.benchmark.plan import Group, Setting
 from medfed.benchmark.runner import Progress
 from medfed.benchmark.suite import Method, Size, Suite, Variant
 from medfed.benchmark.tasks import task_of
-from medfed.common.console import brief, file_names, in_markdown, say, size, wide_console
+from medfed.common.console import brief, file_names, in_markdown, say, shown, size, wide_console
 from medfed.common.scores import LEAST_CASES
 from medfed.common.seeding import derive_seed
 from medfed.common.tables import Table
@@ -42,7 +42,7 @@ from medfed.reports.sentences import lines_of, signed, takes_to_show
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import UNDECIDED, Verdict, against, floor_of, judge
 from medfed.run.assembly import unread_data
-from medfed.standalone.errors import ConfigError, DataError, MedfedError
+from medfed.standalone.errors import ConfigError, DataError, MedfedError, few
 from medfed.standalone.files import digest, filled, write_json, write_text, writing
 
 # Keys that the pilot sets itself.
@@ -111,9 +111,9 @@ class Pilot(Group):
 def composed(overrides: Sequence[str], method: str) -> RunDescription:
     """Composes and checks what the user would train with, by a method."""
     theirs = [o for o in overrides if key_of(o) not in _ITS_OWN]
-    kept = [o for o in theirs if not key_of(o).startswith("hydra.")]
-    kept += [f"algorithm={method}", "logger=none", "progress=false", "pictures.format=none"]
-    config = described([*kept, "folder=nowhere"])
+    usable = [o for o in theirs if not key_of(o).startswith("hydra.")]
+    usable += [f"algorithm={method}", "logger=none", "progress=false", "pictures.format=none"]
+    config = described([*usable, "folder=nowhere"])
     if several(config.trainer):
         raise ConfigError(
             f"trainer.devices={config.trainer.devices}: each run of a pilot is on one device; "
@@ -392,8 +392,8 @@ def choose(asked: PilotData, progress: Sequence[Progress]) -> Advice:
     alone = ALONE if all(gain.says == "worse" for gain in gains.values()) else ""
     use = max(surely, key=lambda name: surely[name]) if surely else alone
     best = max(others, key=lambda name: np.nan_to_num(gains[name].mean, nan=-math.inf))
-    shown = use if use not in ("", ALONE) else best
-    rivals = _gains(task, [name for name in others if name != shown], shown, asked.count)
+    displayed = use if use not in ("", ALONE) else best
+    rivals = _gains(task, [name for name in others if name != displayed], displayed, asked.count)
     group = progress[0].group
     rounds = group.config(group.variants[0]).rounds
     by_name, methods = {p.group.method.name: p for p in progress}, dict[str, Judged]()
@@ -470,13 +470,8 @@ def sentences(advice: Advice) -> list[str]:
     hospitals = advice.methods[advice.shown].hospitals
     unsure = [client for client in advice.hospitals("cannot tell") if hospitals[client].mean < 0]
     again = advice.repetitions // advice.asked.folds
-    words = {
-        "advice": advice,
-        "brief": brief,
-        "again": again,
-        "below": unsure,
-        "least": LEAST_CASES,
-    }
+    words: dict[str, Any] = {"advice": advice, "brief": brief, "again": again, "below": unsure}
+    words |= {"least": LEAST_CASES, "few": lambda names: few([shown(name) for name in names])}
     return [*lines_of("advice.txt", _TEMPLATES, **words), *advice.notes]
 
 
@@ -546,18 +541,18 @@ def advise(
     quiet: bool = False,
 ) -> tuple[Advice, Path]:
     """Runs the pilot's cells that are missing, then writes and prints the advice."""
-    asked = pilot_data(overrides, folds, repeats)
+    question = pilot_data(overrides, folds, repeats)
     out = out.expanduser()
     with writing(out, "choose another out=FOLDER"):
-        groups = pilots(asked, [ALONE, *(m for m in methods if m != ALONE)], out, rounds)
-        folder, console = out / pilot_folder(asked, groups), wide_console()
+        groups = pilots(question, [ALONE, *(m for m in methods if m != ALONE)], out, rounds)
+        folder, console = out / pilot_folder(question, groups), wide_console()
         if not quiet:
             each = groups[0].config(groups[0].variants[0]).rounds
-            many = {"methods": len(groups), "splits": len(asked.divisions), "rounds": each}
-            say(console, filled(_TEMPLATES / "begins.txt", asked=asked, **many).strip())
+            many = {"methods": len(groups), "splits": len(question.divisions), "rounds": each}
+            say(console, filled(_TEMPLATES / "begins.txt", asked=question, **many).strip())
         progress = runner.computed(groups, out, workers, quiet)
-    advice = choose(asked, progress)
-    command = _advice_command(asked, advice)
+    advice = choose(question, progress)
+    command = _advice_command(question, advice)
     with writing(folder, "choose another out=FOLDER"):
         write_json(folder / "advice.json", advice.plain())
         write_text(folder / "advice.md", markdown(advice, command))

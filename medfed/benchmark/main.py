@@ -58,8 +58,8 @@ def benchmark(
     repeated = [one for one in read if one.group.suite.repeats]
     progress = [one for one in read if one.group.arm is None and one not in repeated]
     report = tasks.findings(progress, size, notes, target)
-    given = {"suite": suite, "methods": methods, "variants": variants, "arms": arms}
-    report.commands = [_command(given, size, paths or {})]
+    request = {"suite": suite, "methods": methods, "variants": variants, "arms": arms}
+    report.commands = [_command(request, size, paths or {})]
     if not any(one.final for one in [*progress, *repeated]):
         lost = next(iter(broken.values()), "") or (notes or ["nothing was computed there"])[-1]
         needs = "".join(f" suite={one.name} needs {one.fetch}." for one in chosen if one.fetch)
@@ -79,8 +79,8 @@ def benchmark(
 
 def _command(given: Mapping[str, Any], size: str, paths: Mapping[str, str | None]) -> str:
     """The command line that repeats the benchmark, without the paths of data."""
-    kept = ((key, value) for key, value in given.items() if value not in (None, False))
-    listed = {k: str(v) if isinstance(v, bool | str) else f"[{','.join(v)}]" for k, v in kept}
+    wanted = ((key, value) for key, value in given.items() if value not in (None, False))
+    listed = {k: str(v) if isinstance(v, bool | str) else f"[{','.join(v)}]" for k, v in wanted}
     keys = [f"{key}={value.replace('True', 'true')}" for key, value in listed.items()]
     data = [f"paths.{name}=FOLDER" for name, path in paths.items() if path is not None]
     return " ".join(["medfed benchmark", *keys, f"size={size}", *data])

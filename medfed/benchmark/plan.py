@@ -59,13 +59,13 @@ class Group:
         key = variant, arm.name if arm else ""
         if key not in self._composed:
             of_method = suite.by_method.get(self.method.algorithm, ())
-            given = (*suite.overrides, *self.size.overrides, *of_method)
-            given += suite.variants[variant].overrides
+            of_all = (*suite.overrides, *self.size.overrides, *of_method)
+            of_all += suite.variants[variant].overrides
             named = f"suite={suite.name}" + (f", arm {self.arm.name}" if self.arm else "")
             overrides = [
                 f"experiment={suite.experiment}",
                 f"algorithm={self.method.algorithm}",
-                *(arm.after(given) if arm else given),
+                *(arm.after(of_all) if arm else of_all),
                 *("logger=none", "progress=false", "threads=1", "folder=nowhere"),
                 *self.common,
             ]
@@ -177,19 +177,19 @@ def groups(
                 continue
             suites.check_paths({suite.name: path}, wanted)
             overrides.append(f'data.path="{Path(path).expanduser().resolve()}"')
-        chosen, sized, given = tuple(suite.chosen(variants)), suite.sized(size), tuple(overrides)
+        chosen, sized, added = tuple(suite.chosen(variants)), suite.sized(size), tuple(overrides)
         composed: dict[str, Compositions] = {}
         for method in methods[suite.name]:
             shared = composed.setdefault(method.name, {})
             everywhere = named or suite.repeats or method.name in {*suites.ALWAYS, *suite.methods}
             if where := chosen if everywhere else tuple(v for v in chosen if v == suite.base):
-                chosen_groups.append(Group(suite, method, where, sized, given, root, None, shared))
+                chosen_groups.append(Group(suite, method, where, sized, added, root, None, shared))
         for arm in (arms or {}).get(suite.name, ()):
             method = replace(suites.Method.of(arm.method), name=arm.name)
             where = (arm.variant or suite.base,)
             fewer = replace(sized, splits=min(sized.splits, arm.splits or sized.splits))
             shared = composed.setdefault(arm.method, {})
-            chosen_groups.append(Group(suite, method, where, fewer, given, root, arm, shared))
+            chosen_groups.append(Group(suite, method, where, fewer, added, root, arm, shared))
     return chosen_groups, notes
 
 

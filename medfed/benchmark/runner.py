@@ -99,8 +99,8 @@ def run_groups(
 
     def gather(pool: Executor, seconds: float) -> None:
         for future in wait(waiting, seconds, FIRST_COMPLETED).done:
-            asked = waiting.pop(future)
-            cell = asked[0][1]
+            owners = waiting.pop(future)
+            cell = owners[0][1]
             try:
                 result = future.result()
             except BrokenProcessPool as error:
@@ -109,7 +109,7 @@ def run_groups(
                 broken[cell.place] = f"{type(error).__name__}: {first_line(error)}"
                 continue
             write_cell(out, cell, result)
-            for one, wanted in asked:
+            for one, wanted in owners:
                 one.take(wanted, result)
                 if wanted.stage == "tune" and len(one.tuning) == len(one.wanted):
                     ask(one, pool)

@@ -61,8 +61,8 @@ class Arm:
             ['rounds=9', 'partition=site_groups']
         """
         replaced = {key for key in self.own if "." not in key}
-        kept = [o for o in given if o.partition("=")[0].partition(".")[0] not in replaced]
-        return [*kept, *self.overrides]
+        others = [o for o in given if o.partition("=")[0].partition(".")[0] not in replaced]
+        return [*others, *self.overrides]
 
     def setting(self, tuned: Mapping[str, float]) -> dict[str, float]:
         """Returns the tuned values, without those of keys that the arm sets."""
@@ -298,8 +298,8 @@ def _check_variants(rows: Iterable[Published], variants: Collection[str]) -> Non
 
 def _each(content: Mapping[str, Any], key: str, kind: type[T], what: str) -> dict[str, T]:
     """The parts of a suite by their names."""
-    given = fit(content.get(key) or {}, dict[str, Any])
-    return {name: fit_keys(keys, kind, f"{what}{name}") for name, keys in given.items()}
+    by_name = fit(content.get(key) or {}, dict[str, Any])
+    return {name: fit_keys(keys, kind, f"{what}{name}") for name, keys in by_name.items()}
 
 
 def _check_arm(name: str, arm: Arm, variants: Collection[str]) -> None:
@@ -369,9 +369,9 @@ def chosen_methods(
     wanted: str | Sequence[str] | None, usual: str | Sequence[str], known: Sequence[str]
 ) -> list[Method]:
     """Returns the wanted methods, after those that every suite runs."""
-    asked = usual if wanted is None else wanted
+    listed = usual if wanted is None else wanted
     whole = "Unknown method {!r}{}; medfed methods lists them."
-    names = chosen(known if asked in ("all", ["all"]) else asked, [*known, *ALWAYS], whole)
+    names = chosen(known if listed in ("all", ["all"]) else listed, [*known, *ALWAYS], whole)
     return [Method.of(name) for name in dict.fromkeys([*ALWAYS, *names])]
 
 

@@ -30,9 +30,9 @@ def compiled(**how: Any) -> Callable[[Loop], Any]:
     """Returns a decorator that compiles a function when it is first called."""
 
     def decorate(function: Loop) -> Any:
-        if not (kept := is_kept(function)):
+        if not (is_cached := is_kept(function)):
             _say_once(NOT_KEPT)
-        return njit(cache=kept, nogil=True, **how)(function)
+        return njit(cache=is_cached, nogil=True, **how)(function)
 
     return decorate
 

@@ -55,10 +55,10 @@ def ended_by_signals() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        asked = isinstance(error, Terminated)
+        is_terminated = isinstance(error, Terminated)
         how = str(error) or "finished work is kept; run the command again to continue."
-        print(f"{'Terminated' if asked else 'Interrupted'}; {how}", file=sys.stderr)
-        sys.exit(128 + (signal.SIGTERM if asked else signal.SIGINT))
+        print(f"{'Terminated' if is_terminated else 'Interrupted'}; {how}", file=sys.stderr)
+        sys.exit(128 + (signal.SIGTERM if is_terminated else signal.SIGINT))
     finally:
         for number in ours:
             if signal.getsignal(number) is interrupt:
@@ -254,17 +254,17 @@ def _watch(pool: WatchedPool) -> None:
     processes = pool._processes or {}  # a copy: the pool adds processes
     writer = getattr(pool._result_queue, "_writer", None)  # type: ignore[attr-defined]
     del pool  # the interpreter's end must not wait for this thread
-    seen = False
+    was_dead = False
     while manager is not None and manager.is_alive():
         manager.join(EVERY)
         dead = [p for p in [*processes.values()] if not p.is_alive()]
-        if dead and seen and manager.is_alive() and writer is not None:
+        if dead and was_dead and manager.is_alive() and writer is not None:
             for process in [*processes.values()]:
                 process.kill()
                 process.join()
             _end_of(writer)
             return
-        seen = bool(dead)
+        was_dead = bool(dead)
 
 
 def _end_of(writer: Any) -> None:

@@ -73,12 +73,12 @@ def _states_in(*objects: object) -> Iterator[tuple[str, State]]:
         [('0.transforms.0.args.0', 'Random'), ('0.transforms.1.b', 'Generator')]
     """
     waiting = [(str(number), one) for number, one in enumerate(objects)]
-    seen: dict[int, object] = {}  # with the objects: the id of a temporary one is given away
+    visited: dict[int, object] = {}  # with the objects: the id of a temporary one is given away
     while waiting:
         name, one = waiting.pop()
-        if isinstance(one, _LEAVES) or id(one) in seen:
+        if isinstance(one, _LEAVES) or id(one) in visited:
             continue
-        seen[id(one)] = one
+        visited[id(one)] = one
         if not isinstance(one, _STATES):
             parts = [(part if ":" in part else f"{name}.{part}", v) for part, v in _parts(one)]
             waiting += reversed(parts)

@@ -131,8 +131,8 @@ def _sentence(text: str) -> str:
             # A name from outside may hold anything; its repr has one line.
             name = match[1] if match[1].isidentifier() else f"{match[1]!r:.40}"
             return sentence.format(f"{place}.{name}" if place else name)
-    said = what.replace("`", "").partition("\n")[0]
-    return f"{place or 'it'}: {said[:1].lower()}{said[1:]:.200}"
+    problem = what.replace("`", "").partition("\n")[0]
+    return f"{place or 'it'}: {problem[:1].lower()}{problem[1:]:.200}"
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -89,8 +89,8 @@ def failures_count(
     """Returns a client's metrics, with the worst possible value for those of a failed model."""
     if undefined is None:
         undefined = undefined_in(metrics)
-    settled = {n: v if math.isfinite(v) else worst_value(n) for n, v in metrics.items()}
-    return settled | {n: math.nan for n in metrics if n in undefined}
+    values = {n: v if math.isfinite(v) else worst_value(n) for n, v in metrics.items()}
+    return values | {n: math.nan for n in metrics if n in undefined}
 
 
 def undefined_in(metrics: Mapping[str, float]) -> list[str]:

@@ -86,8 +86,8 @@ class _OwnStream(TorchDispatchMode):
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         draw, place = drawing
         if place < len(args):  # some older operations take it by position
-            given, args = args[place], args[:place]
-            kwargs["generator"] = given
+            generator, args = args[place], args[:place]
+            kwargs["generator"] = generator
         if kwargs.get("generator") is None:
             if torch._C._current_graph_task_id() != -1:
                 raise RuntimeError(

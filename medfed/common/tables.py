@@ -54,10 +54,10 @@ class Table:
 
     def only(self, columns: Sequence[str]) -> Table:
         """Returns the columns with these titles."""
-        kept = [i for i, title in enumerate(self.head) if title in columns]
-        rows = [[row[i] for i in kept] for row in self.rows]
-        prose = [n for n, i in enumerate(kept) if i in self.prose]
-        return Table([self.head[i] for i in kept], rows, prose)
+        indices = [i for i, title in enumerate(self.head) if title in columns]
+        rows = [[row[i] for i in indices] for row in self.rows]
+        prose = [n for n, i in enumerate(indices) if i in self.prose]
+        return Table([self.head[i] for i in indices], rows, prose)
 
     def upright(self, name: str) -> Table:
         """Returns the table with its longer side downwards.

@@ -50,16 +50,16 @@ def code_hash(targets: Iterable[str]) -> str:
 @cache
 def hash_of(modules: frozenset[str]) -> str:
     """Returns the hash of modules and of all that they import; computed once in a process."""
-    waiting, seen = list(modules), dict[str, str]()
+    waiting, hashes = list(modules), dict[str, str]()
     while waiting:
         module = waiting.pop()
-        if module in seen or (file := _module_file(module)) is None:
+        if module in hashes or (file := _module_file(module)) is None:
             continue
-        seen[module], imported = read_code(file)
+        hashes[module], imported = read_code(file)
         package = module if file.name == "__init__.py" else module.rpartition(".")[0]
         names = (resolve_name(name, package) for name in imported)
         waiting += [m for name in names if (m := _module(name))]
-    lines = [f"{module} {seen[module]}" for module in sorted(seen)]
+    lines = [f"{module} {hashes[module]}" for module in sorted(hashes)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
@@ -202,9 +202,9 @@ def _data_fingerprint(path: str | None) -> str:
 
 
 def _without(node: Mapping[str, Any], out: tuple[str, ...], at: str = "") -> dict[str, Any]:
-    kept = {k: v for k, v in node.items() if f"{at}{k}" not in out}
-    inner = {k: _without(v, out, f"{at}{k}.") for k, v in kept.items() if isinstance(v, dict)}
-    return kept | inner
+    rest = {k: v for k, v in node.items() if f"{at}{k}" not in out}
+    inner = {k: _without(v, out, f"{at}{k}.") for k, v in rest.items() if isinstance(v, dict)}
+    return rest | inner
 
 
 def write_cell(out: Path, cell: Cell, result: Mapping[str, Any]) -> None:
@@ -219,13 +219,13 @@ def read_cell(out: Path, cell: Cell) -> dict[str, Any] | None:
     path = cell.file(out)
     if not path.is_file():
         return None
-    kept = read_json(path, _File)
-    if (kept.name, kept.key, digest(kept.result)) != (cell.place, cell.key, kept.sha256):
+    known = read_json(path, _File)
+    if (known.name, known.key, digest(known.result)) != (cell.place, cell.key, known.sha256):
         raise CheckpointError(
             f"{path} has changed since the benchmark wrote it; remove it, and the benchmark runs "
             f"the cell {cell.place} again."
         )
-    return kept.result
+    return known.result
 
 
 def stale_cells(out: Path, cells: list[Cell]) -> Iterator[str]:

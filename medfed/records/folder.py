@@ -229,8 +229,8 @@ class RunFolder(Places):
     ) -> None:
         """Writes the facts before the first round, or checks them against a run to continue."""
         if config.resume is not None:
-            kept = read_json(self.splits_json, _Splits)["files"]
-            if any(kept.get(file, value) != value for file, value in splits["files"].items()):
+            recorded = read_json(self.splits_json, _Splits)["files"]
+            if any(recorded.get(file, value) != value for file, value in splits["files"].items()):
                 self.check_data(splits)  # as what follows from the data may also have changed
             changed = changed_keys(self.config, config.values, NOT_THE_EXPERIMENT)
             if changed:
@@ -255,14 +255,14 @@ class RunFolder(Places):
 
     def check_data(self, splits: Mapping[str, Any]) -> None:
         """Compares the data with those of the run, wherever its record is opened again."""
-        kept, record, why = read_json(self.splits_json, _Splits), self.splits_json, ""
-        then, now = kept["files"], splits["files"]
-        before, after = kept["clients"], splits["clients"]
+        recorded, record, why = read_json(self.splits_json, _Splits), self.splits_json, ""
+        then, now = recorded["files"], splits["files"]
+        before, after = recorded["clients"], splits["clients"]
         if sorted(then.values()) != sorted(now.values()):  # the files may have moved
             known = {*then.values()} & {*now.values()}
             odd = {Path(file).name for file, value in {**then, **now}.items() if value not in known}
             why = f"The data files are not those that {record} records: {_some(odd)} changed"
-        elif kept.get("labels", "") not in ("", splits.get("labels", "")):
+        elif recorded.get("labels", "") not in ("", splits.get("labels", "")):
             why = f"The labels of the patients are not those that {record} records"
         elif odd := {c for c in {**before, **after} if before.get(c) != after.get(c)}:
             why = f"The data do not give the splits that {record} records for {_some(odd)}"
@@ -341,11 +341,11 @@ class RunFolder(Places):
         """Returns the noise for a client's patients, its unit, and whether nobody can repeat it."""
         if not self.privacy_json.is_file():
             return None
-        kept = read_json(self.privacy_json, _Privacy)
-        if "example" not in kept or client not in kept["example"]["clients"]:
+        recorded = read_json(self.privacy_json, _Privacy)
+        if "example" not in recorded or client not in recorded["example"]["clients"]:
             return None
-        unit, private = kept["example"]["unit"], kept["private"]
-        return {**kept["example"]["clients"][client], "unit": unit, "private": private}
+        unit, private = recorded["example"]["unit"], recorded["private"]
+        return {**recorded["example"]["clients"][client], "unit": unit, "private": private}
 
     @cached_property
     def preprocessing(self) -> dict[str, dict[str, Any]]:
@@ -389,8 +389,8 @@ class RunFolder(Places):
 
     def about(self) -> dict[str, Any]:
         """Returns of which model of which run a later record speaks."""
-        kept = ("name", "algorithm", "selection", "selected_round")
-        return {key: self.summary[key] for key in kept}
+        keys = ("name", "algorithm", "selection", "selected_round")
+        return {key: self.summary[key] for key in keys}
 
     @property
     def seed(self) -> int:

@@ -185,11 +185,11 @@ def reach(rows: Sequence[Row], always: Sequence[float] = ()) -> list[float]:
     low, high = values[quarter], values[-1 - quarter]
     far = 5 * (high - low) if high > low else math.inf
     values = [v for v in values if low - far <= v <= high + far]
-    shown = [*values, *(v for v in always if math.isfinite(v))]
+    inner = [*values, *(v for v in always if math.isfinite(v))]
     halves = sorted((r.high - r.low) / 2 for r in rows if math.isfinite(r.high - r.low))
-    room = max([max(shown) - min(shown), *(1.2 * h for h in halves[(len(halves) - 1) // 2 :][:1])])
+    room = max([max(inner) - min(inner), *(1.2 * h for h in halves[(len(halves) - 1) // 2 :][:1])])
     ends = (end for row in rows for end in (row.low, row.high) if math.isfinite(end))
-    return [*shown, *(min(max(end, min(shown) - room), max(shown) + room) for end in ends)]
+    return [*inner, *(min(max(end, min(inner) - room), max(inner) + room) for end in ends)]
 
 
 def _name_rows(axes: Axes, names: Sequence[str]) -> None:
@@ -202,10 +202,10 @@ def forest(rows: Sequence[Row], lines: Mapping[str, float], label: str) -> Figur
     """Draws methods with their intervals, one below another, and lines across all of them."""
     heads = sorted((v, name) for name, v in lines.items() if math.isfinite(v))
     figure, (axes,) = panels(height=_STEP * len(rows) + 14 * len(heads) + 50)
-    shown = reach(rows)
-    span = (max(shown) - min(shown)) if shown else 0.0
-    near = [v for v, _ in heads if not shown or min(shown) - span <= v <= max(shown) + span]
-    left, right = axes.set_xlim(_around([*shown, *near]))
+    inner = reach(rows)
+    span = (max(inner) - min(inner)) if inner else 0.0
+    near = [v for v, _ in heads if not inner or min(inner) - span <= v <= max(inner) + span]
+    left, right = axes.set_xlim(_around([*inner, *near]))
     _name_rows(axes, [row.name for row in rows])
     _words(axes, label)
     for n, (value, name) in enumerate(reversed(heads)):
@@ -291,12 +291,12 @@ def curves(
 
     for k, (name, points) in enumerate(lines.items()):
         look, width = looks.get(name, SOFT), 4 - 2.4 * k / len(lines)  # so that none hides another
-        seen = [(x, y) for x, y in points if math.isfinite(y) and (not log or x > 0)]
-        at = [[spread(x) for x, _ in seen], [y for _, y in seen]]
+        known = [(x, y) for x, y in points if math.isfinite(y) and (not log or x > 0)]
+        at = [[spread(x) for x, _ in known], [y for _, y in known]]
         dashes = "-" if look.shape == "o" else _DASHES
         style: dict[str, Any] = {"color": look.paper, "lw": width, "ls": dashes, "clip_on": False}
         axes.plot(*at, gid=f"hover {visible(name)}", **style)
-        for x, y in seen:
+        for x, y in known:
             hover = f"{name}: {y:.4f} at {size(round(x)) if log else f'{x:g}'}"
             _dot(axes, spread(x), y, look, hover, 3)
     if evenly:
@@ -350,13 +350,13 @@ def svg(figure: Figure, label: str) -> str:
         # The reader's browser has the letters that Matplotlib's font lacks.
         warnings.filterwarnings("ignore", "Glyph")
         figure.savefig(text, format="svg", transparent=True, metadata=nothing)
-    drawn = text.getvalue()
-    box = " ".join(re.findall('viewBox="[^"]*"', drawn))
-    drawn = drawn[drawn.index("<g ") :]
-    drawn = re.sub(r"<g id=([\"'])hover (.*?)\1>", r"<g><title>\2</title>", drawn)
-    drawn = re.sub(r'<g id="[^"]*"(/?)>', r"<g\1>", drawn).replace("xlink:href", "href")
+    markup = text.getvalue()
+    box = " ".join(re.findall('viewBox="[^"]*"', markup))
+    markup = markup[markup.index("<g ") :]
+    markup = re.sub(r"<g id=([\"'])hover (.*?)\1>", r"<g><title>\2</title>", markup)
+    markup = re.sub(r'<g id="[^"]*"(/?)>', r"<g\1>", markup).replace("xlink:href", "href")
     for name, (light, _) in COLOURS.items():
-        drawn = re.sub(rf"(fill|stroke): {light}", rf"\1: var(--{name})", drawn)
-    drawn = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", drawn)
-    drawn = re.sub(r"\n *", "", drawn)
-    return f'<svg {box} role="img" aria-label="{escape(label)}">{drawn}'
+        markup = re.sub(rf"(fill|stroke): {light}", rf"\1: var(--{name})", markup)
+    markup = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", markup)
+    markup = re.sub(r"\n *", "", markup)
+    return f'<svg {box} role="img" aria-label="{escape(label)}">{markup}'

@@ -94,11 +94,11 @@ def judged(tasks: Sequence[Task], target: float | None = None) -> Report:
 
 def report_on(folders: Sequence[Path], metric: str | None = None, pictures: bool = True) -> Report:
     """Judges finished runs."""
-    kept, repeated = runs.without_repeats([Run(folder) for folder in folders])
-    runs.check_same_patients(kept)
-    methods, left_out = runs.pool(kept)
+    newest, repeated = runs.without_repeats([Run(folder) for folder in folders])
+    runs.check_same_patients(newest)
+    methods, left_out = runs.pool(newest)
     named, references = runs.with_references(methods)
-    task = task_of_runs(named, runs.chosen_metric(kept, metric), pictures)
+    task = task_of_runs(named, runs.chosen_metric(newest, metric), pictures)
     report = judged([task])
     report.title, report.runs = f"Runs of {task.suite}", named
     splits = splits_of(next(iter(named.values())))
@@ -109,15 +109,15 @@ def report_on(folders: Sequence[Path], metric: str | None = None, pictures: bool
         "notes_on_runs.txt",
         methods=named,
         references=references,
-        **runs.facts_of(methods, kept[0].clients),
+        **runs.facts_of(methods, newest[0].clients),
         of_task=report.notes,
         left_out=left_out,
         repeated=repeated,
-        is_counted="small" in kept[0].summary,
+        is_counted="small" in newest[0].summary,
     )
     ones = (run.overrides for of_method in methods.values() for run in of_method)
     report.commands = [shlex.join(["medfed", "train", *typed]) for typed in ones if typed]
-    versions = kept[0].versions
+    versions = newest[0].versions
     report.libraries = {n: str(v) for n, v in versions.items() if n not in ("commit", "plugins")}
     return report
 

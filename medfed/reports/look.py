@@ -37,10 +37,10 @@ def read_descriptions(paths: Sequence[Path]) -> list[Description]:
 def write_look(descriptions: Sequence[Description], folder: Path) -> None:
     """Writes ``look.html`` and ``look.json``, and prints the tables."""
     by_title, least = tables(descriptions), {d["hospital"]: d["least"] for d in descriptions}
-    seen = {"tables": by_title, "pictures": pictures(descriptions, by_title), "least": least}
+    content = {"tables": by_title, "pictures": pictures(descriptions, by_title), "least": least}
     with writing(folder, "choose another folder by folder=FOLDER"):
         write_json(folder / "look.json", LookFile(hospitals=list(descriptions)))
-        write_text(folder / "look.html", rendered("look.html", **seen))
+        write_text(folder / "look.html", rendered("look.html", **content))
     for title, table in by_title.items():
         wide_console().print(table.printed(title))
     say(wide_console(), f"Page: {folder / 'look.html'}")

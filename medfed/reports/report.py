@@ -180,8 +180,8 @@ def print_tables(report: Report, console: Console | None = None) -> None:
         say(console, *task.left_out.values())
     over_tasks = _over_tasks(report)
     for kind, title in (("means", _MEANS), ("coverage", "Sets and intervals")):
-        if (found := over_tasks[kind]) is not None:
-            console.print(found.printed(title))
+        if (whole := over_tasks[kind]) is not None:
+            console.print(whole.printed(title))
 
 
 _MEANS = "Means of the test metrics, over hospitals and seeds"

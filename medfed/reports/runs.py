@@ -183,17 +183,17 @@ def value_at(summary: Mapping[str, Any], metric: str, place: str, clients: Itera
 
 def without_repeats(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """Keeps the newest of several equal runs, with a note for each older run."""
-    kept: list[Run] = []
+    newest: list[Run] = []
     notes = []
     for run in runs:
-        twin = next((k for k in kept if place(k) == place(run) and not differences(k, run)), None)
+        twin = next((k for k in newest if place(k) == place(run) and not differences(k, run)), None)
         if twin is None:
-            kept.append(run)
+            newest.append(run)
             continue
         old, new = sorted((twin, run), key=lambda r: r.summary_json.stat().st_mtime)
-        kept[kept.index(twin)] = new
+        newest[newest.index(twin)] = new
         notes.append(f"{new.folder} repeats {old.folder}; only the newer run counts.")
-    return kept, notes
+    return newest, notes
 
 
 def pool(runs: Sequence[Run]) -> tuple[dict[str, list[Run]], list[str]]:
@@ -211,8 +211,8 @@ def pool(runs: Sequence[Run]) -> tuple[dict[str, list[Run]], list[str]]:
         for name, by_place in zip(names, places, strict=True)
         if (rest := [run for at, run in by_place.items() if at not in common])
     ]
-    kept = [[by_place[at] for at in common] for by_place in places]
-    return dict(zip(names, kept, strict=True)), notes
+    at_common = [[by_place[at] for at in common] for by_place in places]
+    return dict(zip(names, at_common, strict=True)), notes
 
 
 def _natural_place(at: Place) -> tuple[int, str]:

@@ -31,20 +31,21 @@ from medfed.reports.verdicts import (
     in_one_place,
 )
 from medfed.standalone.errors import few
-from medfed.standalone.files import filled
+from medfed.standalone.files import text_templates
 
 LABELS = {"local": "local training", "fedavg": "FedAvg"}
 TEMPLATES = Path(__file__).parent / "templates"
 
 
 def lines_of(template: str, folder: Path = TEMPLATES, **facts: Any) -> list[str]:
-    """Returns the sentences of a template, which has one a line; names in lists stay on theirs."""
+    """Returns the sentences of a template, one a line; no name from outside begins another line."""
+    environment = text_templates(folder).overlay(finalize=_on_one_line)
+    words = {"few": few, "signed": signed, "labels": LABELS, **facts}
+    return [*filter(None, environment.get_template(template).render(words).split("\n"))]
 
-    def listed(names: Sequence[str], most: int = 20) -> str:
-        return few([visible(name) for name in names], most)
 
-    text = filled(folder / template, few=listed, signed=signed, labels=LABELS, **facts)
-    return [*filter(None, text.split("\n"))]
+def _on_one_line(value: object) -> object:
+    return visible(value) if isinstance(value, str) else value
 
 
 def answer(task: Task, verdicts: Verdicts) -> list[str]:
@@ -283,15 +284,15 @@ def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:
         at = (task.situation or task.name, task.data)
         situations.setdefault(at, []).append((task, verdicts))
         kinds.setdefault(task.data, []).append((task, verdicts))
-    shown = {at: [_shown_by(*one) for one in ones] for at, ones in situations.items()}
-    surest = sorted(shown, key=lambda at: -sum(map(bool, shown[at])) / len(shown[at]))
-    rows = [row for at in surest for row in _rows(*at, situations[at], shown[at])]
+    answers = {at: [_shown_by(*one) for one in ones] for at, ones in situations.items()}
+    surest = sorted(answers, key=lambda at: -sum(map(bool, answers[at])) / len(answers[at]))
+    rows = [row for at in surest for row in _rows(*at, situations[at], answers[at])]
     for data, judged in kinds.items():
         if saving := [one for judged_task in judged if (one := _saving(*judged_task))]:
             rows += _rows(SCARCE, data, judged, saving)[:1]
     filled = [n for n, _ in enumerate(HEAD) if any(row[n].text for row in rows)]
-    kept = [[row[n] for n in filled] for row in rows]
-    return Table([HEAD[n] for n in filled], kept, prose=range(len(filled)), kind="card")
+    cells = [[row[n] for n in filled] for row in rows]
+    return Table([HEAD[n] for n in filled], cells, prose=range(len(filled)), kind="card")
 
 
 def _rows(

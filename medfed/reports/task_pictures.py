@@ -166,18 +166,18 @@ def contours_of(task: Task, verdicts: Verdicts, most: int) -> Figure | None:
     names = [n for n in ("local", "fedavg", best, pooled) if n in verdicts]
     if best in ("local", "fedavg"):
         names += [n for n in by_mean(verdicts) if n not in names][:1]
-    kept = {n: s for n in dict.fromkeys(names) if (s := verdicts[n].scores.slices)}
-    if not kept:
+    slices_of = {n: s for n in dict.fromkeys(names) if (s := verdicts[n].scores.slices)}
+    if not slices_of:
         return None
     from medfed.models.contours import contour_grid
 
     cases: dict[str, Any] = {}
-    for name, slices in kept.items():
+    for name, slices in slices_of.items():
         for client, case in slices["cases"].items():
             known = cases.setdefault(client, case)
             known.probabilities[name] = case.probabilities[name]  # type: ignore[index]
     cases = {c: cases[c] for c in evenly([*cases], most)}
-    first = next(iter(kept.values()))
+    first = next(iter(slices_of.values()))
     return contour_grid(
         cases, first["regions"], threshold=first["threshold"], exclusive=first["exclusive"]
     )

@@ -186,19 +186,19 @@ class Task:
 
     def leave_out(self, few_of: Mapping[str, str]) -> None:
         """Leaves hospitals out, each with what it has, if two or more others stay."""
-        kept = [i for i, client in enumerate(self.clients) if client not in few_of]
-        if len(kept) < 2 or not few_of:
+        large = [i for i, client in enumerate(self.clients) if client not in few_of]
+        if len(large) < 2 or not few_of:
             return
         self.small = few_of
-        self.clients = tuple(self.clients[i] for i in kept)
-        self.floor = {name: values[:, kept] for name, values in self.floor.items()}
+        self.clients = tuple(self.clients[i] for i in large)
+        self.floor = {name: values[:, large] for name, values in self.floor.items()}
         self.scores = {
             name: replace(
                 one,
-                values=one.values[:, kept],
-                resampled=one.resampled[:, :, kept],
+                values=one.values[:, large],
+                resampled=one.resampled[:, :, large],
                 of_all=float(np.mean(one.means)),
-                chosen={words: values[:, kept] for words, values in one.chosen.items()},
+                chosen={words: values[:, large] for words, values in one.chosen.items()},
             )
             for name, one in self.scores.items()
         }
@@ -301,7 +301,7 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
 def result_of(run: Run, metric: str, pictures: bool = False) -> Result:
     """Returns what a finished run has given, as a cell of a benchmark holds it."""
     summary, anew = run.summary, resampled_of(run, metric, run.clients)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "clients": summary["clients"],
         "patients": {c: {n: len(ids) for n, ids in of.items()} for c, of in run.patients.items()},
         "bytes": summary["bytes"],
@@ -314,8 +314,8 @@ def result_of(run: Run, metric: str, pictures: bool = False) -> Result:
     }
     if pictures:
         moments = course(run.history(), run.ledger, summary["selection"], summary["rounds"])
-        found["course"] = [moment._asdict() for moment in moments]
-    return found
+        result["course"] = [moment._asdict() for moment in moments]
+    return result
 
 
 def splits_of(runs: Sequence[Run]) -> list[list[int]]:

@@ -161,10 +161,10 @@ def _against_reference(task: Task, reference: str) -> dict[str, Gain]:
 
 def against(task: Task, reference: str, names: Sequence[str]) -> dict[str, Gain]:
     """Compares methods with one, with Holm's correction among them."""
-    given = task.scores[reference]
-    pairs = {name: paired(task.scores[name], given) for name in names}
+    base = task.scores[reference]
+    pairs = {name: paired(task.scores[name], base) for name in names}
     resampled = {name: mean_resampled(*pair) for name, pair in pairs.items()}
-    means, rest = {n: task.scores[n].means - given.means for n in names}, (task.overlap, len(names))
+    means, rest = {n: task.scores[n].means - base.means for n in names}, (task.overlap, len(names))
     whole = {n: over_splits(gap, resampled[n], *rest) for n, gap in means.items()}
     gaps = {n: gap.within(task.gain_limits) for n, gap in whole.items()}
     corrected = holm([gap.p for gap in gaps.values()])

@@ -114,8 +114,8 @@ class Cohort:
             columns |= {n: np.array([line[n] for line in lines]) for n in (lines or [{}])[0]}
         elif isinstance(self.data, Luna16ScansDataModule):
             scans = self.data.scans
-            found = [len(scans.nodules_of(name)[1]) for name in self.patients]
-            columns[LESIONS] = np.array(found, dtype=float)
+            counts = [len(scans.nodules_of(name)[1]) for name in self.patients]
+            columns[LESIONS] = np.array(counts, dtype=float)
             spacings = [scans.spacing(self.data.patients[name]) for name in self.patients]
             axes = np.array(spacings, dtype=float).reshape(-1, 3).T
             columns |= {f"spacing {axis}": mm for axis, mm in zip("xyz", axes, strict=True)}
@@ -200,9 +200,9 @@ class Cohort:
                 columns |= self._detections(name, model)
             else:
                 is_table = isinstance(self.data, TabularDataModule)
-                seen = _inputs(rows, name, model) if is_table else None
-                seen = pixels_of(self._images(), name, model) if seen is None else seen
-                answers = model.classify(seen, name)[:, : len(model.labels)].double().numpy()
+                inputs = _inputs(rows, name, model) if is_table else None
+                inputs = pixels_of(self._images(), name, model) if inputs is None else inputs
+                answers = model.classify(inputs, name)[:, : len(model.labels)].double().numpy()
                 columns |= self._judged(rows, name, model, answers)
         return replace(rows, columns=columns)
 
@@ -238,8 +238,8 @@ class Cohort:
             if data.millimetres:
                 names += [f"HD95 of {name} in mm" for name in data.class_names]
         elif isinstance(data, Luna16ScansDataModule):
-            asked = None if self.asked is None else self.asked.evaluate
-            levels = [] if asked is None else asked.thresholds
+            evaluation = None if self.asked is None else self.asked.evaluate
+            levels = [] if evaluation is None else evaluation.thresholds
             names = [f"{what}{level:g}" for what in (FOUND, ALARMS) for level in levels]
         else:
             samples = self.samples
@@ -280,8 +280,8 @@ class Cohort:
                 match_lesions(centres, score, lesions, sides.mean(1) / 2),
                 score >= levels,
             )
-            found = ((kinds == HIT) & counted).sum(axis=1)
-            share = found / len(lesions) if len(lesions) else np.full(len(levels), np.nan)
+            hits = ((kinds == HIT) & counted).sum(axis=1)
+            share = hits / len(lesions) if len(lesions) else np.full(len(levels), np.nan)
             lines.append([*share, *((kinds == ALARM) & counted).sum(axis=1)])
         return dict(zip(names, np.array(lines, float).reshape(-1, len(names)).T, strict=True))
 
@@ -322,11 +322,11 @@ class Cohort:
                 body = torch.ones(image.shape[1:], dtype=torch.bool)
             else:
                 voxels, label, present = data.unprepared(case, self.plan)
-                given = [*compress(data.channel_names, present.tolist())]
-                image, body, grid = prepare(voxels[present], given, facts, spacing)
-            found = model.masks(model.regions(image, body, case, grid, tuple(label.shape[1:])))
+                channels = [*compress(data.channel_names, present.tolist())]
+                image, body, grid = prepare(voxels[present], channels, facts, spacing)
+            predicted = model.masks(model.regions(image, body, case, grid, tuple(label.shape[1:])))
             masks, truth = torch.zeros_like(label, dtype=torch.bool), label > 0
-            masks[[regions.index(n) for n in model.labels]] = found
+            masks[[regions.index(n) for n in model.labels]] = predicted
             dice = iou_and_dice(overlap_counts(masks[None], truth[None])[0])[1].numpy()
             line = [float(dice[outlined].mean()) if outlined.any() else np.nan]
             line.extend(np.where(outlined, dice, np.nan) if len(regions) > 1 else ())
@@ -345,5 +345,5 @@ def _inputs(rows: Rows, name: str, model: Predictor) -> torch.Tensor:
             raise DataError(f"The model {name} takes numbers of {feature}; it holds categories.")
         column = rows.column(feature)
         cells.append(column if categories is None else rows.coded(feature, categories))
-    seen = inputs_of(np.stack(cells, axis=1), columns, model.facts)
-    return torch.from_numpy(seen) * model.present
+    inputs = inputs_of(np.stack(cells, axis=1), columns, model.facts)
+    return torch.from_numpy(inputs) * model.present

@@ -37,9 +37,9 @@ def described(data: FederatedDataModule, client: str, least: int = 0) -> Descrip
         if all(p.label is not None or p.counts is not None for p in patients):
             has = np.array([p.class_counts(data.num_classes) for p in patients]) > 0
             counts = dict(zip(data.class_names, has.sum(axis=0).tolist(), strict=True))
-            kept = divided(counts, least) if (has.sum(axis=1) <= 1).all() else {**counts}
+            printed = divided(counts, least) if (has.sum(axis=1) <= 1).all() else {**counts}
             tables[LABELS] = {
-                name: None if kept[name] is None else share(count, len(has), least)
+                name: None if printed[name] is None else share(count, len(has), least)
                 for name, count in counts.items()
             }
         if isinstance(data, COHORTS):
@@ -68,9 +68,9 @@ def _of_columns(cohort: Cohort, least: int) -> dict[str, Cells]:
         if name in regions:  # a finding
             tables[LABELS][name] = share(behind(1), of, least)
         elif texts := rows.categories.get(name):
-            kept = divided({text: behind(n) for n, text in enumerate(texts)}, least)
+            printed = divided({text: behind(n) for n, text in enumerate(texts)}, least)
             tables[f"Shares of {name}"] = {
-                text: None if n is None else n / max(of, 1) for text, n in kept.items()
+                text: None if n is None else n / max(of, 1) for text, n in printed.items()
             }
         elif of:
             if len(values := np.unique(cells)) <= _CODES:

@@ -104,19 +104,19 @@ class Column:
         centre, half = parts.middle(self.ends)
         mean, sd = mean * half + centre, sd * half
         several = {str(n): count for n, count in enumerate(known[1:].tolist())}
-        shown = [True, *(count is not None for count in divided(several, TIMES).values())]
-        yield ["mean", *np.where(shown, mean, np.nan).tolist()]
-        yield ["standard deviation", *np.where(shown, sd, np.nan).tolist()]
+        printable = [True, *(count is not None for count in divided(several, TIMES).values())]
+        yield ["mean", *np.where(printable, mean, np.nan).tolist()]
+        yield ["standard deviation", *np.where(printable, sd, np.nan).tolist()]
         ends = np.array(self.ends)
         shares = (0.25, 0.5, 0.75)
         quarters = [[pooled.quantile(c, ends, share) for c in counts.T] for share in shares]
         spreads = np.subtract(quarters[-1], quarters[0]).tolist()
-        printed = np.where(shown, quarters, np.nan).tolist()
+        printed = np.where(printable, quarters, np.nan).tolist()
         for title, quarter in zip(_QUARTERS, printed, strict=True):
             yield [title, *map(self._or_bin, quarter, spreads)]
         if self.groups.count > 1:
             yield ["p (Kruskal–Wallis)", parts.p_value(pooled.kruskal_wallis(each).p)]
-        if self.groups.count == 2 and all(shown) and (known[1:] > 1).all():
+        if self.groups.count == 2 and all(printable) and (known[1:] > 1).all():
             yield ["p (Welch)", parts.p_value(pooled.welch(known[1:], mean[1:], sd[1:]).p)]
             spread = math.sqrt((sd[1:] ** 2).mean())
             apart = abs(mean[1] - mean[2]) / spread if spread else math.nan

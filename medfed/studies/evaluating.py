@@ -52,7 +52,7 @@ class Scores:
     def estimate(self, rows: Rows) -> Estimates:
         """Returns a hospital's numbers by score and group, or why it has none."""
         each = {name: self._predictions(rows, name) for name in self.asked.scores}
-        found, groups = Estimates(), {"": np.ones(len(rows.patients), bool)}
+        of_all, groups = Estimates(), {"": np.ones(len(rows.patients), bool)}
         for by in self.asked.by:
             names = self.plan.groups(by)
             code = rows.coded(by, names)
@@ -62,7 +62,7 @@ class Scores:
                 known = there & of.known
                 patients = len(np.unique(rows.patients[known]))
                 if patients < max(LEAST, self.plan.least) or of.are_few(known):
-                    found[name + group] = FEW
+                    of_all[name + group] = FEW
                     continue
                 numbers, reference = of.numbers(known), each[self.asked.reference or name]
                 if of.p.shape != reference.p.shape:
@@ -74,8 +74,8 @@ class Scores:
                 if reference is not of and both.sum() >= LEAST and not of.are_few(both):
                     numbers |= of.numbers(both, reference.p)
                 numbers["patients"] = Estimate(patients, 0.0)
-                found[name + group] = {n: parts.four(e) for n, e in numbers.items()}
-        return found
+                of_all[name + group] = {n: parts.four(e) for n, e in numbers.items()}
+        return of_all
 
     def _predictions(self, rows: Rows, name: str) -> Predictions:
         """What a score says, and how it is judged."""
@@ -131,7 +131,7 @@ class Scores:
         every = [of for each in measured.values() for of in each.values()]
         names = [n for n in dict.fromkeys(n for of in every for n in of) if n != "patients"]
         names.sort(key=lambda name: name.startswith("−"))
-        first, drawn = next(iter(names), ""), []
+        first, bars = next(iter(names), ""), []
         means: list[list[Word]] = []
         single: list[list[Word]] = []
         for score, hospitals in measured.items():
@@ -143,12 +143,10 @@ class Scores:
                 written = (_written(what, of.get(what)) for what in names)
                 single.append([score, hospital, int(of["patients"][0]), *written])
                 if first in of:
-                    drawn.append(parts.interval(f"{hospital}, {score}", *of[first], _limits(first)))
+                    bars.append(parts.interval(f"{hospital}, {score}", *of[first], _limits(first)))
         tables = [
             Table("Means of hospitals", ["score", "number", *parts.MEANS], means),
-            Table(
-                "Every hospital", ["score", "hospital", "patients", *names], single, drawn, first
-            ),
+            Table("Every hospital", ["score", "hospital", "patients", *names], single, bars, first),
         ]
         if self.asked.reference is not None:
             tables.append(self._harm(measured))
@@ -170,9 +168,9 @@ class Scores:
         ]
         z = [value / error if error else 0.0 for *_, (value, error) in rows]
         adjusted = holm([float(2 * stats.norm.sf(abs(one))) for one in z])
-        lines, drawn = list[list[Word]](), []
+        lines, bars = list[list[Word]](), []
         for (score, hospital, patients, (value, error)), p in zip(rows, adjusted, strict=True):
-            drawn.append(parts.interval(f"{hospital}, {score}", value, error, _limits(f"− {what}")))
+            bars.append(parts.interval(f"{hospital}, {score}", value, error, _limits(f"− {what}")))
             if worse * value > 0 and p < 1 - LEVEL:
                 verdict = "worse"
             elif worse * value + parts.NORMAL * error < margin:
@@ -181,11 +179,11 @@ class Scores:
                 times = ((parts.NORMAL + float(stats.norm.ppf(POWER))) * error / margin) ** 2
                 needed = f"; about {math.ceil(patients * times)} patients would"
                 verdict = f"cannot tell{needed if times > 1 else ': it is near the margin'}"
-            lines.append([score, hospital, patients, *drawn[-1][1:], parts.p_value(p), verdict])
+            lines.append([score, hospital, patients, *bars[-1][1:], parts.p_value(p), verdict])
         label = f"{what} − that of {self.asked.reference}"
         head = ["score", "hospital", "patients", label]
         head += ["lower 95 %", "upper 95 %", "p (Holm)", "verdict"]
-        return Table("Who would be harmed", head, lines, drawn, label)
+        return Table("Who would be harmed", head, lines, bars, label)
 
 
 @dataclass(frozen=True)
@@ -239,17 +237,17 @@ class Detections:
             [rows.column(f"{self.score}{OF}{what}{level:g}") for level in self.thresholds]
             for what in (FOUND, ALARMS)
         ]
-        found, alarms = (np.nan_to_num(np.array(of)).T for of in each)
-        counts = np.column_stack([np.ones(len(lesions)), lesions, found * lesions[:, None], alarms])
+        hits, alarms = (np.nan_to_num(np.array(of)).T for of in each)
+        counts = np.column_stack([np.ones(len(lesions)), lesions, hits * lesions[:, None], alarms])
         return Sums(np.asarray(np.rint(counts.sum(axis=0)), np.int64), len(lesions))
 
     def talk(self) -> Generator[State, Whole, list[Table]]:
         """See the protocol; a threshold by which one to four lesions are found has no line."""
         scans, lesions, *rest = (yield ()).tolist()
-        found, alarms = np.split(np.array(rest), 2)
+        right, alarms = np.split(np.array(rest), 2)
         lines: list[list[Word]] = [
             [self.score, level, int(hits) / lesions, int(wrong) / scans, int(lesions), int(scans)]
-            for level, hits, wrong in zip(self.thresholds, found, alarms, strict=True)
+            for level, hits, wrong in zip(self.thresholds, right, alarms, strict=True)
             if lesions >= LEAST and not 0 < hits < TIMES
         ]
         head = ["score", "threshold", "sensitivity", "false alarms per scan", "lesions", "scans"]
@@ -278,8 +276,8 @@ class Predictions:
     def numbers(self, some: NDArray[np.bool_], other: Floats | None = None) -> dict[str, Estimate]:
         """Returns how good they are of some patients, less how good another's (N, M) are."""
         q = None if other is None else other[some]
-        found = self.judge(self.p[some], self.y[some], q)
-        return {n if q is None else f"− {n}": estimate for n, estimate in found.items()}
+        scores = self.judge(self.p[some], self.y[some], q)
+        return {n if q is None else f"− {n}": estimate for n, estimate in scores.items()}
 
 
 def _frequent(y: Floats) -> list[int]:

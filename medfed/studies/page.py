@@ -36,20 +36,20 @@ def write_study(plan: Plan, tables: Sequence[Table], remarks: Sequence[str], fol
     whole = [_table_one(columns), *whole] if columns else whole
     titles = _distinct(table.title for table in whole)
     whole = [table._replace(title=title) for table, title in zip(whole, titles, strict=True)]
-    shown = {table.title: Shown(table.head, _rows(table), prose=_words(table)) for table in whole}
-    drawn = pictures(whole)
+    views = {table.title: Shown(table.head, _rows(table), prose=_words(table)) for table in whole}
+    plots = pictures(whole)
     each = [{"title": t.title, "head": t.head, "lines": t.lines} for t in tables]
     with writing(folder, "choose another folder by folder=FOLDER"):
         text = yaml.safe_dump(msgspec.to_builtins(plan), allow_unicode=True, sort_keys=False)
         write_text(folder / "plan.yaml", text)
         write_json(folder / "study.json", {"tables": each, "remarks": [*remarks]})
-        for name, table in zip(file_names(shown).values(), whole, strict=True):
+        for name, table in zip(file_names(views).values(), whole, strict=True):
             write_text(folder / "tables" / f"{name}.csv", csv_text(table.head, table.lines))
-        latex = filled(TEMPLATES / "study.tex", tables=shown, text=in_latex)
+        latex = filled(TEMPLATES / "study.tex", tables=views, text=in_latex)
         write_text(folder / "tables.tex", latex)
-        page = rendered("study.html", tables=shown, pictures=drawn, remarks=remarks)
+        page = rendered("study.html", tables=views, pictures=plots, remarks=remarks)
         write_text(folder / "study.html", page)
-    for title, one in shown.items():
+    for title, one in views.items():
         # The page has every hospital; the terminal those that are harmed or left out.
         if title == _HARM or "why" in one.head or "hospital" not in one.head[:2]:
             wide_console().print(one.printed(title))
@@ -133,7 +133,7 @@ def pictures(tables: Sequence[Table]) -> Mapping[str, Picture]:
                 "patients at risk, in the colours of the groups.",
             )
         elif table.title.startswith("Calibration of") and table.lines:
-            points = [(float(predicted), float(seen)) for _, predicted, seen, *_ in table.lines]
+            points = [(float(predicted), float(share)) for _, predicted, share, *_ in table.lines]
             lines = {"patients": points, "perfect": [(0.0, 0.0), (1.0, 1.0)]}
             figure = curves(lines, "predicted", "observed", {"patients": Look("c0")})
             for (x, _), line in zip(points, table.lines, strict=True):

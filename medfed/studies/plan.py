@@ -138,16 +138,16 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
                     'categories, in quotation marks where they are numbers: ["1", "2"].'
                 )
         grouped = [self.by, self.survival.by if self.survival else None]
-        if (asked := self.evaluate) is not None:
-            grouped += asked.by
-            if not asked.scores:
+        if (evaluation := self.evaluate) is not None:
+            grouped += evaluation.by
+            if not evaluation.scores:
                 yield ": evaluate has no scores; list columns or bundles."
-            if len({*asked.thresholds}) < len(asked.thresholds):
+            if len({*evaluation.thresholds}) < len(evaluation.thresholds):
                 yield ": evaluate.thresholds has a value twice; leave one out."
-            if asked.cells and len(self.groups(asked.outcome)) != 2:
-                yield f": cells need the two names of {asked.outcome} in columns."
-            if asked.reference not in (None, *asked.scores):
-                yield f": the reference {asked.reference} is none of the scores."
+            if evaluation.cells and len(self.groups(evaluation.outcome)) != 2:
+                yield f": cells need the two names of {evaluation.outcome} in columns."
+            if evaluation.reference not in (None, *evaluation.scores):
+                yield f": the reference {evaluation.reference} is none of the scores."
         for name in grouped:
             if name is not None and not self.groups(name):
                 yield (
@@ -169,11 +169,11 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     def completed(self) -> Plan:
         """Returns the plan with scores by name: bundles and the reference, unless it has some."""
-        asked = self.evaluate or (Evaluation() if self.bundles else None)
-        if asked is None or asked.scores:
+        evaluation = self.evaluate or (Evaluation() if self.bundles else None)
+        if evaluation is None or evaluation.scores:
             return self
-        names = [*(bundle.name for bundle in self.bundles), *filter(None, [asked.reference])]
-        return replace(self, evaluate=replace(asked, scores=[*dict.fromkeys(names)]))
+        names = [*(bundle.name for bundle in self.bundles), *filter(None, [evaluation.reference])]
+        return replace(self, evaluate=replace(evaluation, scores=[*dict.fromkeys(names)]))
 
     def groups(self, name: str | None) -> tuple[str, ...]:
         """The categories of a column; none for numbers and for no column."""
@@ -239,9 +239,9 @@ def suggested(hospitals: Mapping[str, Rows]) -> Plan:
         if texts := first.categories.get(name):
             counts = np.bincount(values.astype(int), minlength=len(texts))
             often = sorted(np.argsort(-counts, kind="stable")[: max(2, most + _BESIDE - 2)])
-            kept = [texts[n] for n in often if counts[n] >= CATEGORY]
-            if len(kept) > 1:
-                columns[name] = [*kept]
+            frequent = [texts[n] for n in often if counts[n] >= CATEGORY]
+            if len(frequent) > 1:
+                columns[name] = [*frequent]
         elif 1 < len(few := np.unique(values)) <= _CODES:
             columns[name] = [f"{value:g}" for value in few]
         elif len(few) > 1:

@@ -139,11 +139,11 @@ class Coefficients:
                 whole = yield beta.tolist()
                 beta = fit.send(whole[1:] / parts.UNIT)
         except StopIteration as end:
-            found: pooled.Fit = end.value
+            fitted: pooled.Fit = end.value
         except DataError as error:
             raise DataError(f"{self.name}: {error}.") from error
         lines: list[list[Word]] = []
-        each = zip(self.terms.items(), found.coefficients, found.errors, strict=False)
+        each = zip(self.terms.items(), fitted.coefficients, fitted.errors, strict=False)
         for (name, unit), scaled_b, scaled_e in each:
             b, e = float(scaled_b) / unit, float(scaled_e) / unit
             _, *ends = parts.interval(name, b, e)
@@ -204,11 +204,11 @@ class ByHospital(Coefficients):
             pairs = {name: one[term] for name, one in some.items()}
             mean, low, high, *rest = parts.mean_of_hospitals([*pairs.values()])
             means.append([term, mean, low, high, *rest])
-            drawn = [parts.interval(name, *pair) for name, pair in pairs.items()]
-            drawn.append(("mean of hospitals", float(mean), float(low), float(high)))
+            intervals = [parts.interval(name, *pair) for name, pair in pairs.items()]
+            intervals.append(("mean of hospitals", float(mean), float(low), float(high)))
             lines: list[list[Word]] = [[name, *pair] for name, pair in pairs.items()]
             head = ["hospital", *_FITTED]
-            tables.append(Table(f"{title}, {term}", head, lines, drawn, parts.COEFFICIENT))
+            tables.append(Table(f"{title}, {term}", head, lines, intervals, parts.COEFFICIENT))
         first = Table(title, ["term", *parts.MEANS], means)
         missing = [[name, str(one[self.name])] for name, one in each.items() if name not in some]
         without = Table(f"{title}, without an estimate", ["hospital", "why"], missing)

@@ -103,5 +103,5 @@ def _asked(part: Part, hospitals: Mapping[str, Rows], remarks: list[str]) -> lis
         try:
             state = talk.send(total)
         except StopIteration as end:
-            found: list[Table] = end.value
-            return found
+            tables: list[Table] = end.value
+            return tables

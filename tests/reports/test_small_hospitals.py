@@ -304,3 +304,14 @@ def test_a_gain_of_level_is_told_from_a_gain_of_personalisation(runs, tmp_path, 
     for text in (said, "fedavg, recalibrated"):
         assert text in page
         assert text in " ".join(printed.split())
+
+
+def test_a_name_of_two_lines_stays_in_its_sentence():
+    """A hospital may be called anything; each sentence is a line of the report and its file."""
+    task = Task("toy", "", clients=("a\nb", "c", "d"))
+    for name, score in (("local", 0.5), ("fedavg", 0.4)):
+        task.scores[name] = Scores(name, np.full((5, 3), score), np.zeros((5, 0, 3)), (0.0, 0.0), 1)
+    task.leave_out_small({"a\nb": (3, "test patients")} | dict.fromkeys("cd", (30, "patients")))
+    told = answer(task, judge(task))
+    assert r"Too small to decide or to have a verdict: a\nb (3 test patients);" in told[1]
+    assert not any("\n" in sentence or sentence.startswith("b") for sentence in told)
