@@ -148,10 +148,10 @@ def _flare(home: Path, *words: str) -> dict[str, Any]:
     return dict(answer["data"])
 
 
-def allow(kit: Path) -> None:
+def allow(kit: Path, prefixes: Sequence[str] = PREFIXES) -> None:
     """Sets in a kit's ``local`` folder what jobs may do there.
 
-    Jobs may name the classes of FLARE's list and of medfed's, and contain no code. No one can read
+    Jobs may name classes of FLARE's list and of ``prefixes``, and contain no code. No one can read
     the site's files or logs remotely: by default FLARE sends error logs to the server, and the text
     of an error may hold a patient's name.
     """
@@ -160,7 +160,7 @@ def allow(kit: Path) -> None:
     usual = path.with_suffix(".json.default")
     resources = json.loads((path if path.exists() else usual).read_text())
     listed = resources.setdefault("class_allow_list", [])
-    listed += [prefix for prefix in PREFIXES if prefix not in listed]
+    listed += [prefix for prefix in prefixes if prefix not in listed]
     resources["allow_log_streaming"] = False
     parts = resources["components"]
     resources["components"] = [one for one in parts if one["id"] != "site_log_streamer"]
