@@ -559,14 +559,7 @@ def _used_before_counted() -> Iterator[None]:
 @contextmanager
 def _no_lock() -> Iterator[None]:
     """Two jobs read what was counted before either writes it."""
-    barrier = Barrier(2)
-
-    @contextmanager
-    def together(path: Path) -> Iterator[None]:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-
-    read = policy._read
+    barrier, read = Barrier(2), policy._read
 
     def slow(path: Path, kind: Any) -> Any:
         found = read(path, kind)
@@ -584,7 +577,7 @@ def _no_lock() -> Iterator[None]:
             write(path, content)
 
     with (
-        mock.patch.object(policy, "alone", together),
+        mock.patch.object(policy, "FileLock", contextlib.nullcontext),
         mock.patch.object(policy, "_read", slow),
         mock.patch.object(files, "write_json", one_by_one),
     ):

@@ -223,13 +223,7 @@ class RegionChooser:
         return tuple(sorted({*LEVELS, self.usual}))
 
     def choose(self, rows: Rows, training: Rows = (), others: Others = None) -> Point:
-        """Returns the thresholds of a hospital, of the regions with :data:`FEWEST` cases.
-
-        Args:
-            rows: Validation cases, each with its ``counts`` at all levels.
-            training: Not used.
-            others: Not used.
-        """
+        """Returns a hospital's thresholds of the regions with :data:`FEWEST` validation cases."""
         point, usual = Point(), self.levels.index(self.usual)
         for region in self.regions:
             cases = [row for row in rows if row["region"] == region and "counts" in row]

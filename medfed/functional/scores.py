@@ -143,12 +143,7 @@ def finding_scores(cases: Columns, findings: Sequence[str], weights: Floats) -> 
 
 
 def outcome_scores(predicted: Floats, true: Floats, weights: Floats) -> dict[str, Floats]:
-    """Measures predictions of a continuous outcome.
-
-    Args:
-        predicted: (N,).
-        true: (N,), in the same unit.
-        weights: (W, N), 0 or more.
+    """Measures predictions (N,) of a continuous outcome, by weights (W, N), 0 or more.
 
     Returns:
         (W,) each: ``rmse`` and ``mae`` in that unit; ``r2``, 1 for a perfect prediction, 0 for the
@@ -191,12 +186,7 @@ def area(scores: Floats, positive: NDArray[np.bool_], weights: Floats) -> Floats
 
 
 def accepted(scores: Floats, positive: NDArray[np.bool_], weights: Floats) -> tuple[Floats, Floats]:
-    """Returns the weight of what each threshold accepts, from the strictest on.
-
-    Args:
-        scores: (N,).
-        positive: (N,).
-        weights: (W, N).
+    """Returns the weight (W, N) of what each threshold accepts, from the strictest on.
 
     Returns:
         (W, U + 1) positives and negatives: 0, then those of the highest score, then of the two

@@ -60,17 +60,12 @@ class QuPeD(QuPeL):
     widths: Sequence[float] = (1.0,)
     shapes: Sequence[Shapes] = ()
     card: ClassVar[Card] = Card(
-        "Ozkara et al. 2021",
-        "quantised model",
-        "a quantised model",
-        passes=3,
+        "Ozkara et al. 2021", "quantised model", "a quantised model", passes=3,
         extra_passes="four forward passes a step; without quantiser 2 and three",
-        client={"model": 1},
+        client={"model": 1}, privacy_exposure="outputs",
         note="the shared model sees outputs of personal ones, no labels; hospitals may have "
-        "networks of other widths",
-        privacy_exposure="outputs",
-        tune={"proximity": Range(0.1, 0.9, log=False)},
-    )
+        "networks of other widths", tune={"proximity": Range(0.1, 0.9, log=False)},
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -151,7 +151,7 @@ def _flare(home: Path, *words: str) -> dict[str, Any]:
 def allow(kit: Path, prefixes: Sequence[str] = PREFIXES) -> None:
     """Sets in a kit's ``local`` folder what jobs may do there.
 
-    Jobs may name the classes of FLARE's list and of medfed's, and contain no code. No one can read
+    Jobs may name classes of FLARE's list and of ``prefixes``, and contain no code. No one can read
     the site's files or logs remotely: by default FLARE sends error logs to the server, and the text
     of an error may hold a patient's name.
     """
