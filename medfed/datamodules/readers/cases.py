@@ -167,11 +167,10 @@ class CaseReader(VolumeReader):
         codes = values.to(torch.uint8)
         strange = (codes != values) | ~_is_one_of(codes, self._known_labels)
         if strange.any():
-            raise DataError(
-                f"{path}: unknown label value {values[strange][0].item():.9g}; known: "
-                f"{', '.join(map(str, self._known_labels))}. Check the mask, or name the values in "
-                "data.reader."
-            )
+            what = f"{path}: unknown label value {values[strange][0].item():.9g}"
+            known = ", ".join(map(str, self._known_labels))
+            mend = "Check the mask, or name the values in data.reader"
+            raise DataError(f"{what}; known: {known}. {mend}.")
         masks = [_is_one_of(codes, values) for values in self._region_labels.values()]
         return torch.stack(masks).to(torch.uint8)
 
@@ -199,16 +198,13 @@ def _joined(name: str, cases: Sequence[Patient]) -> Patient:
     first = cases[0]
     for case in cases[1:]:
         if case.centre != first.centre:
-            raise DataError(
-                f"Patient {name} is at {first.centre} (case {first.id}) and at {case.centre} (case "
-                f"{case.id}); a patient belongs to one hospital: give different people different "
-                "ids."
-            )
+            both = f"{first.centre} (case {first.id}) and at {case.centre} (case {case.id})"
+            mend = "a patient belongs to one hospital: give different people different ids"
+            raise DataError(f"Patient {name} is at {both}; {mend}.")
         if case.split != first.split:
-            raise DataError(
-                f"Patient {name} is in {first.split} (case {first.id}) and in {case.split} (case "
-                f"{case.id}); a patient belongs to one split: mend the lists."
-            )
+            both = f"{first.split} (case {first.id}) and in {case.split} (case {case.id})"
+            mend = "a patient belongs to one split: mend the lists"
+            raise DataError(f"Patient {name} is in {both}; {mend}.")
     if len(cases) == 1:
         return replace(first, id=name)
     files = {f"{case.id} {role}": file for case in cases for role, file in case.files.items()}
