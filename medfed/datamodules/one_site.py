@@ -45,12 +45,10 @@ class OwnData(Wrapped):
         while isinstance(innermost, Wrapped):
             innermost = innermost.assignment
         if not innermost.traits.natural:
-            raise ConfigError(
-                f"The agreed partition {type(innermost).__name__} divides the patients of one "
-                "data set among invented clients, but every site has other patients; agree on "
-                "partition=auto, or, where every site holds the whole data set, set cut: true in "
-                "the file of each."
-            )
+            what = f"The agreed partition {type(innermost).__name__} divides the patients of one"
+            why = "among invented clients, but every site has other patients"
+            whole = "where every site holds the whole data set, set cut: true in the file of each"
+            raise ConfigError(f"{what} data set {why}; agree on partition=auto, or, {whole}.")
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
         """Takes all patients, or those of the site's centre if the data name several."""
@@ -61,11 +59,10 @@ class OwnData(Wrapped):
             )
         centres = sorted({p.centre for p in patients if p.centre is not None})
         if len(centres) > 1 and self.site not in centres:
-            raise ConfigError(
-                f"The data of site {self.site} are of {len(centres)} centres, {few(centres)}, none "
-                f"of which has its name{did_you_mean(self.site, centres)}; name the site as its "
-                "data do, or leave the column of centres out."
-            )
+            what = f"The data of site {self.site} are of {len(centres)} centres, {few(centres)}"
+            name = f"none of which has its name{did_you_mean(self.site, centres)}"
+            mend = "name the site as its data do, or leave the column of centres out"
+            raise ConfigError(f"{what}, {name}; {mend}.")
         return {self.site: [p.id for p in patients if len(centres) < 2 or p.centre == self.site]}
 
     def among(self, clients: Ids) -> Ids:

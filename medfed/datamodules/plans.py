@@ -146,11 +146,10 @@ def match_files(
             present &= torch.stack([has_channels(case, channels) for case in of["train"]]).any(0)
         for case in every:
             if not (has_channels(case, channels) & present).any():
-                raise DataError(
-                    f"Case {case.id} of client {client} has none of the channels that the client "
-                    f"trains with ({', '.join(compress(channels, present)) or 'none'}); leave the "
-                    "case out, or give it to another client."
-                )
+                names = ", ".join(compress(channels, present)) or "none"
+                what = f"Case {case.id} of client {client} has none of the channels that the client"
+                mend = "leave the case out, or give it to another client"
+                raise DataError(f"{what} trains with ({names}); {mend}.")
         with_file = {n: sum(n not in c.lacks for c in every) for n in compress(channels, present)}
         partial = {n: (has, len(every)) for n, has in with_file.items() if has < len(every)}
         matched[client] = replace(plan, channels=present, partial=partial)
@@ -179,11 +178,10 @@ def labels_of_clients(
         by_labels = {case.annotated or tuple(labels): case.id for case in every}
         if len(by_labels) > 1:
             (one, case), (other, another), *_ = by_labels.items()
-            raise DataError(
-                f"Client {client} has cases that annotate different labels: {case} {few(one)}, "
-                f"{another} {few(other)}; give them to different clients, or write "
-                f"data.annotated={{{client}: [{', '.join(one)}]}}."
-            )
+            what = f"Client {client} has cases that annotate different labels"
+            which = f"{case} {few(one)}, {another} {few(other)}"
+            mend = f"or write data.annotated={{{client}: [{', '.join(one)}]}}"
+            raise DataError(f"{what}: {which}; give them to different clients, {mend}.")
         (of[client],) = by_labels
     return of
 

@@ -169,11 +169,10 @@ def check_hounsfield(file: Path, parts: Sequence[NDArray[Any]]) -> None:
         raise DataError(f"{what}; copy the scan again or leave it out.")
     strange = sum(int((np.abs(part.astype(np.int32)) > _HOUNSFIELD).sum()) for part in parts)
     if 2 * strange > count:
-        raise DataError(
-            f"{file} has {strange / count:.0%} of its voxels outside of {-_HOUNSFIELD} to "
-            f"{_HOUNSFIELD} HU, so that ElementType or the byte order is wrong or the file is "
-            "damaged; mend it or leave the scan out."
-        )
+        ends = f"{-_HOUNSFIELD} to {_HOUNSFIELD} HU"
+        why = "so that ElementType or the byte order is wrong or the file is damaged"
+        what = f"{file} has {strange / count:.0%} of its voxels outside of {ends}, {why}"
+        raise DataError(f"{what}; mend it or leave the scan out.")
 
 
 def to_unit(

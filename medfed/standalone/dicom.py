@@ -269,11 +269,9 @@ def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], Affine]
     odd = np.abs(gaps - usual) > max(_UNEVEN * usual, 0.01)
     turns = np.flatnonzero(np.abs(np.diff(gaps)) > max(_UNEVEN * usual, 0.01))
     if len(turns) == 1 and 2 <= turns[0] < len(gaps) - 3:  # three gaps or more on either side
-        raise DataError(
-            f"{folder} has two spacings: the slices are {gaps[0]:.3g} mm apart up to "
-            f"{slices[turns[0] + 1].name}, and {gaps[-1]:.3g} mm from there on; keep one of them, "
-            "or resample the scan."
-        )
+        place = f"up to {slices[turns[0] + 1].name}, and {gaps[-1]:.3g} mm from there on"
+        what = f"{folder} has two spacings: the slices are {gaps[0]:.3g} mm apart {place}"
+        raise DataError(f"{what}; keep one of them, or resample the scan.")
     if odd.any():
         at = int(odd.argmax())
         gap, names = float(gaps[at]), f"{slices[at].name} and {slices[at + 1].name}"

@@ -35,11 +35,9 @@ def channels_of(source: object, count: int, facts: Facts) -> list[str]:
     for names in (known, facts["channels"], facts["present"]):
         if count == len(names):
             return list(names)
-    raise DataError(
-        f"{source} has {count} channel{'s' * (count > 1)}, but the model needs {len(known)} "
-        f"({', '.join(known)}) along the fourth axis; give it these, or a folder with a file per "
-        "contrast."
-    )
+    wanted = f"the model needs {len(known)} ({', '.join(known)}) along the fourth axis"
+    mend = "give it these, or a folder with a file per contrast"
+    raise DataError(f"{source} has {count} channel{'s' * (count > 1)}, but {wanted}; {mend}.")
 
 
 @dataclass(frozen=True)

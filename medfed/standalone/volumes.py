@@ -356,11 +356,10 @@ def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
     if len(matches) != 1:
         what = "mask" if role == "label" else f"modality {role}"
         names = ", ".join(f.name for f in visible[:8])
-        raise (DataError if matches else AbsentFileError)(
-            f"{folder}: {len(matches)} files match {' or '.join(patterns)} ({what}), but exactly "
-            f"one must; the folder has: {names or 'nothing'}. Add the file, mend data.reader, or "
-            "remove the case."
-        )
+        count = f"{len(matches)} files match {' or '.join(patterns)} ({what}), but exactly one must"
+        mend = "Add the file, mend data.reader, or remove the case."
+        text = f"{folder}: {count}; the folder has: {names or 'nothing'}. {mend}"
+        raise DataError(text) if matches else AbsentFileError(text)
     return matches[0]
 
 

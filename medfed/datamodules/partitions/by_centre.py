@@ -131,11 +131,10 @@ class Auto(Partition):
         if not all(p.centre for p in patients):
             return RoundRobin(self._parts(len(patients))).assign(patients, seed)
         if self.num_clients is not None:
-            raise ConfigError(
-                f"partition.num_clients={self.num_clients} contradicts the data of "
-                f"{len({p.centre for p in patients})} known hospitals, which are the clients; "
-                "leave it out, or divide the patients at random by partition=round_robin."
-            )
+            known = f"{len({p.centre for p in patients})} known hospitals, which are the clients"
+            mend = "leave it out, or divide the patients at random by partition=round_robin"
+            what = f"partition.num_clients={self.num_clients} contradicts the data of {known}"
+            raise ConfigError(f"{what}; {mend}.")
         return ByCentre().assign(patients, seed)
 
     def remark(self, patients: Sequence[Patient]) -> str:

@@ -303,11 +303,10 @@ class Dirichlet(base.Dealt):
             owner = self._owners(counts, derive_seed(seed, "dirichlet", attempt))
             if np.bincount(owner, minlength=self.num_clients).min() >= self.min_patients:
                 return owner
-        raise ConfigError(
-            f"In {_ATTEMPTS} draws with partition.alpha={self.alpha}, all {self.num_clients} "
-            f"clients never got {self.min_patients} of the {len(patients)} patients; "
-            "use a larger alpha, fewer clients or a smaller min_patients."
-        )
+        what = f"In {_ATTEMPTS} draws with partition.alpha={self.alpha}, all {self.num_clients}"
+        never = f"clients never got {self.min_patients} of the {len(patients)} patients"
+        mend = "use a larger alpha, fewer clients or a smaller min_patients"
+        raise ConfigError(f"{what} {never}; {mend}.")
 
     def _owners(self, counts: base.Counts, seed: int) -> NDArray[np.int64]:
         """The client of every patient, (P,), in one draw of the proportions."""

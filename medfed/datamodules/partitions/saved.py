@@ -41,11 +41,10 @@ class Saved(Partition):
         for client, of in self._content["clients"].items():
             ids = [i for part in of.values() for i in part] if isinstance(of, dict) else of
             if unknown := [i for i in ids if i not in known]:
-                raise DataError(
-                    f"{self.file}: client {client} has patient {unknown[0]}, which is not among "
-                    f"the {len(known)} patients of these data (nor are {len(unknown) - 1} others "
-                    "of this client); use the file with the data that it was written for."
-                )
+                what = f"{self.file}: client {client} has patient {unknown[0]}, which is not among"
+                others = f"(nor are {len(unknown) - 1} others of this client)"
+                mend = "use the file with the data that it was written for"
+                raise DataError(f"{what} the {len(known)} patients of these data {others}; {mend}.")
             assigned[client] = sorted(ids)
         return assigned
 

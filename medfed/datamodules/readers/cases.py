@@ -181,16 +181,13 @@ def _joined(name: str, cases: Sequence[Patient]) -> Patient:
     first = cases[0]
     for case in cases[1:]:
         if case.centre != first.centre:
-            raise DataError(
-                f"Patient {name} is at {first.centre} (case {first.id}) and at {case.centre} (case "
-                f"{case.id}); a patient belongs to one hospital: give different people different "
-                "ids."
-            )
+            both = f"{first.centre} (case {first.id}) and at {case.centre} (case {case.id})"
+            mend = "a patient belongs to one hospital: give different people different ids"
+            raise DataError(f"Patient {name} is at {both}; {mend}.")
         if case.split != first.split:
-            raise DataError(
-                f"Patient {name} is in {first.split} (case {first.id}) and in {case.split} (case "
-                f"{case.id}); a patient belongs to one split: mend the lists."
-            )
+            both = f"{first.split} (case {first.id}) and in {case.split} (case {case.id})"
+            mend = "a patient belongs to one split: mend the lists"
+            raise DataError(f"Patient {name} is in {both}; {mend}.")
     if len(cases) == 1:
         return replace(first, id=name)
     files = {f"{case.id} {role}": file for case in cases for role, file in case.files.items()}

@@ -297,11 +297,11 @@ class NnunetReader(DatalistReader):
         ending = str(self._index.get("file_ending", ".nii.gz"))
         labels, images = self._folder / "labelsTr", self._folder / "imagesTr"
         if ending.lower() not in SUFFIXES:
-            raise DataError(
-                f"{self._file} names the ending {ending}, but medfed reads nnU-Net's volumes alone "
-                f"({', '.join(SUFFIXES)}): for pictures use data=image_masks, which reads "
-                "imagesTr and labelsTr of pictures."
+            what = f"{self._file} names the ending {ending}, but medfed reads nnU-Net's volumes"
+            mend = (
+                "for pictures use data=image_masks, which reads imagesTr and labelsTr of pictures"
             )
+            raise DataError(f"{what} alone ({', '.join(SUFFIXES)}): {mend}.")
         names = sorted(p.name for p in labels.glob(f"*{ending}") if is_visible(p.name))
         if not names:
             raise DataError(f"{labels} has no masks (*{ending}); set data.path to a raw data set.")

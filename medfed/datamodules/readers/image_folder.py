@@ -216,11 +216,10 @@ def _official(path: Path, folders: Sequence[str]) -> Mapping[str, Split]:
         return {}
     others = [name for name in folders if name not in splits]
     if others or len(set(splits.values())) < len(splits):
-        raise DataError(
-            f"{path} holds the folders {few(folders)}, of which {few(sorted(splits))} look like "
-            "splits: leave one folder per split there (train, val, test), or name the folders that "
-            "are classes, such as 'data.reader.classes=[benign,malignant]'."
-        )
+        what = f"{path} holds the folders {few(folders)}, of which {few(sorted(splits))} look like"
+        mend = "leave one folder per split there (train, val, test), or name the folders that are"
+        such = "'data.reader.classes=[benign,malignant]'"
+        raise DataError(f"{what} splits: {mend} classes, such as {such}.")
     named = ", ".join(f"{name} ({split})" for name, split in splits.items())
     log.info("%s: %s are the splits; data.official_splits=false makes others.", path, named)
     return splits

@@ -49,11 +49,10 @@ def _list_pairs(
         raise DataError(f"{what}; {mend}.")
     known = {p.centre for p in pairs if p.centre is not None}
     if strange := next((centre for centre in others if centre not in known), None):
-        raise ConfigError(
-            f"data.reader.other_masks names {strange}, which is no centre"
-            f"{did_you_mean(strange, known)}; the centres are {few(sorted(known))}: name "
-            "another, or set data.reader.other_masks=null."
-        )
+        what = f"names {strange}, which is no centre{did_you_mean(strange, known)}"
+        mend = "name another, or set data.reader.other_masks=null"
+        centres = f"the centres are {few(sorted(known))}"
+        raise ConfigError(f"data.reader.other_masks {what}; {centres}: {mend}.")
     more = [others.get(p.centre or "", "") for p in pairs]
     masks = [p.mask.with_stem(p.mask.stem + end) for p, end in zip(pairs, more, strict=True)]
     pairs = [pair._replace(mask=mask) for pair, mask in zip(pairs, masks, strict=True)]
@@ -101,11 +100,9 @@ def _check(pairs: Sequence[Pair]) -> None:
         if (before := seen.setdefault(pair.image.resolve(), pair.place)) != pair.place:
             raise DataError(f"{pair.place}: {pair.image} is already in {before}; remove one.")
         if (other := first.setdefault(pair.patient, pair)).centre != pair.centre:
-            raise DataError(
-                f"{pair.place}: patient {pair.patient} is at {pair.centre}, but in {other.place} "
-                f"at {other.centre}; a patient belongs to one hospital: give different people "
-                "different ids."
-            )
+            what = f"{pair.place}: patient {pair.patient} is at {pair.centre}, but in {other.place}"
+            mend = "a patient belongs to one hospital: give different people different ids"
+            raise DataError(f"{what} at {other.centre}; {mend}.")
 
 
 log = logging.getLogger(__name__)

@@ -108,11 +108,9 @@ class Luna16Reader(Reader):
         kept = usable & _subsample(points, usable, negatives_per_positive, seed)
         self._counts = {"listed": _count(points.value), "kept": _count(points.value[kept])}
         if not kept.any():
-            raise DataError(
-                f"{self._csv}: no candidate is left: it has no nodules, and their number decides "
-                "how many others are kept. Set "
-                "data.reader.negatives_per_positive=null to keep all."
-            )
+            why = "it has no nodules, and their number decides how many others are kept"
+            mend = "Set data.reader.negatives_per_positive=null to keep all"
+            raise DataError(f"{self._csv}: no candidate is left: {why}. {mend}.")
         self._candidates = self._group(points, kept)
         self._series = sorted(self._candidates)
 
@@ -174,11 +172,12 @@ class Luna16Reader(Reader):
         rows = int((~usable).sum())
         if missing == "error":
             row = points.row[int((points.scan == absent[0]).argmax())]
-            raise DataError(
-                f"{self._csv}, data row {row}: series {points.series[absent[0]]} has no .mhd file "
-                f"below {self.path} ({len(absent)} of {len(points.series)} series have none); copy "
-                "the scans there, or set data.reader.missing=skip."
+            what = (
+                f"{self._csv}, data row {row}: series {points.series[absent[0]]} has no .mhd file"
             )
+            count = f"({len(absent)} of {len(points.series)} series have none)"
+            mend = "copy the scans there, or set data.reader.missing=skip"
+            raise DataError(f"{what} below {self.path} {count}; {mend}.")
         if len(absent) == len(points.series):
             what = f"{self._csv}: none of its {len(absent)} series has a scan below {self.path}"
             raise DataError(f"{what}; set data.path to the folder with the subsets.")

@@ -134,8 +134,8 @@ def _check_distinct(instances: nn.ModuleList, parts: Sequence[str]) -> None:
     flat = [torch.cat([p.detach().flatten() for p in i.parameters()]) for i in instances]
     for k, one in enumerate(flat):
         if any(torch.equal(one, other) for other in flat[:k]):
-            raise ConfigError(
-                f"The canonical instances of {', '.join(parts)} start as equals and would stay so; "
-                "choose a model that starts at random (a logistic regression does with "
-                "model.network.spread=0.1)."
+            what = (
+                f"The canonical instances of {', '.join(parts)} start as equals and would stay so"
             )
+            such = "(a logistic regression does with model.network.spread=0.1)"
+            raise ConfigError(f"{what}; choose a model that starts at random {such}.")
