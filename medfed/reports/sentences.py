@@ -108,15 +108,15 @@ def notes_on(task: Task, verdicts: Verdicts) -> list[str]:
     )
 
 
-def signed(difference: Sequence[float]) -> str:
-    """Writes a difference with its sign and its interval.
+def signed(difference: Sequence[float], sign: str = "+") -> str:
+    """Writes a difference with its sign, or a value without one, and its interval.
 
     Example:
-        >>> signed(Difference(0.1, 0.05, 0.15, 0.01, 0.02, 0.06))
-        '+0.1000 [+0.0500, +0.1500]'
+        >>> signed(Difference(0.1, 0.05, 0.15, 0.01, 0.02, 0.06)), signed((0.1, 0.05, 0.15), "")
+        ('+0.1000 [+0.0500, +0.1500]', '0.1000 [0.0500, 0.1500]')
     """
-    mean, low, high = difference[:3]
-    return f"{mean:+.4f}" if math.isnan(low) else f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"
+    mean, low, high = (f"{value:{sign}.4f}" for value in difference[:3])
+    return mean if math.isnan(difference[1]) else f"{mean} [{low}, {high}]"
 
 
 def _room(task: Task, verdicts: Verdicts, reference: str) -> str:
@@ -184,11 +184,6 @@ def about(count: float) -> int:
     return int(math.ceil(count / digits) * digits)
 
 
-def _ends(task: Task, score: Difference) -> str:
-    mean, low, high = task.interval(score)
-    return f"{mean:.4f}" if math.isnan(low) else f"{mean:.4f} [{low:.4f}, {high:.4f}]"
-
-
 def shares(harm: Harm) -> str:
     """Writes the share of hospitals that are worse off than alone, with its interval."""
     ends = "" if math.isnan(harm.low) else f" [{harm.low:.0%} to {harm.high:.0%}]"
@@ -222,7 +217,8 @@ def ends_of(task: Task, verdicts: Verdicts) -> str:
 
 def _pooled(task: Task, verdicts: Verdicts) -> str:
     name, score = in_one_place(verdicts)
-    reached = f"Training on all patients in one place ({name}) reaches {_ends(task, score)}."
+    ends = task.interval(score)
+    reached = f"Training on all patients in one place ({name}) reaches {signed(ends, '')}."
     return reached * bool(name)
 
 
@@ -271,8 +267,7 @@ def _saving(task: Task, verdicts: Verdicts) -> Shown | None:
 
 def _is_as_good(verdict: Verdict, gains: Mapping[str, Gain]) -> bool:
     """Whether it is better than all that the best is better than, and worse than nothing."""
-    is_worse = any(gain.verdict == "worse" for gain in verdict.against.values())
-    return gains.keys() <= verdict.gains.keys() and not is_worse
+    return gains.keys() <= verdict.gains.keys() and not verdict.is_worse
 
 
 def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:

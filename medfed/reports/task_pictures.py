@@ -18,7 +18,7 @@ from medfed.reports import charts
 from medfed.reports.findings import Finding, Report
 from medfed.reports.sentences import between
 from medfed.reports.tasks import Task
-from medfed.reports.verdicts import Verdict, Verdicts, best_of, by_mean, floor_of, in_one_place
+from medfed.reports.verdicts import Verdicts, best_of, by_mean, floor_of, in_one_place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,16 +39,12 @@ def pictures_of(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, chart
     return {**pictures, **_courses(task, verdicts, looks)}
 
 
-def _word(verdict: Verdict) -> str:
-    words = {a.verdict for a in verdict.against.values()}
-    return "worse" if "worse" in words else "better" if "better" in words else ""
-
-
 def _forest(task: Task, verdicts: Verdicts, looks: Looks) -> charts.Picture:
     rows = []
     for name in by_mean(verdicts):
         ends, look = task.interval(verdicts[name].mean), looks.get(name, charts.SOFT)
-        rows.append(charts.Row(name, *ends, look, _word(verdicts[name])))
+        word = "worse" if verdicts[name].is_worse else "better" * bool(verdicts[name].gains)
+        rows.append(charts.Row(name, *ends, look, word))
     levels = {
         "a constant": (floor_of(task)[1], "the best constant prediction"),
         "in one place": (in_one_place(verdicts)[1].mean, "training on all patients in one place"),

@@ -127,6 +127,11 @@ class Verdict:
     harm: Harm | None  # against local training; None for that itself
 
     @property
+    def is_worse(self) -> bool:
+        """Whether it is shown to be worse than a reference."""
+        return any(gain.verdict == "worse" for gain in self.against.values())
+
+    @property
     def gains(self) -> dict[str, Gain]:
         """By reference, those over which it is shown to be better."""
         return {r: gain for r, gain in self.against.items() if gain.verdict == "better"}
