@@ -23,6 +23,7 @@ from medfed.common.streams import seeded
 from medfed.common.tensors import Tensors, forget
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import Batch
+from medfed.federation.engine import batches
 from medfed.federation.engine.gradients import Gradients, size_of
 from medfed.federation.engine.working_network import TrainableSet, WorkingNetwork
 from medfed.federation.other_state import NOTHING, OTHER
@@ -41,7 +42,7 @@ def obstacle(
     network: nn.Module,
     gradients: Gradients,
 ) -> str | None:
-    """Says what keeps the steps of a call from being graphs; ``None`` if nothing does.
+    """Names what keeps the steps of a call from being graphs; ``None`` if nothing does.
 
     Args:
         how: The method's options of training.
@@ -54,14 +55,14 @@ def obstacle(
         >>> layer = nn.Linear(1, 1)
         >>> sgd, gradients = torch.optim.SGD(layer.parameters()), Gradients(lambda batch: 0)
         >>> obstacle({"update": "all"}, LocalBudget(), sgd, layer, gradients)
-        >>> obstacle({"update": "all"}, LocalBudget(accumulate=2), sgd, layer, gradients)
-        'local.graphs=true has no effect on some steps: local.accumulate.'
+        'the network is on no GPU'
     """
     other_rules = type(optimizer) not in _KINDS or any(
         group.get("dampening") or group["differentiable"] or isinstance(group["lr"], Tensor)
         for group in optimizer.param_groups
     )
     keeping = {
+        "the network is on no GPU": next(network.parameters()).device.type not in batches.DEVICES,
         "a function of the method": any(map(callable, how.values())),
         "local.accumulate": budget.accumulate > 1,
         "privacy.example": gradients.private is not None,
@@ -70,11 +71,7 @@ def obstacle(
         "the optimizer": other_rules,
         "dropout": any(isinstance(m, _DropoutNd) and m.p > 0 for m in network.modules()),
     }
-    return next((_no_effect(name) for name, found in keeping.items() if found), None)
-
-
-def _no_effect(reason: str) -> str:
-    return f"local.graphs=true has no effect on some steps: {reason}."
+    return next((name for name, found in keeping.items() if found), None)
 
 
 def record(step: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> Recorded:
@@ -149,7 +146,7 @@ class GraphedSteps:
         forget(self.plan.parameters)
         if reason is not None:
             self._refused = True
-            self.say(_no_effect(reason))
+            self.say(reason)
         return graph
 
     def _warm_up(self, inputs: Tensors, other: Tensor) -> str | None:

@@ -118,7 +118,7 @@ class LocalTrainer:
         self.gradients = Gradients(loss, self.budget.compile)
         self.normalization: Normalization = "kept"
         self.residents = Residents(self.budget.resident_gib * 2**30)
-        self._said = set[str]()
+        self._said = set[tuple[str, str]]()
 
     @property
     def network(self) -> nn.Module:
@@ -222,7 +222,7 @@ class LocalTrainer:
         early = self._prefetches(data) and direction is None and after_step is None
         source = ahead(groups, device) if early else nullcontext(groups)
         step: Callable[[Sequence[Batch]], Tensor] = partial(self._step, plan, terms)
-        if self.budget.graphs is True and device.type in batches.DEVICES:
+        if self.budget.graphs is True:
             step = self._graphed(plan, how) or step
         with self.model.training(), seeded(seed, device), source as made:
             for group in made:
@@ -246,18 +246,18 @@ class LocalTrainer:
 
     def _graphed(self, plan: TrainableSet, how: TrainOptions) -> GraphedSteps | None:
         if reason := obstacle(how, self.budget, plan.optimizer, self.network, self.gradients):
-            self._warn_once(reason)
+            self._say_once("graphs", reason)
             return None
-        step, say = partial(self._step, plan, (None, None)), self._warn_once
+        step, say = partial(self._step, plan, (None, None)), partial(self._say_once, "graphs")
         plan.graphed = plan.graphed or GraphedSteps(plan, self.model, self.gradients, step, say)
         graphed: GraphedSteps = plan.graphed
         graphed.begin()
         return graphed
 
-    def _warn_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            _log.warning(text)
+    def _say_once(self, key: str, reason: str) -> None:
+        if (key, reason) not in self._said:
+            self._said.add((key, reason))
+            _log.warning("local.%s=true has no effect on some steps: %s.", key, reason)
 
     def _prefetches(self, data: ClientData) -> bool:
         gpu, private = self.model.device.type in batches.DEVICES, self.gradients.private
@@ -287,7 +287,7 @@ class LocalTrainer:
         self, plan: TrainableSet, penalty: BatchPenalty | None, outputs: Outputs | None = None
     ) -> WatchedForward:
         if self.gradients.compiled_loss is not None:
-            self._warn_once("local.compile=true has no effect: this method watches each pass.")
+            self._say_once("compile", "this method watches each pass")
         head = self.split.head
         return WatchedForward(self.network, plan.trained, head, penalty, outputs, self.gradients)
 
