@@ -67,9 +67,8 @@ def measured(sites: int, lost: int, elements: int) -> tuple[float, float, float,
     mean = timed(spent, "coordinator", summed)
     error = float((mean - exact * sites / len(there)).abs().max())
     texts = [keys, boxes, shares, *(keys for _ in names), boxes]  # to the coordinator and back
-    bytes_up = sum(p.size for p in packets.values()) + sum(
-        len(msgspec.json.encode(t)) for t in texts
-    )
+    bytes_up = sum(e.size for p in packets.values() for e in p.parts.values())
+    bytes_up += sum(len(msgspec.json.encode(t)) for t in texts)
     return (
         spent["site"] / sites,
         spent["coordinator"],

@@ -18,7 +18,7 @@ import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -108,12 +108,16 @@ class PhaseReplies(dict[str, Message]):
         """Takes the next client's reply, and the norms of its parts."""
         for part, norm in norms.items():
             self.norms.setdefault(part, {})[client] = min(norm, _MOST)
-        parts = {n: t for n, t in message.parts.items() if n not in self._averaged}
-        for part in message.parts.keys() - parts.keys():
+        parts = _Single()
+        parts.sums = self._sums
+        for part, named in message.parts.items():
+            if part not in self._averaged:
+                parts[part] = named
+                continue
             before, count = self._sums.get(part, (None, 0))
             share = self._weights[client] / self._total
-            self._sums[part] = weighted_sum(before, message.parts[part], share), count + 1
-        self[client] = replace(message, parts=_Single(parts, self._sums))
+            self._sums[part] = weighted_sum(before, named, share), count + 1
+        self[client] = Message(message.phase, parts, message.scalars, message.kinds)
 
     def summed(self, part: str) -> Tensors | None:
         """Returns the weighted mean of a part that is added up; None if it is not.
@@ -132,12 +136,10 @@ class PhaseReplies(dict[str, Message]):
 class _Single(dict[str, Tensors]):
     """The parts of one reply without those that are added up, which it refuses to give."""
 
-    def __init__(self, parts: Mapping[str, Tensors], sums: Mapping[str, Any]) -> None:
-        super().__init__(parts)
-        self._sums = sums
+    sums: Mapping[str, Any]
 
     def __missing__(self, part: str) -> Tensors:
-        if part not in self._sums:
+        if part not in self.sums:
             raise KeyError(part)
         raise ConfigError(
             f"The method reads the part {part} of a single reply, and its parts_averaged says that "
@@ -146,7 +148,7 @@ class _Single(dict[str, Tensors]):
 
     def get(self, part: str, default: Any = None) -> Any:
         """As of a dictionary, but for parts that are added up."""
-        return self[part] if part in self or part in self._sums else default
+        return self[part] if part in self or part in self.sums else default
 
 
 @dataclass(frozen=True)

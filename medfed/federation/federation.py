@@ -35,7 +35,7 @@ from medfed.federation.wire.codecs.base import MAX_UNCHECKED
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.ledger import Direction, Ledger, Sizes
 from medfed.federation.wire.message import KINDS, Message
-from medfed.federation.wire.packet import EncodedPart, Packet
+from medfed.federation.wire.packet import Packet
 from medfed.standalone.errors import CodecError, ConfigError, NonFiniteError, few
 
 
@@ -53,6 +53,7 @@ class Federation:
         model: The training loop; a server without clients has its network, too.
 
     Attributes:
+        samples: The training samples of every client.
         memory: The state of the server's end of the channel, by direction and client.
         client_start: The initial state of every client.
         noise: What clients add to their replies, if the run protects them.
@@ -79,8 +80,8 @@ class Federation:
         self.server = server
         self.clients = dict(clients)
         self.ids = [c.id for c in everyone]
-        self._samples = {c.id: c.num_samples for c in everyone}
-        self._all_samples = sum(self._samples.values())
+        self.samples: Mapping[str, int] = {c.id: c.num_samples for c in everyone}
+        self._all_samples = sum(self.samples.values())
         self.channel = channel or Channel()
         self.ledger = Ledger()
         self.seed = seed
@@ -138,16 +139,11 @@ class Federation:
         trainer = self.trainer
         return trainer is not None and trainer.budget.optimizer_state == "averaged"
 
-    @property
-    def samples(self) -> Mapping[str, int]:
-        """The training samples of every client."""
-        return self._samples
-
     def share(self, client: str) -> float:
         """Returns a client's weight among all clients, whether they take part or not."""
         if self.algorithm.weighting == "uniform":
             return 1 / len(self.ids)
-        return self._samples[client] / self._all_samples
+        return self.samples[client] / self._all_samples
 
     @property
     def most_elements(self) -> int:
@@ -327,9 +323,8 @@ class Round:
         runtime has the same bits and the same ledger.
         """
         self._waiting[client] = packet
-        for turn in self.recipients[len(self._replies) :]:
-            if turn not in self._waiting:
-                return
+        clients, replies = self.recipients, self._replies
+        while len(replies) < len(clients) and (turn := clients[len(replies)]) in self._waiting:
             with naming(turn, self.number, self.phase):
                 self._decode(turn, self._waiting.pop(turn))
 
@@ -340,8 +335,7 @@ class Round:
         if after:
             self._memory[client] = after
         if channel.sums is not None:
-            summed = channel.sums.parts
-            self._summed[client] = {n: e for n, e in packet.parts.items() if n in summed}
+            self._packets[client] = packet
         parts = message.parts.items()
         norms = {part: packet.parts[part].norm_of(named) for part, named in parts if named}
         self._replies.add(client, message, norms)
@@ -399,11 +393,11 @@ class Round:
         if (sums := self.federation.channel.sums) is None:
             return means
         for name in sums.parts:
-            senders = [c for c in self.recipients if name in self._summed[c]]
+            senders = [c for c in self.recipients if name in self._packets[c].parts]
             if senders and (senders != self.recipients or len(senders) < FEWEST):
                 raise ValueError(f"{len(senders)} clients send {name}, which must be a sum of all.")
             if senders:
-                parts = [self._summed[c][name] for c in senders]
+                parts = [self._packets[c].parts[name] for c in senders]
                 share = sum(map(self.federation.share, senders))
                 mean = sums.mean(parts, share, str(self.federation.channel.device))
                 start = self._outbox[senders[0]].parts.get(name, {})
@@ -445,12 +439,12 @@ class Round:
         federation, algorithm = self.federation, self.federation.algorithm
         adds = algorithm.averages_plainly and not federation.compares
         averaged = algorithm.parts_averaged if adds else ()
-        weights = algorithm.weights(federation.server, self.recipients) if averaged else ()
-        shares = dict(zip(self.recipients, weights, strict=True)) if averaged else {}
-        self._replies = PhaseReplies(shares, averaged)
+        clients = self.recipients if averaged else []
+        weights = algorithm.weights(federation.server, clients)
+        self._replies = PhaseReplies(dict(zip(clients, weights, strict=True)), averaged)
         self._memory = dict(federation.memory["up"])
         self._sizes: dict[str, Sizes] = {}
-        self._summed: dict[str, dict[str, EncodedPart]] = {}
+        self._packets: dict[str, Packet] = {}  # whose parts are summed
 
 
 def _versions(message: Message) -> dict[str, list[int]]:

@@ -142,7 +142,8 @@ class OtherState:
         self._children = [module._modules for module in modules.values()]
         # Holders that have only had what cannot change, and those that have not.
         self._still, self._moving = self._holders, list[_Holder]()
-        self._unchanged = set[tuple[Any, ...]]()
+        self._watch()
+        self._unchanged = set[tuple[Any, ...] | None]()
 
     def packed(self) -> Tensor:
         """Returns the differences from the start, (bytes,) uint8; on the CPU."""
@@ -266,11 +267,22 @@ class OtherState:
             if not isinstance(value, _FIXED) and not _foreign(value) and hasattr(value, "__dict__"):
                 self._hold(place, "object", vars(value), frozenset())
 
-    def _objects(self) -> tuple[Any, ...]:
-        """The names of layers and attributes that have not changed, and which objects they have."""
-        every = [*self._children, *[holder.values for holder in self._still]]
-        objects = chain.from_iterable([each.values() for each in every])
-        return (*map(len, every), *chain.from_iterable(every), *map(id, objects))
+    def _watch(self) -> None:
+        """Lists where the objects are that have not changed so far."""
+        self._places_of_objects = [(h.values, key) for h in self._still for key in h.begun]
+
+    def _objects(self) -> tuple[Any, ...] | None:
+        """The names of layers, and which objects they and the attributes are; None if one is gone.
+
+        Entries and what every module has are looked at elsewhere: they would be most of it.
+        """
+        try:
+            objects = [values[key] for values, key in self._places_of_objects]
+        except KeyError:
+            return None
+        layers, sizes = self._children, [len(holder.values) for holder in self._still]
+        objects += chain.from_iterable([each.values() for each in layers])
+        return (*sizes, *chain.from_iterable(layers), *map(id, objects))
 
     def _may_have_changed(self) -> list[_Holder]:
         """Returns the holders that are not known to be as at the start."""
@@ -282,9 +294,8 @@ class OtherState:
                 )
             self._moving += [holder for holder in self._still if not holder.is_fixed()]
             self._still = [holder for holder in self._still if holder.is_fixed()]
-            if (
-                len(self._unchanged) > _MOST
-            ):  # a network that replaces its entries has ever new ones
+            self._watch()
+            if len(self._unchanged) > _MOST:  # a network that replaces objects has ever new ones
                 self._unchanged.clear()
             self._unchanged.add(self._objects())
         return self._moving

@@ -172,12 +172,10 @@ class Requests:
 
     def check_sizes(self, replies: Mapping[str, Message], norms: Norms) -> None:
         """Leaves out sites whose numbers are so large that sums of all would overflow."""
-        sizes = dict.fromkeys(replies, 0.0)
-        for site, reply in replies.items():
-            # A scalar, such as a count, only where it is huge.
-            scalars = [abs(value) for value in reply.scalars.values() if abs(value) > _HUGE]
-            tensors = [known[site] for known in norms.values() if site in known]
-            sizes[site] = max((*tensors, *scalars), default=0.0)
+        sizes: dict[str, float] = {}
+        for site, reply in replies.items():  # of scalars, such as counts, only huge ones
+            scalars = (abs(value) for value in reply.scalars.values() if abs(value) > _HUGE)
+            sizes[site] = max(0.0, *(n.get(site, 0.0) for n in norms.values()), *scalars, 0.0)
         if not sizes:
             return
         usual = sorted(sizes.values())[(len(sizes) - 1) // 2]

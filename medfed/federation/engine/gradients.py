@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -173,13 +173,8 @@ class Gradients:
             if penalty is not None:
                 terms.append(penalty(trained))
             if terms:
-                self._differentiate(torch.stack(terms).sum())
+                self.backward(torch.stack(terms).sum())
         return loss
-
-    def _differentiate(self, loss: Tensor) -> None:
-        plain = self.backward is torch.Tensor.backward and loss.requires_grad and not loss.ndim
-        # A remembered 1 spares making the gradient of the loss anew.
-        self.backward(loss, *[_one(loss.dtype, loss.device)] * plain)
 
     def _backward(
         self,
@@ -203,7 +198,7 @@ class Gradients:
             whole = loss if penalty is None or closed else loss + penalty(trained)
             if watch is not None and (term := watch.penalty(batch, loss)) is not None:
                 whole = whole + term
-            self._differentiate(whole if factor == 1 else whole * factor)
+            self.backward(whole if factor == 1 else whole * factor)
         if closed is not None:
             with torch.no_grad():
                 closed.add_gradient(trained)
@@ -226,11 +221,6 @@ def _mean(
 def size_of(batch: Batch) -> int:
     """Returns the number of samples of a batch."""
     return len(next(iter(batch.values())))
-
-
-@cache
-def _one(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.ones((), dtype=dtype, device=device)
 
 
 def _finite(tensors: Sequence[Tensor]) -> Tensor:

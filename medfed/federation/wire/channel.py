@@ -509,15 +509,14 @@ class Channel:
         before = after.get(key := memory_key(link, part, kind, layout))
         same = (kind, None if before is None else id(before), None)
         if not link.direct or same not in known:
-            flat, rng, coded = None, None, None
+            rng = None
             # One pass finds NaN and infinity. As finite numbers may add up to infinity, the tensors
             # are checked one by one before any is refused.
-            if link.unchanged(kind, working_dtype(layout)):
-                coded = encode_part(tensors, kind, link, self.buffers, None, None, None, layout)
-                total = coded[0].norm
+            if plain := link.unchanged(kind, working_dtype(layout)):
+                sent = _Sent(before, _unchanged(tensors, kind, layout), None)
             else:
                 flat = flatten(tensors).detach()
-                total = float(flat.sum())
+            total = sent.encoded.norm if plain else float(flat.sum())
             if not math.isfinite(total) and (lost := first_non_finite(tensors)):
                 raise NonFiniteError(f"{part}/{lost} holds NaN or infinity")
             if not link.direct:
@@ -527,19 +526,21 @@ class Channel:
                 at = place.round, who, place.phase, direction, part
                 draw = derive_seed(self.seed, *at, "codec")
                 same, rng = (*same[:2], draw), np.random.default_rng(draw)
-            if same not in known:
+            if plain:
+                known[same] = sent
+            elif same not in known:
                 options = self.buffers, before, rng, flat, layout, place.round
                 try:
-                    coded = coded or encode_part(tensors, kind, link, *options)
-                    known[same] = _Sent(before, *coded)
+                    made = encode_part(tensors, kind, link, *options)
+                    known[same] = _Sent(before, *made)
                 except (ConfigError, NonFiniteError):
                     raise
                 except ValueError as error:  # finite, but beyond what fp32 or a sum can hold
                     raise NonFiniteError(
                         f"{part} cannot be coded by {link.codec}: {str(error).rstrip('.')}"
                     ) from error
-                if direction == "down":
-                    self._encoded[part] = tensors, known
+            if direction == "down":
+                self._encoded[part] = tensors, known
         if (kept := known[same].after) is not None:
             after[key] = kept
         return known[same].encoded
@@ -610,11 +611,6 @@ def encode_part(
         (24, {'w': tensor([1., 1.]), 'mean': tensor([1.])})
     """
     layout = layout or layout_of(tensors)
-    if link.unchanged(kind, working_dtype(layout)):
-        plain = torch.contiguous_format
-        # No copies, as no state changes in place.
-        same = {n: t.detach().contiguous(memory_format=plain) for n, t in tensors.items()}
-        return EncodedPart(kind, same, layout), None
     coded, dense = sections(layout, link, buffers)
     if flat is None or dense:
         flat = _flat(tensors, coded)
@@ -626,6 +622,15 @@ def encode_part(
     if link.zstd is not None:
         data = compress(data, link.zstd)
     return EncodedPart(kind, data, layout, received), after
+
+
+def _unchanged(tensors: Tensors, kind: Kind, layout: Layout) -> EncodedPart:
+    """A part that no codec changes: the tensors themselves, as no state changes in place."""
+    same = {
+        n: t if t.is_contiguous() and not t.requires_grad else t.detach().contiguous()
+        for n, t in tensors.items()
+    }
+    return EncodedPart(kind, same, layout)
 
 
 def decode_part(

@@ -100,11 +100,6 @@ class Packet:
     scalars: Mapping[str, float]
     parts: Mapping[str, EncodedPart]
 
-    @property
-    def size(self) -> int:
-        """The bytes of all parts."""
-        return sum(encoded.size for encoded in self.parts.values())
-
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Returns the bytes of each part, and its bytes as fp32.
 

@@ -9,7 +9,7 @@ import torch
 from medfed.federation.other_state import OTHER
 from medfed.federation.reference import run_reference
 from medfed.federation.wire import channel as channel_module
-from medfed.federation.wire.channel import CER, Channel, Link, MessageContext, compress, encode_part
+from medfed.federation.wire.channel import CER, Channel, Link, MessageContext, compress
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.stc import STC
@@ -124,12 +124,12 @@ def test_ledger_of_a_run_is_what_was_encoded(monkeypatch: pytest.MonkeyPatch) ->
     """What is handed over within the process counts as many bytes as it would travel in."""
     seen: list[int] = []
 
-    def counting(*given: Any) -> Any:
-        part, after = encode_part(*given)
+    def counting(*given: Any) -> EncodedPart:
+        part = EncodedPart(*given)
         seen.append(len(part.data))
-        return part, after
+        return part
 
-    monkeypatch.setattr(channel_module, "encode_part", counting)
+    monkeypatch.setattr(channel_module, "EncodedPart", counting)
     _, federation, _ = toy_federation(FedAvg())
     run_reference(federation, 2)
     entries = federation.ledger.entries
