@@ -22,7 +22,7 @@ import torch
 
 from medfed.common.tensors import to_device
 from medfed.config.compose import described
-from medfed.federation.lightning.strategy import together
+from medfed.federation.lightning.strategy import ranks_end_together
 from medfed.functional.conformal import Covering, common, quantile
 from medfed.functional.points import Chooser, Point, Rows
 from medfed.run.experiment import build_experiment, test_selected
@@ -38,7 +38,7 @@ def cases_of(overrides: list[str]) -> Cases:
     """Trains once; returns the cases of each hospital by split."""
     with tempfile.TemporaryDirectory() as folder:
         experiment = build_experiment(described([*OVERRIDES, *overrides, f"folder={folder}"]))
-        with together(experiment.trainer):
+        with ranks_end_together(experiment.trainer):
             experiment.trainer.fit(experiment.module)
             test_selected(experiment)
     module, task = experiment.module, experiment.task

@@ -22,7 +22,7 @@ import torch
 
 from medfed.common.tensors import to_device
 from medfed.config.compose import described
-from medfed.federation.lightning.strategy import together
+from medfed.federation.lightning.strategy import ranks_end_together
 from medfed.functional.points import Chooser, common
 from medfed.functional.statistics import difference
 from medfed.run.experiment import build_experiment, test_selected
@@ -42,7 +42,7 @@ def scores_of(overrides: list[str], linear: bool) -> dict[str, Values]:
     """Trains once; returns the mean scores over hospitals by calibration."""
     with tempfile.TemporaryDirectory() as folder:
         experiment = build_experiment(described([*overrides, f"folder={folder}"]))
-        with together(experiment.trainer):
+        with ranks_end_together(experiment.trainer):
             experiment.trainer.fit(experiment.module)
             test_selected(experiment)
     module, task, cases = experiment.module, experiment.task, {}

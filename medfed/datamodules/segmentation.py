@@ -177,7 +177,8 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         plain = ((case, self.unprepared(case, plan)) for case in cases)
         spacing, names = self.scans.spacing, self.channel_names
         measured = (facts_of(*of, spacing(self.cases[case]), names) for case, of in plain)
-        self.follow(Agreed.read((yield self.planning.client_message(measured))))
+        answer = yield self.planning.client_message(measured)
+        self.follow(Agreed.read(answer))
 
     def follow(self, agreed: Agreed) -> None:
         """Takes the settings of a plan on which clients have agreed."""
@@ -522,8 +523,12 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         hashes = self.splits()["files"]
         used = [i for plan in self.plans.values() for i in plan.every]
         every = ((i, role, path) for i in used for role, path in self._patients[i].files.items())
-        images = [of for of in every if not of[1].split()[-1].startswith(("label", "mask"))]
-        files = [(i, role, at, hashes[str(f)]) for i, role, at in images for f in files_of(at)]
+        files = [
+            (i, role, path, hashes[str(file)])
+            for i, role, path in every
+            if not role.split()[-1].startswith(("label", "mask"))
+            for file in files_of(path)
+        ]
         counts = Counter(digest for *_, digest in files)
         repeated = {h: path for *_, path, h in files if counts[h] > 1 and is_volume(path)}
         # Volumes of one value, such as zeros for a missing contrast, are no copies of each other.
@@ -539,11 +544,14 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         # Slices of another scan of the same patient form another volume.
         return {**block, "scan": torch.full((len(block["case"]),), places[:at].count(places[at]))}
 
-    def training_block(self, patient: str, case: int, plan: ClientPlan) -> Batch:
-        """Cuts one case's patches; their places depend on the seed and the case only."""
-        prepared = self.prepared(patient, plan)
+    def training_block(self, case: str, patient: int, plan: ClientPlan) -> Batch:
+        """Cuts one case's patches; their places depend on the seed and the case only.
+
+        `patient`: the position of its patient among the client's.
+        """
+        prepared = self.prepared(case, plan)
         mask = prepared.mask()
-        rng, tumour = torch_rng(self.seed, "patches", patient), mask.any(dim=0)
+        rng, tumour = torch_rng(self.seed, "patches", case), mask.any(dim=0)
         of = self.patches_per_patient, self.background_share, self.size
         centres = patches.sample_centres(tumour, prepared.brain, *of, rng)
         shape = tuple(mask.shape[1:])
@@ -555,16 +563,16 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         return {
             "image": images.take(every),
             "label": labels,
-            "case": torch.full_like(every, case),
+            "case": torch.full_like(every, patient),
             # A contrast includes its neighbours.
             "present": prepared.present.repeat_interleave(self.slices).expand(len(at), -1),
         }
 
-    def evaluation_block(self, patient: str, case: int, plan: ClientPlan, every: int = 1) -> Batch:
+    def evaluation_block(self, case: str, patient: int, plan: ClientPlan, every: int = 1) -> Batch:
         """Returns one case's whole axial slices, or the volume."""
-        image, label, brain, present, grid, spacing = self.prepared(patient, plan)
+        image, label, brain, present, grid, spacing = self.prepared(case, plan)
         if spacing is None:
-            spacing = torch.tensor(self.scans.spacing(self.cases[patient]))
+            spacing = torch.tensor(self.scans.spacing(self.cases[case]))
         mm = spacing.float()
         slices = brain_slices(brain, every)
         image = with_neighbours(image, self.slices)
@@ -576,7 +584,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
             grid = None if grid is None else plane_of(grid)
             mm[2] *= every
         count = len(image)
-        beside = {"case": torch.full((count,), case), "spacing": mm.expand(count, -1)}
+        beside = {"case": torch.full((count,), patient), "spacing": mm.expand(count, -1)}
         beside["present"] = present.repeat_interleave(self.slices).expand(count, -1)
         if grid is not None:
             beside["grid"] = grid.expand(count, *grid.shape)
@@ -629,7 +637,7 @@ class ImageMasksDataModule(SegmentationDataModule):
             "input": {"kind": "pictures", **self.scans.layout()},
         }
 
-    def evaluation_block(self, patient: str, case: int, plan: ClientPlan, every: int = 1) -> Batch:
+    def evaluation_block(self, case: str, patient: int, plan: ClientPlan, every: int = 1) -> Batch:
         """See the base class; without the spacing, which is unknown."""
-        block = super().evaluation_block(patient, case, plan, every)
+        block = super().evaluation_block(case, patient, plan, every)
         return {name: values for name, values in block.items() if name != "spacing"}

@@ -5,7 +5,7 @@ The state of absent clients is in memory-mapped files, so ten thousand clients n
 A file loses its name once it is mapped, so the system frees it with the last tensor or with the
 process, even after a crash. The numbers are equal bit for bit and are loaded when they are read.
 
-:class:`PooledData` joins the training data of all clients, which federated learning avoids.
+:class:`Pool` joins the training data of all clients, which federated learning avoids.
 """
 
 from __future__ import annotations

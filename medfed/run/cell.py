@@ -18,7 +18,7 @@ import torch
 from medfed.common.console import levels, without_remarks
 from medfed.common.scores import fewest
 from medfed.config.description import RunDescription, describe
-from medfed.federation.lightning.strategy import together
+from medfed.federation.lightning.strategy import ranks_end_together
 from medfed.federation.reference import onboarded_client, outsiders_model
 from medfed.records.cells import Stage
 from medfed.reports.tasks import course
@@ -66,7 +66,7 @@ def _pool_first(config: RunDescription, folder: Path) -> RunDescription:
 def _computed(config: RunDescription, stage: Stage) -> dict[str, Any]:
     experiment = build_experiment(config)
     module, evaluation = experiment.module, experiment.evaluation
-    with together(experiment.trainer):
+    with ranks_end_together(experiment.trainer):
         experiment.trainer.fit(module)
     best = evaluation.best_round()
     data, ledger = experiment.data, module.federation.ledger

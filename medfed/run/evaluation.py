@@ -37,7 +37,7 @@ from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.client import Batch
 from medfed.federation.lightning.collect import warn
 from medfed.federation.lightning.module import EvalSplit
-from medfed.federation.lightning.strategy import together
+from medfed.federation.lightning.strategy import ranks_end_together
 from medfed.records.folder import RunFolder
 from medfed.reports.subsets import heat_map
 from medfed.run.experiment import Experiment, examined, reopen, reopen_selected, test_selected
@@ -88,7 +88,7 @@ def _tested(folder: Path, split: str) -> Experiment:
         )
     experiment = reopen(folder)
     experiment.module.test_split = split  # type: ignore[assignment]
-    with together(experiment.trainer):
+    with ranks_end_together(experiment.trainer):
         test_selected(experiment)
     return experiment
 

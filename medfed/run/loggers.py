@@ -216,7 +216,7 @@ def remember(logger: Logger | None, folder: Path) -> None:
 
 
 @contextmanager
-def ended(logger: Logger | bool | None) -> Iterator[None]:
+def marked_as_failed(logger: Logger | bool | None) -> Iterator[None]:
     """Ends the run in W&B or MLflow as a failed one, if the body fails."""
     try:
         yield

@@ -7,26 +7,27 @@ from typing import Any
 from medfed.common.console import said_once
 from medfed.config.description import RunDescription
 from medfed.federation.lightning.checkpoint import last_whole
-from medfed.federation.lightning.strategy import together
+from medfed.federation.lightning.strategy import ranks_end_together
 from medfed.records.folder import RunFolder
 from medfed.run import results
 from medfed.run.claim import locked_run_folder
 from medfed.run.experiment import Experiment, build_experiment, test_selected
-from medfed.run.loggers import ended
+from medfed.run.loggers import marked_as_failed
 
 
 def train(config: RunDescription, logs: bool = False) -> tuple[dict[str, Any], Experiment]:
-    """Runs or resumes an experiment.
+    """Runs or resumes an experiment; returns its results, and the objects of the run.
 
     The round with the best validation score is selected; the test split is read once, at the end.
+    `logs`: whether the run folder keeps a log.
     """
     with locked_run_folder(config, logs):
         with said_once():
             experiment = build_experiment(config)
         run = RunFolder(experiment.folder)
-        start = None if config.resume is None else last_whole(run.checkpoints)
-        with ended(experiment.trainer.logger), together(experiment.trainer):
-            experiment.trainer.fit(experiment.module, ckpt_path=start, weights_only=True)
+        resume_from = None if config.resume is None else last_whole(run.checkpoints)
+        with marked_as_failed(experiment.trainer.logger), ranks_end_together(experiment.trainer):
+            experiment.trainer.fit(experiment.module, ckpt_path=resume_from, weights_only=True)
             results.write_hashes(experiment.module, experiment.folder)
             # Kept here for all rounds: the state of the selected round lacks the later ones.
             memberships = experiment.module.federation.memberships()

@@ -26,5 +26,6 @@ installed        Which code is installed, and how does a hospital install the sa
 deploying        How does a job of FLARE run all this, and go on after a failure?
 ===============  ================================================================================
 
-A request passes wire, gate and policy before the site computes anything.
+A request passes wire, gate and policy before the site trains or counts on it; what may leave is
+checked once more before the reply is sent.
 """

@@ -29,7 +29,7 @@ from medfed.federation.federation import Federation
 from medfed.federation.lightning.callbacks import History, PersonalEvaluation
 from medfed.federation.lightning.checkpoint import last_whole
 from medfed.federation.lightning.module import FederatedModule, TaskLike
-from medfed.federation.lightning.strategy import together
+from medfed.federation.lightning.strategy import ranks_end_together
 from medfed.federation.wire.ledger import Ledger
 from medfed.records.folder import RunFolder
 from medfed.run import assembly, claim, federating, loggers, results
@@ -221,7 +221,7 @@ def _coordinate(
     record = SitesRecord(job, dict(greeting.data), {c: facts[c] for c in sites}, said, installed)
     write_json(run.sites_json, asdict(record))
     ends = ended(status, caller.traffic, run)
-    with ends, loggers.ended(trainer.logger), together(trainer):
+    with ends, loggers.marked_as_failed(trainer.logger), ranks_end_together(trainer):
         trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
         write_json(run.hashes_json, coordinator.digests(module.next_round))
         memberships = federation.memberships()  # of all rounds, as in medfed train

@@ -1,6 +1,6 @@
 """The LightningModule of a federated run: an epoch is a round, and a round is one batch.
 
-It assigns clients to ranks, and gives every rank the same number of tasks in a round.
+It assigns clients to ranks, and gathers the replies of all ranks.
 """
 
 # Callbacks of rounds go with a FederatedModule alone.
@@ -238,7 +238,7 @@ class FederatedModule(pl.LightningModule):
         """
         self._reassign(self.federation.members(self.next_round))
         current, self.losses = self.federation.open(self.next_round), {}
-        with self._full_precision():  # but for the losses
+        with self._full_precision():  # losses alone are computed in the run's precision
             is_open = True
             while is_open:
                 self._train(current)
@@ -246,6 +246,28 @@ class FederatedModule(pl.LightningModule):
         if self._taken is not None:  # in the first round libraries warm up
             self.seconds |= self._taken
         self._taken = {}
+
+    def _train(self, current: Round) -> None:
+        """Trains this rank's clients; hands the round the replies of the clients of all ranks.
+
+        A client that fails on one rank is an error on every rank.
+        """
+        clients, phase = self._on_this_rank(current.recipients), current.phase
+        gathering = self._start_gathering(current.recipients) if world_size() > 1 else None
+        for client in clients:
+            self._fit(current, client, phase, gathering)
+        if gathering is None:
+            return
+        gathered, most = gathering.finish(), self.federation.most_elements
+        for client in current.recipients:
+            if failure := gathered.get(f"failure/{client}"):
+                raise NonFiniteError(failure.decode())
+        for client in current.recipients:
+            current.receive(client, Packet.from_bytes(gathered.pop(f"reply/{client}"), most))
+            taken, loss = json.loads(gathered[f"costs/{client}"])
+            if self._taken is not None:
+                self._taken[client] = self._taken.get(client, 0.0) + taken
+            self._note_loss(client, loss)
 
     def _tell(self, phase: str, client: str, done: bool) -> None:
         for tell in self.listeners:
@@ -291,7 +313,7 @@ class FederatedModule(pl.LightningModule):
         self._evaluate(self.test_split, keep=True)
 
     def _evaluate(self, split: EvalSplit, keep: bool = False) -> None:
-        clients = self._share(self.federation.ids)
+        clients = self._on_this_rank(self.federation.ids)
         # Lightning tries the validation before training, on some data.
         for client in clients[:1] if self.trainer.sanity_checking else clients:
             with naming(client, self.next_round - 1, "evaluation"), self._full_precision():
@@ -353,34 +375,12 @@ class FederatedModule(pl.LightningModule):
             or self.losses.get(client, nothing) > self.highest_loss
         ]
 
-    def _train(self, current: Round) -> None:
-        """Trains this rank's clients; hands the round the replies of the clients of all ranks.
-
-        A client that fails on one rank is an error on every rank.
-        """
-        clients, phase = self._share(current.recipients), current.phase
-        gathering = self._start_gathering(current.recipients) if world_size() > 1 else None
-        for client in clients:
-            self._fit(current, client, phase, gathering)
-        if gathering is None:
-            return
-        gathered, most = gathering.finish(), self.federation.most_elements
-        for client in current.recipients:
-            if failure := gathered.get(f"failure/{client}"):
-                raise NonFiniteError(failure.decode())
-        for client in current.recipients:
-            current.receive(client, Packet.from_bytes(gathered.pop(f"reply/{client}"), most))
-            taken, loss = json.loads(gathered[f"costs/{client}"])
-            if self._taken is not None:
-                self._taken[client] = self._taken.get(client, 0.0) + taken
-            self._note_loss(client, loss)
-
     @property
     def owned(self) -> list[str]:
         """The clients that this rank trains and whose state it holds."""
-        return self._share(self.federation.ids)
+        return self._on_this_rank(self.federation.ids)
 
-    def _share(self, clients: Iterable[str]) -> list[str]:
+    def _on_this_rank(self, clients: Iterable[str]) -> list[str]:
         if world_size() == 1:
             return [*clients]
         if not self.owners:
@@ -399,7 +399,7 @@ class FederatedModule(pl.LightningModule):
         """Moves clients of a cohort to ranks with less work; a collective call."""
         if world_size() == 1 or not self.seconds:
             return
-        here = self._share(cohort)
+        here = self._on_this_rank(cohort)
         better = assign(self._work(cohort), world_size(), self.owners)
         moved = [c for c in cohort if better[c] != self.owners[c]]
         if moved:

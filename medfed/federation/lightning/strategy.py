@@ -262,7 +262,7 @@ _OF_RANKS = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZ
 
 
 @contextmanager
-def together(trainer: pl.Trainer) -> Iterator[None]:
+def ranks_end_together(trainer: pl.Trainer) -> Iterator[None]:
     """Ends all ranks together, and passes on the real reason for stopping a run.
 
     What makes this process a rank (variables, a process group) ends with the run; otherwise its
