@@ -219,8 +219,8 @@ class LocalTrainer:
             self.gradients.private.begin(_drawable(data), seed)
         device, groups = self.model.device, islice(stream, steps)
         # A method's functions may take more batches than there are steps.
-        early = self._prefetches(data) and direction is None and after_step is None
-        source = ahead(groups, device) if early else nullcontext(groups)
+        early = self.budget.prefetch and direction is None and after_step is None
+        source = ahead(groups, device) if early and self._prefetches(data) else nullcontext(groups)
         step: Callable[[Sequence[Batch]], Tensor] = partial(self._step, plan, terms)
         if self.budget.graphs is True:
             step = self._graphed(plan, how) or step
@@ -261,7 +261,7 @@ class LocalTrainer:
 
     def _prefetches(self, data: ClientData) -> bool:
         gpu, private = self.model.device.type in batches.DEVICES, self.gradients.private
-        if not self.budget.prefetch or not gpu or private or self.residents.of(data) is not data:
+        if not gpu or private or self.residents.of(data) is not data:
             return False
         # Looked up in the class: a user's wrapper may pass it on.
         return hasattr(type(data), "may_run_ahead") and bool(data.may_run_ahead)  # type: ignore[attr-defined]
