@@ -13,10 +13,10 @@ Every side runs in a process of its own. The last two need an environment with P
 whose Python is given; without it their row says how to install them. Each side prints the CPU time
 of its rounds, of which the first two are left out. Flower's work is done by many processes, found
 in /proc (Linux), so its time is the difference between a run of few and one of more rounds; of the
-perceptron it is taken three times, of the others once. Times are those of a client in a round, medians with
-quartiles, and multiples of the bare loop's. Memory is the peak of all processes of a side above
-that of the bare loop. After the networks comes the perceptron with ``--many`` clients, of which a
-tenth takes part in each round. A line on stderr says what runs, and the CPU time so far.
+perceptron it is taken three times, of the others once. Times are those of a client in a round,
+medians with quartiles, and multiples of the bare loop's. Memory is the peak of all processes of a
+side above that of the bare loop. After the networks comes the perceptron with ``--many`` clients,
+of which a tenth takes part in each round. A line on stderr says what runs, and the CPU time so far.
 
     python benchmarks/speed/peers.py                        # about six minutes of CPU time
     python benchmarks/speed/peers.py --pfl /PLACE/bin/python --flower /PLACE/bin/python
