@@ -84,6 +84,7 @@ NOT_HERE = {
         ("evidence/side_by_side.py --rounds 2 --steps 2", "equal to 1e-6: yes"),
         ("speed/scale.py clients --clients 20 --methods fedavg", "\nfedavg                  20 "),
         ("speed/scale.py models --millions 1 --methods fedavg", "\nfedavg                   1 "),
+        ("speed/scale.py sweep --runs 2 --workers 2 --rounds 1", "CPU time of 2 workers"),
         ("evidence/verdict_rule.py --repeats 20 --cases 1", "| 5 | 0 | 6 |"),
         (
             "evidence/levels.py FOLDER/ist.csv rounds=2 local.steps=1 --splits 1",
@@ -113,7 +114,10 @@ NOT_HERE = {
             "--batch-size 2",
             "memory and bytes as the cards say: all\n",
         ),
-        ("speed/peers.py --nets perceptron --clients 2 --rounds 2 --many 0", "perceptron  medfed"),
+        (
+            "speed/peers.py --nets perceptron --clients 2 --rounds 2 --many 0",
+            "perceptron  medfed",
+        ),
         ("speed/kernels.py quantised --blocks 1 --batch-size 2 --networks U-Net", "maps "),
     ],
 )

@@ -10,13 +10,13 @@ pfl     pfl-research's simulation (``pip install pfl``)
 flower  Flower's simulation (``pip install "flwr[simulation]"``), whose clients are workers of Ray
 
 Every side runs in a process of its own. The last two need an environment with PyTorch and MONAI,
-whose Python is given; without it they are left out. Each side prints the CPU time of its rounds, of
-which the first two are left out. Flower's work is done by many processes, found in /proc (Linux),
-so its time is the difference between a run of few and one of more rounds; of the perceptron it is
-taken three times, of the others once. Times are those of a client in a round, medians with
-quartiles, and multiples of the bare loop's. Memory is the peak of all processes of a side above
-that of the bare loop. After the networks comes the perceptron with ``--many`` clients, of which a
-tenth takes part in each round. A line on stderr says what runs, and the CPU time so far.
+whose Python is given; without it their row says how to install them. Each side prints the CPU time
+of its rounds, of which the first two are left out. Flower's work is done by many processes, found
+in /proc (Linux), so its time is the difference between a run of few and one of more rounds; of the
+perceptron it is taken three times, of the others once. Times are those of a client in a round,
+medians with quartiles, and multiples of the bare loop's. Memory is the peak of all processes of a
+side above that of the bare loop. After the networks comes the perceptron with ``--many`` clients,
+of which a tenth takes part in each round. A line on stderr says what runs, and the CPU time so far.
 
     python benchmarks/speed/peers.py                        # about six minutes of CPU time
     python benchmarks/speed/peers.py --pfl /PLACE/bin/python --flower /PLACE/bin/python
@@ -218,6 +218,7 @@ run_simulation(server_app=server, client_app=client, num_supernodes=CLIENTS,
                backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}})
 print("TOLD", "[[], 0]", flush=True)
 """
+PACKAGES = {"pfl": "pfl[pytorch]", "flower": "flwr[simulation]"}
 SIDES = {"bare": BARE, "lean": LEAN, "plain": PLAIN, "medfed": MEDFED, "pfl": PFL, "flower": FLOWER}
 
 
@@ -305,6 +306,12 @@ def main() -> None:
         if number == 0 or rows[number - 1][1:] != (clients, share):
             print(f"{clients} clients, a share of {share:g} in each round, 4 steps each")
             print(f"{'network':<12}{'side':<8}{'ms (quartiles)':>24}{'/ bare':>8}{'MB more':>9}")
+        for side, package in PACKAGES.items():
+            if side not in pythons:
+                print(
+                    f"{net:<12}{side:<8}not measured: make an environment with pip install torch "
+                    f"monai '{package}', and name its Python by --{side}"
+                )
         bare, base = 0.0, 0.0
         for side, python in pythons.items():
             spent = resource.getrusage(resource.RUSAGE_CHILDREN)

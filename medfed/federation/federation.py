@@ -421,17 +421,15 @@ class Round:
         self.recipients = [c for c in self.cohort if c in outbox]
         # A copy, swapped in at the end: a message that cannot be encoded must not leave half a
         # state.
-        federation, kept = self.federation, dict(self.federation.memory["down"])
+        channel, kept = self.federation.channel, dict(self.federation.memory["down"])
         for client in self.recipients:
             with naming(client, self.number, self.phase):
                 place = MessageContext(client, self.number, self.position)
-                message, before = outbox[client], kept.get(client)
-                self._sent[client], after = federation.channel.encode(
-                    message, "down", place, before
-                )
+                before = kept.get(client)
+                self._sent[client], after = channel.encode(outbox[client], "down", place, before)
                 if after:
                     kept[client] = after
-        federation.memory["down"] = kept
+        self.federation.memory["down"] = kept
         self._await()
 
     def _await(self) -> None:
