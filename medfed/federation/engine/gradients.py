@@ -173,8 +173,11 @@ class Gradients:
             if penalty is not None:
                 terms.append(penalty(trained))
             if terms:
-                self.backward(torch.stack(terms).sum())
+                self._differentiate(torch.stack(terms).sum())
         return loss
+
+    def _differentiate(self, loss: Tensor) -> None:
+        self.backward(loss)  # the one place where it is called
 
     def _backward(
         self,
@@ -198,7 +201,7 @@ class Gradients:
             whole = loss if penalty is None or closed else loss + penalty(trained)
             if watch is not None and (term := watch.penalty(batch, loss)) is not None:
                 whole = whole + term
-            self.backward(whole if factor == 1 else whole * factor)
+            self._differentiate(whole if factor == 1 else whole * factor)
         if closed is not None:
             with torch.no_grad():
                 closed.add_gradient(trained)
