@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from medfed.federation.client import ClientData
+if TYPE_CHECKING:
+    from medfed.federation.client import ClientData
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)

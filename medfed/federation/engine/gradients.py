@@ -176,6 +176,10 @@ class Gradients:
                 self._differentiate(torch.stack(terms).sum())
         return loss
 
+    def is_full(self, batch: Batch) -> bool:
+        """Returns whether a batch has the size of all but the last ones."""
+        return size_of(batch) == self.full_size
+
     def _differentiate(self, loss: Tensor) -> None:
         self.backward(loss)  # the one place where it is called
 
@@ -188,7 +192,7 @@ class Gradients:
         watch: WatchedForward | None,
     ) -> Tensor:
         forward = self.loss
-        if self.compiled_loss is not None and watch is None and size_of(batch) == self.full_size:
+        if self.compiled_loss is not None and watch is None and self.is_full(batch):
             forward = self.compiled_loss
         with _NOTHING if torch.is_grad_enabled() else torch.enable_grad():
             with self.precision(), _NOTHING if watch is None else watch.watching():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,12 @@ from medfed.common.tensors import Tensors, forget
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import Batch
 from medfed.federation.engine import batches
-from medfed.federation.engine.gradients import Gradients, size_of
 from medfed.federation.engine.working_network import TrainableSet, WorkingNetwork
 from medfed.federation.other_state import NOTHING, OTHER
 from medfed.standalone.errors import first_line
+
+if TYPE_CHECKING:
+    from medfed.federation.engine.gradients import Gradients
 
 _KINDS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 Recorded = tuple[Tensor, Callable[[], object]]  # the loss of a step, and what takes it
@@ -52,6 +54,7 @@ def obstacle(
         gradients: What computes them: with noise, in float16, or else.
 
     Example:
+        >>> from medfed.federation.engine.gradients import Gradients
         >>> layer = nn.Linear(1, 1)
         >>> sgd, gradients = torch.optim.SGD(layer.parameters()), Gradients(lambda batch: 0)
         >>> obstacle({"update": "all"}, LocalBudget(), sgd, layer, gradients)
@@ -113,7 +116,7 @@ class GraphedSteps:
         """Takes a step; returns the loss of its batch."""
         batch = group[0]
         plain = all(isinstance(t, Tensor) for t in batch.values())
-        if self._refused or not plain or size_of(batch) != self.gradients.full_size:
+        if self._refused or not plain or not self.gradients.is_full(batch):
             return self.step(group)
         shapes = tuple((name, t.shape, t.dtype) for name, t in batch.items())
         if (graph := self._graphs.get(shapes) or self._capture(batch)) is None:
