@@ -29,8 +29,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import logging
 import multiprocessing
+import os
 import resource
 import subprocess
 import sys
@@ -45,7 +47,7 @@ ROUNDS, SHARE = 3, 0.1
 METHODS = ("fedavg", "fedper", "scaffold", "ditto", "apfl", "fedamp", "pfednet", "qupel")
 CLIENTS, STEPS, BATCH, LAYERS = 2, 4, 8, 3
 MAIN = "import sys; from medfed.commands.main import main; main(sys.argv[1:])"
-SWEEP = ("experiment=synthetic_ppfl", "logger=none", "progress=false")
+SWEEP = ("experiment=synthetic_ppfl", "evaluation.every=1", "logger=none", "progress=false")
 
 
 def many_clients(method: str, clients: int) -> dict[str, float]:
@@ -167,6 +169,9 @@ def large_model(method: str, millions: int) -> dict[str, float]:
 
 def sweep(runs: int, workers: int, rounds: int) -> None:
     """Prints the times of a sweep, one run after another and by some workers."""
+    # Workers are children of a server, whose parent ends before it: they become this process's
+    # (Linux), which else would not know their time.
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     seeds = ",".join(map(str, range(runs)))
     times = []
     for engine in ([], [f"sweep.workers={workers}"]):
@@ -176,6 +181,9 @@ def sweep(runs: int, workers: int, rounds: int) -> None:
             command += [f"seed={seeds}", f"rounds={rounds}", *engine]
             with Path(folder, "output").open("w") as output:
                 subprocess.run(command, check=True, cwd=folder, stdout=output)
+            with contextlib.suppress(ChildProcessError):  # none is left
+                while True:
+                    os.wait()
         after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - begin
         spent = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
         times.append((spent, wall))
