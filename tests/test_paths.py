@@ -34,7 +34,7 @@ KEYS = {
     "train data=image_table": ["data.reader.file"],
     "train data=brats_folder": ["data.reader.sites.file"],
     "train algorithm=ppfl": ["algorithm.affinity.weights"],
-    "benchmark": ["out", "data_root", "paths.heart"],
+    "benchmark": ["out", "data_root", "paths.heart", "published"],
     "compare": ["runs", "out"],
     "report": ["runs", "out"],
     "look": ["of", "folder"],
