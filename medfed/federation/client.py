@@ -65,7 +65,7 @@ class Forward(Protocol):
 
 
 BatchPenalty = Callable[[Batch, Mapping[str, Tensor], Forward], Tensor]
-Direction = Callable[[Mapping[str, Tensor], GradientAt], Tensors]
+Descent = Callable[[Mapping[str, Tensor], GradientAt], Tensors]
 Outputs = Callable[[Any], Any]
 Split = Literal["train", "val"]
 AfterStep = Callable[[Mapping[str, Tensor], GradientAt], None]
@@ -94,7 +94,7 @@ class TrainOptions(TypedDict, total=False):
     penalty: Penalty | None
     batch_penalty: BatchPenalty | None
     outputs: Outputs | None
-    direction: Direction | None
+    direction: Descent | None
     after_step: AfterStep | None
     statistics: bool
 

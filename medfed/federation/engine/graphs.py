@@ -23,7 +23,7 @@ from medfed.common.streams import seeded
 from medfed.common.tensors import Tensors, forget
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import Batch
-from medfed.federation.engine import batches
+from medfed.federation.engine.batches import on_gpu
 from medfed.federation.engine.working_network import TrainableSet, WorkingNetwork
 from medfed.federation.other_state import NOTHING, OTHER
 from medfed.standalone.errors import first_line
@@ -65,7 +65,7 @@ def obstacle(
         for group in optimizer.param_groups
     )
     keeping = {
-        "the network is on no GPU": next(network.parameters()).device.type not in batches.DEVICES,
+        "the network is on no GPU": not on_gpu(next(network.parameters()).device),
         "a function of the method": any(map(callable, how.values())),
         "local.accumulate": budget.accumulate > 1,
         "privacy.example": gradients.private is not None,

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain, count, islice
-from typing import Any, Literal, Unpack
+from typing import Literal, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -31,15 +31,15 @@ from medfed.federation.client import (
     Batch,
     BatchPenalty,
     ClientData,
-    Direction,
+    Descent,
     Features,
     GradientOptions,
     Outputs,
+    Penalty,
     Split,
     TrainOptions,
 )
-from medfed.federation.engine import batches
-from medfed.federation.engine.batches import Residents, ahead
+from medfed.federation.engine.batches import Residents, ahead, on_gpu
 from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedForward, size_of
 from medfed.federation.engine.graphs import GraphedSteps, obstacle
 from medfed.federation.engine.private import Drawable
@@ -68,7 +68,9 @@ from medfed.standalone.outputs import heads
 
 _log = logging.getLogger(__name__)
 Key = tuple[str | int, ...]
-
+Groups = Iterator[list[Batch]]  # the batches of each step
+Step = Callable[[list[Batch]], Tensor | float]  # returns their loss
+T = TypeVar("T")
 
 STATISTICS_BATCHES = 20
 """From how many training batches statistics of normalisation are estimated again."""
@@ -207,40 +209,53 @@ class LocalTrainer:
         """Takes all steps of a call; returns the mean loss of their batches."""
         seed = derive_seed(self.seed, *key, "train")
         # Batches are keyed by their epoch, dropout by the whole call: more steps change no batch.
-        epochs = (self._groups(data, derive_seed(seed, "epoch", epoch)) for epoch in count())
-        stream = chain.from_iterable(epochs)
-        direction, after_step = how.get("direction"), how.get("after_step")
-        watch, outputs = partial(self._watch, plan), how.get("outputs")
-        term = how.get("batch_penalty")
-        watched = watch(term, outputs) if term or outputs else None
-        terms, live = (how.get("penalty"), watched), (plan.trained, self.model)
-        losses: list[Tensor | float] = []  # read at the end: a GPU would wait at every step
+        stream = _endless(self._groups, data, seed)
         if self.gradients.private is not None:
             self.gradients.private.begin(_drawable(data), seed)
-        device, groups = self.model.device, islice(stream, steps)
+        step, device = self._stepper(plan, how, stream), self.model.device
+        groups = islice(stream, steps)
         # A method's functions may take more batches than there are steps.
-        early = self.budget.prefetch and direction is None and after_step is None
+        early = self.budget.prefetch and not (how.get("direction") or how.get("after_step"))
         source = ahead(groups, device) if early and self._prefetches(data) else nullcontext(groups)
-        step: Callable[[Sequence[Batch]], Tensor] = partial(self._step, plan, terms)
-        if self.budget.graphs is True:
-            step = self._graphed(plan, how) or step
-        with self.model.training(), seeded(seed, device), source as made:
-            for group in made:
-                if direction is not None:
-                    at = StepGradient(self.gradients, [group], stream, *live, watch, taken=False)
-                    losses.append(self._step_along(direction, plan, at))
-                else:
-                    losses.append(step(group))
-                if after_step is not None:
-                    with torch.no_grad():
-                        at = StepGradient(self.gradients, [group], stream, *live, watch)
-                        after_step(plan.trained, at)
-        return sum(map(float, losses)) / steps
+        with self.model.training(), seeded(seed, device), source as ready:
+            losses = [step(group) for group in ready]
+        return sum(map(float, losses)) / steps  # read at the end: a GPU would wait at every step
 
-    def _step(self, plan: TrainableSet, terms: tuple[Any, Any], group: Sequence[Batch]) -> Tensor:
+    def _stepper(self, plan: TrainableSet, how: TrainOptions, stream: Groups) -> Step:
+        """Returns what takes a step on a group of batches, and returns the group's loss."""
+        term, outputs = how.get("batch_penalty"), how.get("outputs")
+        watched = self._watch(plan, term, outputs) if term or outputs else None
+        along_gradient: Step = partial(self._step, plan, how.get("penalty"), watched)
+        if self.budget.graphs is True:
+            along_gradient = self._graphed(plan, how) or along_gradient
+        direction, after_step = how.get("direction"), how.get("after_step")
+        if direction is None and after_step is None:
+            return along_gradient
+        live = stream, plan.trained, self.model, partial(self._watch, plan)
+
+        def step(group: list[Batch]) -> Tensor | float:
+            if direction is None:
+                loss: Tensor | float = along_gradient(group)
+            else:
+                at = StepGradient(self.gradients, [group], *live, taken=False)
+                loss = self._step_along(direction, plan, at)
+            if after_step is not None:
+                with torch.no_grad():
+                    after_step(plan.trained, StepGradient(self.gradients, [group], *live))
+            return loss
+
+        return step
+
+    def _step(
+        self,
+        plan: TrainableSet,
+        penalty: Penalty | None,
+        watched: WatchedForward | None,
+        group: list[Batch],
+    ) -> Tensor:
         """Takes a step along the gradient; returns the loss of its batches."""
         forget(plan.parameters)
-        loss = self.gradients.add(group, plan.trained, self.model, *terms)
+        loss = self.gradients.add(group, plan.trained, self.model, penalty, watched)
         self._descend(plan)
         return loss
 
@@ -248,7 +263,7 @@ class LocalTrainer:
         if reason := obstacle(how, self.budget, plan.optimizer, self.network, self.gradients):
             self._say_once("graphs", reason)
             return None
-        step, say = partial(self._step, plan, (None, None)), partial(self._say_once, "graphs")
+        step, say = partial(self._step, plan, None, None), partial(self._say_once, "graphs")
         plan.graphed = plan.graphed or GraphedSteps(plan, self.model, self.gradients, step, say)
         graphed: GraphedSteps = plan.graphed
         graphed.begin()
@@ -260,14 +275,15 @@ class LocalTrainer:
             _log.warning("local.%s=true has no effect on some steps: %s.", key, reason)
 
     def _prefetches(self, data: ClientData) -> bool:
-        gpu, private = self.model.device.type in batches.DEVICES, self.gradients.private
-        if not gpu or private or self.residents.of(data) is not data:
+        if not on_gpu(self.model.device) or self.gradients.private:
+            return False
+        if self.residents.of(data) is not data:
             return False
         # Looked up in the class: a user's wrapper may pass it on.
         return hasattr(type(data), "may_run_ahead") and bool(data.may_run_ahead)  # type: ignore[attr-defined]
 
     def _step_along(
-        self, direction: Direction, plan: TrainableSet, at: StepGradient
+        self, direction: Descent, plan: TrainableSet, at: StepGradient
     ) -> Tensor | float:
         """Takes one step along a method's replacement of the gradient; returns its loss."""
         with torch.no_grad():
@@ -378,7 +394,8 @@ class LocalTrainer:
                 z = watch(live, features=True) if head else outputs.flatten(1)[:, :0]
                 z = z.float() if z.dtype.itemsize < 4 else z
                 one = label if label.ndim == 1 else label.flatten(1)[:, :0]
-                alone = torch.arange(seen, seen := seen + len(label), device=device)
+                first, seen = seen, seen + len(label)
+                alone = torch.arange(first, seen, device=device)
                 rows.append(Features(z, one, moved.get("case", alone), outputs))
                 if limit is not None and seen >= limit:
                     break
@@ -391,12 +408,8 @@ class LocalTrainer:
     def reestimated(self, data: ClientData, model: Tensors) -> Tensors:
         """Returns a model with the statistics of normalisation that a client's batches have.
 
-        They are the means over :data:`STATISTICS_BATCHES` training batches, which pass as in every
-        evaluation, but for the layers that gather them.
-
-        Args:
-            data: The client's data.
-            model: All entries.
+        They are the means over :data:`STATISTICS_BATCHES` training batches. The network is in
+        evaluation mode, except the layers that gather statistics.
         """
         with self.model.training():
             layers = gathering(self.network)
@@ -404,8 +417,7 @@ class LocalTrainer:
             return model
         self.model.load(model)
         seed = derive_seed(self.seed, data.id, "statistics")
-        epochs = (self._epoch(data, derive_seed(seed, "epoch", epoch)) for epoch in count())
-        batches = islice(chain.from_iterable(epochs), STATISTICS_BATCHES)
+        batches = islice(_endless(self._epoch, data, seed), STATISTICS_BATCHES)
         momenta = {name: layer.momentum for name, layer in layers.items()}
         self.network.eval()
         try:
@@ -438,7 +450,7 @@ class LocalTrainer:
             for batch in islice(self._epoch(data, seed), batches):
                 yield batch, size_of(batch)
 
-    def _groups(self, data: ClientData, seed: int) -> Iterator[list[Batch]]:
+    def _groups(self, data: ClientData, seed: int) -> Groups:
         """Yields the batches of each step of one epoch; the last step may have fewer."""
         batches = self._epoch(data, seed)
         while group := list(islice(batches, self.budget.accumulate)):
@@ -450,21 +462,24 @@ class LocalTrainer:
         # size is 1 or the client has no more samples.
         lone = self.split.policy != "frozen" and self.model.normalises
         lone = lone and data.num_samples > data.batch_size > 1
-        empty = True
-        for batch in self._batches(data, seed):
+        private, device, empty = self.gradients.private, self.model.device, True
+        if private is None:
+            batches = self.residents.of(data).train_batches(seed)
+        else:
+            batches = private.batches(_drawable(data), seed)
+        for batch in batches:
             if not (lone and size_of(batch) == 1):
                 empty = False
-                yield batch
+                yield batch if device.type == "cpu" else to_device(batch, device)
         if empty:  # otherwise the stream of epochs would loop for ever without a batch
             raise ConfigError(f"Client {data.id} has no training batch.")
 
-    def _batches(self, data: ClientData, seed: int) -> Iterator[Batch]:
-        device = self.model.device
-        if self.gradients.private is not None:
-            batches = self.gradients.private.batches(_drawable(data), seed)
-        else:
-            batches = self.residents.of(data).train_batches(seed)
-        return batches if device.type == "cpu" else (to_device(b, device) for b in batches)
+
+def _endless(
+    epoch: Callable[[ClientData, int], Iterator[T]], data: ClientData, seed: int
+) -> Iterator[T]:
+    """Yields what epochs of a client's data consist of, epoch after epoch."""
+    return chain.from_iterable(epoch(data, derive_seed(seed, "epoch", n)) for n in count())
 
 
 def _drawable(data: ClientData) -> Drawable:
