@@ -1,8 +1,5 @@
 """The shape of every method: a generator for the server, one function for the client.
 
-Optional abilities are protocols, such as :class:`HasPictures`: a method fulfils one by defining its
-function. Callers check with ``isinstance``.
-
 The cohort of a round: all clients, a random fraction, or a fixed list.
 """
 
@@ -401,6 +398,14 @@ class Algorithm(ABC):
         """
         return model
 
+    def pictures(self, server: State, clients: Sequence[str]) -> Mapping[str, Any]:
+        """Returns figures of the server's state, by name; by default none."""
+        return {}
+
+    def memberships(self, server: State) -> Tensor | None:
+        """Returns the clients' memberships in canonical models over rounds, (R + 1, N, K)."""
+        return None
+
     def least_steps(self, steps: int) -> int:
         """Returns the fewest of a client's steps in a round that one of its messages follows from.
 
@@ -476,14 +481,6 @@ def _are_models(kinds: Sequence[str]) -> bool:
 
 
 @runtime_checkable
-class HasPictures(Protocol):
-    """A method with figures of the server's state."""
-
-    def pictures(self, server: State, clients: Sequence[str]) -> Mapping[str, Any]:
-        """Returns figures of the server's state, by name."""
-
-
-@runtime_checkable
 class HasCenters(Protocol):
     """A method whose personal models are quantised."""
 
@@ -493,18 +490,6 @@ class HasCenters(Protocol):
         Args:
             client: The client; its state is read only.
             message: The message from ``broadcast``.
-        """
-
-
-@runtime_checkable
-class HasMemberships(Protocol):
-    """A method whose clients mix canonical models."""
-
-    def memberships(self, server: State) -> Tensor:
-        """Returns all clients' memberships, at the start and after every round so far.
-
-        Returns:
-            (R + 1, N, K).
         """
 
 

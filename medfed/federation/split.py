@@ -21,7 +21,7 @@ from medfed.common.tensors import Tensors, select
 from medfed.federation.entries import patterns_of
 from medfed.federation.other_state import OTHER
 from medfed.standalone.checks import check_known
-from medfed.standalone.errors import ConfigError, did_you_mean
+from medfed.standalone.errors import ConfigError, did_you_mean, few
 
 BufferPolicy = Literal["averaged", "local", "frozen"]
 BUFFER_POLICIES = ("averaged", "local", "frozen")
@@ -174,14 +174,9 @@ def match(
     for pattern in patterns:
         if not isinstance(pattern, str) or not any(fnmatchcase(n, pattern) for n in known):
             roots = dict.fromkeys([*(f"{n.rsplit('.', 1)[0]}.*" for n in known), *known])
-            hint = did_you_mean(pattern, roots) or f"; there are {_shorten(known) or 'none'}"
+            hint = did_you_mean(pattern, roots) or f"; there are {few(known, 6) or 'none'}"
             raise ConfigError(f"{missing.format(pattern)}{hint}.")
     return [n for n in known if any(fnmatchcase(n, p) for p in patterns)]
-
-
-def _shorten(names: Sequence[str], count: int = 6) -> str:
-    more = f" and {len(names) - count} more" if len(names) > count else ""
-    return ", ".join(names[:count]) + more
 
 
 def modules_of(network: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:

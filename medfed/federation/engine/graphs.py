@@ -46,13 +46,6 @@ def obstacle(
 ) -> str | None:
     """Names what keeps the steps of a call from being graphs; ``None`` if nothing does.
 
-    Args:
-        how: The method's options of training.
-        budget: The run's.
-        optimizer: Of what trains.
-        network: The network.
-        gradients: What computes them: with noise, in float16, or else.
-
     Example:
         >>> from medfed.federation.engine.gradients import Gradients
         >>> layer = nn.Linear(1, 1)

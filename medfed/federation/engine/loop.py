@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain, count, islice
@@ -31,11 +31,9 @@ from medfed.federation.client import (
     Batch,
     BatchPenalty,
     ClientData,
-    Descent,
     Features,
     GradientOptions,
     Outputs,
-    Penalty,
     Split,
     TrainOptions,
 )
@@ -77,28 +75,7 @@ STATISTICS_BATCHES = 20
 
 
 class LocalTrainer:
-    """Runs local steps of any client on one network, whose weights it overwrites.
-
-    Args:
-        network: The model; its entries are named as in ``split``.
-        loss: Gives the scalar loss of a batch under ``network``.
-        split: Shared and personal names.
-        optimizer: Makes an optimizer of a list of parameters.
-        scheduler: Makes a schedule over rounds; ``None`` for a constant step size.
-        rounds: Length of the schedule.
-        budget: Local steps, accumulation, clipping and optimizer state.
-        seed: Seed of the run.
-        measure: Gives the loss of evaluation batches; by default the mean of their losses in
-            evaluation mode.
-
-    Attributes:
-        model: The network, its entries and their optimizers.
-        gradients: Computes gradients, and counts passes.
-        residents: Clients whose training samples are on a GPU.
-        rates: The step size of each round.
-        normalization: Whether a client's model has the statistics of normalisation that it was
-            trained with (``kept``), or those of the client's data (``reestimated``).
-    """
+    """Runs local steps of any client on one network, whose weights it overwrites."""
 
     def __init__(
         self,
@@ -113,11 +90,13 @@ class LocalTrainer:
         measure: Callable[[Iterable[Batch]], float] | None = None,
     ) -> None:
         self.split, self.budget, self.seed = split, budget or LocalBudget(), seed
+        # Gives the loss of evaluation batches; without, it is their mean in evaluation mode.
         self.measure = measure
         self.model = WorkingNetwork(network, self.split, optimizer, self.budget.channels_last)
         self._of_network = takes_network(optimizer)
         self.rates = learning_rates(self.probe, scheduler, rounds)
         self.gradients = Gradients(loss, self.budget.compile)
+        # ``kept``: a model has the statistics of its training, else those of the client's data.
         self.normalization: Normalization = "kept"
         self.residents = Residents(self.budget.resident_gib * 2**30)
         self._said = set[tuple[str, str]]()
@@ -135,11 +114,7 @@ class LocalTrainer:
         return of_kind(self.model.plan("all").optimizer)
 
     def check_one_rate(self) -> None:
-        """Checks that all parameters of a part have one step size.
-
-        Raises:
-            ConfigError: If the user's groups have rates of their own.
-        """
+        """Checks that all parameters of a part have one step size."""
         groups = self.model.plan("all").optimizer.param_groups
         if len({group[OWN_RATE] for group in groups}) > 1:
             raise ConfigError(
@@ -159,17 +134,9 @@ class LocalTrainer:
     ) -> tuple[Tensors, float]:
         """Runs ``steps`` gradient steps; see :meth:`medfed.federation.client.Client.train`.
 
-        Args:
-            data: The client's data.
-            start: All entries at the start.
-            key: Identifies this call in the run, for its random numbers.
-            rate: The step size.
-            steps: Number of steps.
-            memory: The optimizer's state, continued and updated in place; ``None`` for fresh.
-            how: See :class:`medfed.federation.client.TrainOptions`.
-
-        Returns:
-            All entries at the end, and the mean over the steps of their batches' losses.
+        `key` identifies this call in the run, for its random numbers; `memory` is the optimizer's
+        state, continued and updated in place, or ``None`` for a fresh one. Returns all entries at
+        the end, and the mean over the steps of their batches' losses.
         """
         update = how.get("update", "all")
         if not self.split.parameters(update):
@@ -223,47 +190,48 @@ class LocalTrainer:
 
     def _stepper(self, plan: TrainableSet, how: TrainOptions, stream: Groups) -> Step:
         """Returns what takes a step on a group of batches, and returns the group's loss."""
-        term, outputs = how.get("batch_penalty"), how.get("outputs")
+        penalty, term, outputs = how.get("penalty"), how.get("batch_penalty"), how.get("outputs")
         watched = self._watch(plan, term, outputs) if term or outputs else None
-        along_gradient: Step = partial(self._step, plan, how.get("penalty"), watched)
-        if self.budget.graphs is True:
-            along_gradient = self._graphed(plan, how) or along_gradient
         direction, after_step = how.get("direction"), how.get("after_step")
-        if direction is None and after_step is None:
-            return along_gradient
         live = stream, plan.trained, self.model, partial(self._watch, plan)
 
-        def step(group: list[Batch]) -> Tensor | float:
-            if direction is None:
-                loss: Tensor | float = along_gradient(group)
-            else:
-                at = StepGradient(self.gradients, [group], *live, taken=False)
-                loss = self._step_along(direction, plan, at)
-            if after_step is not None:
-                with torch.no_grad():
-                    after_step(plan.trained, StepGradient(self.gradients, [group], *live))
+        def along_gradient(group: Sequence[Batch]) -> Tensor:
+            forget(plan.parameters)
+            loss = self.gradients.add(group, plan.trained, self.model, penalty, watched)
+            self._descend(plan)
             return loss
 
-        return step
+        def along_direction(group: list[Batch]) -> Tensor | float:
+            assert direction is not None
+            at = StepGradient(self.gradients, [group], *live, taken=False)
+            with torch.no_grad():
+                along = direction(plan.trained, at)
+            for name, tensor in plan.trained.items():
+                tensor.grad = along[name]
+            self._descend(plan)
+            return torch.nan if at.loss is None else at.loss
 
-    def _step(
-        self,
-        plan: TrainableSet,
-        penalty: Penalty | None,
-        watched: WatchedForward | None,
-        group: list[Batch],
-    ) -> Tensor:
-        """Takes a step along the gradient; returns the loss of its batches."""
-        forget(plan.parameters)
-        loss = self.gradients.add(group, plan.trained, self.model, penalty, watched)
-        self._descend(plan)
-        return loss
+        step: Step = along_gradient if direction is None else along_direction
+        if self.budget.graphs is True:
+            step = self._graphed(plan, how, along_gradient) or step
+        if after_step is None:
+            return step
 
-    def _graphed(self, plan: TrainableSet, how: TrainOptions) -> GraphedSteps | None:
+        def step_and_after(group: list[Batch]) -> Tensor | float:
+            loss = step(group)
+            with torch.no_grad():
+                after_step(plan.trained, StepGradient(self.gradients, [group], *live))
+            return loss
+
+        return step_and_after
+
+    def _graphed(
+        self, plan: TrainableSet, how: TrainOptions, step: Callable[[Sequence[Batch]], Tensor]
+    ) -> GraphedSteps | None:
+        say = partial(self._say_once, "graphs")
         if reason := obstacle(how, self.budget, plan.optimizer, self.network, self.gradients):
-            self._say_once("graphs", reason)
+            say(reason)
             return None
-        step, say = partial(self._step, plan, None, None), partial(self._say_once, "graphs")
         plan.graphed = plan.graphed or GraphedSteps(plan, self.model, self.gradients, step, say)
         graphed: GraphedSteps = plan.graphed
         graphed.begin()
@@ -281,17 +249,6 @@ class LocalTrainer:
             return False
         # Looked up in the class: a user's wrapper may pass it on.
         return hasattr(type(data), "may_run_ahead") and bool(data.may_run_ahead)  # type: ignore[attr-defined]
-
-    def _step_along(
-        self, direction: Descent, plan: TrainableSet, at: StepGradient
-    ) -> Tensor | float:
-        """Takes one step along a method's replacement of the gradient; returns its loss."""
-        with torch.no_grad():
-            along = direction(plan.trained, at)
-        for name, tensor in plan.trained.items():
-            tensor.grad = along[name]
-        self._descend(plan)
-        return torch.nan if at.loss is None else at.loss
 
     def _descend(self, plan: TrainableSet) -> None:
         # The norm covers all trained parameters, over all groups.
@@ -353,11 +310,7 @@ class LocalTrainer:
         split: Literal["train", "val", "test"],
         batches: int | None = None,
     ) -> float:
-        """Returns the mean loss over a split, or its first batches, in evaluation mode.
-
-        Raises:
-            ConfigError: If the client has no sample there.
-        """
+        """Returns the mean loss over a split, or its first batches, in evaluation mode."""
         evaluated = list(islice(data.eval_batches(split), batches))
         if not evaluated and split == "val":
             raise ConfigError(

@@ -188,7 +188,7 @@ class PersonalEvaluation(pl.Callback):
             if unsaid and not any(self.diverged.values()):
                 sentences.append(_divergence(unsaid, number))
             self.diverged[number] = diverged
-        self.history += [Record(number, client, m) for client, m in metrics.items()]
+        self.history.extend(Record(number, client, m) for client, m in metrics.items())
         for sentence in [*sentences, *([] if undefined else self._on_selection())]:
             warn(sentence)
         values = self._values(metrics)

@@ -489,7 +489,7 @@ class Channel:
         after: Memory,
     ) -> EncodedPart:
         """Encodes a part, or finds the same bytes for others; changes the memory ``after`` it."""
-        tensors, kind = message.parts[part], message.kind(part)
+        tensors, kind = message.parts[part], message.kinds.get(part, "state")
         link = self._link(direction, message.phase, part)
         last = self._encoded.get(part) if direction == "down" else None
         known = last[1] if last is not None and last[0] is tensors else {}
