@@ -101,15 +101,11 @@ class Federation:
         if not self.clients:
             return 0
         client = next(iter(self.clients.values()))
-        model = kept_bytes(client.weights.values())
-        links = self.channel.links.values()
-        modes = [link.mode(kind) for link in links for kind in KINDS]
+        optimizer = 0 if client.fresh_optimizer else 2
+        modes = [link.mode(kind) for link in self.channel.links.values() for kind in KINDS]
+        lossy = min(2, len(modes) - modes.count("plain"))
         state = sum(kept_bytes(named.values()) for named in self.client_start.values())
-        return (
-            state
-            + 2 * model * (not client.fresh_optimizer)
-            + model * min(2, len(modes) - modes.count("plain"))
-        )
+        return state + (optimizer + lossy) * kept_bytes(client.weights.values())
 
     def members(self, round: int) -> tuple[str, ...]:
         """Returns the cohort of a round."""

@@ -104,7 +104,8 @@ class Gradients:
             gradients = [t.grad for t in trained.values() if t.grad is not None]
             torch._foreach_div_(gradients, self._scale)
             # No smaller scale helps if the loss is infinite: the end of the call raises the error.
-            if not bool(loss.isfinite()) or bool(_finite(gradients)):
+            finite = torch.stack([t.isfinite().all() for t in gradients]).all()
+            if not bool(loss.isfinite()) or bool(finite):
                 return loss
             self._scale /= 2
             forget(trained.values())
@@ -191,10 +192,6 @@ def _mean(
 def size_of(batch: Batch) -> int:
     """Returns the number of samples of a batch."""
     return len(next(iter(batch.values())))
-
-
-def _finite(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack([t.isfinite().all() for t in tensors]).all()
 
 
 @dataclass(eq=False)
