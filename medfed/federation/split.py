@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from medfed.common.tensors import Tensors, select
@@ -104,16 +104,6 @@ def remainder(network: nn.Module, patterns: str | Sequence[str]) -> tuple[str, .
     """
     left = ParameterSplit.of(network, patterns).shared
     return tuple(re.sub(r"([*?[])", r"[\1]", n) for n in left)
-
-
-def normalises_batches(network: nn.Module) -> bool:
-    """Returns whether a layer computes statistics of a batch, which needs several samples.
-
-    Example:
-        >>> normalises_batches(nn.BatchNorm1d(2)), normalises_batches(nn.LayerNorm(2))
-        (True, False)
-    """
-    return any(isinstance(module, _BatchNorm) for module in network.modules())
 
 
 def of_one_sample(error: Exception) -> str | None:

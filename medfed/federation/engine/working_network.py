@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfed.common.tensors import Tensors, forget, select
 from medfed.federation.entries import joined
@@ -32,7 +33,6 @@ from medfed.federation.split import (
     fixed_statistics,
     float_entries,
     keep_groups,
-    normalises_batches,
     nothing_to_train,
 )
 
@@ -140,7 +140,7 @@ class WorkingNetwork:
             for leaf in where
             if (n := f"{name}.{leaf}".lstrip(".")) in self._entries
         }
-        self.normalises = normalises_batches(self.network)
+        self.normalises = any(isinstance(m, _BatchNorm) for m in self.network.modules())
         self._plans.clear()
         self._modes.clear()
 
