@@ -527,7 +527,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         """See the base class: the files of the images, byte by byte."""
         hashes = self.splits()["files"]
         used = [i for plan in self.plans.values() for i in plan.every]
-        every = ((i, role, path) for i in used for role, path in self._patients[i].files.items())
+        every = [(i, role, path) for i in used for role, path in self._patients[i].files.items()]
         files = [
             (i, role, path, hashes[str(file)])
             for i, role, path in every

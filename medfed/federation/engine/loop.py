@@ -334,7 +334,8 @@ class LocalTrainer:
     ) -> Features:
         """Returns features and outputs; see :meth:`medfed.federation.client.Client.features`."""
         rows, device, seen = list[Features](), self.model.device, 0
-        self.model.load(self.fitted(data, dict(at)))
+        kept = self.normalization == "kept"
+        self.model.load(at if kept else self.reestimated(data, dict(at)))
         self.network.eval()
         head, live, nothing = self.split.head, Tensors(), torch.zeros(())
         watch = WatchedForward(self.network, live, head, lambda *_: nothing, None, self.gradients)
@@ -353,10 +354,6 @@ class LocalTrainer:
                 if limit is not None and seen >= limit:
                     break
         return Features(*(torch.cat(parts)[:limit] for parts in zip(*rows, strict=True)))
-
-    def fitted(self, data: ClientData, model: Tensors) -> Tensors:
-        """Returns a client's model with statistics of normalisation as the run wants them."""
-        return model if self.normalization == "kept" else self.reestimated(data, model)
 
     def reestimated(self, data: ClientData, model: Tensors) -> Tensors:
         """Returns a model with the statistics of normalisation that a client's batches have.
