@@ -150,7 +150,7 @@ def test_the_way_through_the_house_leads_to_files():
 
 # Where a docstring is sentences and an example; `functional` and methods list all arguments.
 BRIEF = {"benchmark", "commands", "common", "config", "datamodules", "models", "records"}
-BRIEF |= {"delivery", "reports", "sites", "standalone", "studies"}
+BRIEF |= {"delivery", "federation", "reports", "sites", "standalone", "studies"}
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields):$", re.MULTILINE)
 
 

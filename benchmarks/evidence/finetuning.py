@@ -59,7 +59,7 @@ def measure(folder: Path, metric: str, scores: Scores, kept: dict[int, list[str]
     run = RunRecord.read(folder)
     data, rows = open_data(run), []
     for client in run.clients:
-        model = run.exported(client)
+        model = run.client_model(client)
         scores["trained", 32].append(run.summary["clients"][client][metric])
         for bits in BITS:
             chosen = choose_bits(run.task().network, bits)

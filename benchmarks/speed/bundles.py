@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from medfed.config.compose import load
 from medfed.delivery.bundle.onnx_file import OnnxNetwork, save_int8, save_onnx
-from medfed.delivery.bundle.weights import load_weights, save_weights, with_codebooks
+from medfed.delivery.bundle.weights import load_weights, save_packed, with_codebooks
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
 from medfed.models.networks.densenet import densenet_bc
@@ -64,8 +64,8 @@ def row(name: str, repeats: int) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         dense, packed = Path(folder, "dense.pt"), Path(folder, "packed.pt")
         onnx, integers = Path(folder, "model.onnx"), Path(folder, "int8.onnx")
-        save_weights(dense, state, {})
-        save_weights(packed, {n: t for n, t in state.items() if n not in books}, books)
+        save_packed(dense, state, {})
+        save_packed(packed, {n: t for n, t in state.items() if n not in books}, books)
         save_onnx(onnx, network, shape)
         integers.write_bytes(onnx.read_bytes())
         save_int8(integers, torch.randn(32, *shape))
@@ -110,7 +110,7 @@ def measure(name: str, bits: int, folder: Path) -> None:
     books = quantise(weights, choose_bits(network, bits))
     clustered = time.perf_counter()
     dense = {n: t for n, t in weights.items() if n not in books}
-    save_weights(folder / "model.pt", dense, books)
+    save_packed(folder / "model.pt", dense, books)
     load_weights(folder / "model.pt")
     torch.save(weights, folder / "fp32.pt")
     plain, packed = ((folder / f).stat().st_size for f in ("fp32.pt", "model.pt"))

@@ -38,7 +38,7 @@ from monai.data import PersistentDataset
 from monai.transforms import Compose, Transform
 
 from medfed.datamodules.cache.store import Item, Recipe, build
-from medfed.datamodules.cache.volumes import cached_volume, read_volume
+from medfed.datamodules.cache.volumes import cached_volume, read_case
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.generated.luna16 import write_scan
 from medfed.datamodules.generated.organs import OrgansCohort
@@ -215,7 +215,7 @@ def compare(path: Path, folder: Path, repeats: int) -> dict[str, tuple[float, fl
 
     theirs = PersistentDataset(list(range(len(cases))), Compose([Prepare()]), folder / "monai")
     items = tuple(Item(c.id, tuple(c.files.values()), args=(reader, c, preparation)) for c in cases)
-    recipe = Recipe("benchmark", {}, items, read_volume, joined=False)
+    recipe = Recipe("benchmark", {}, items, read_case, joined=False)
     ours = build(recipe, folder, workers=1, quiet=True)
     for number, case in enumerate(cases):  # also fills theirs
         one, two = theirs[number], cached_volume(ours, case.id)

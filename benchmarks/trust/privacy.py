@@ -22,6 +22,8 @@ from torch.nn import functional as F
 
 from medfed.federation.engine.gradients import Gradients
 from medfed.federation.engine.private import ExamplePrivacy, PrivateGradients
+from medfed.federation.engine.working_network import WorkingNetwork
+from medfed.federation.split import ParameterSplit
 from medfed.models.networks.small import SmallCNN
 from medfed.models.networks.unet import unet
 
@@ -55,17 +57,6 @@ def small_unet() -> tuple[nn.Module, Tensor, Tensor]:
 NETWORKS = {"logistic": logistic, "mlp": mlp, "small CNN": small_cnn, "U-Net": small_unet}
 
 
-class NoStatistics:
-    """A network whose passes change nothing."""
-
-    def statistics(self) -> dict[str, torch.Tensor]:
-        """Returns none."""
-        return {}
-
-    def put_back(self, statistics: dict[str, torch.Tensor]) -> None:
-        """Undoes nothing."""
-
-
 def measured(name: str, private: bool, chunk: int | None, steps: int) -> tuple[float, float]:
     """Returns the CPU seconds of a step, and the growth of memory in MB."""
     torch.set_num_threads(1)
@@ -79,6 +70,7 @@ def measured(name: str, private: bool, chunk: int | None, steps: int) -> tuple[f
         return F.cross_entropy(logits, batch["label"])
 
     trained = dict(network.named_parameters())
+    working = WorkingNetwork(network, ParameterSplit.of(network), torch.optim.SGD)
     gradients = Gradients(loss)
     if private:
         privacy = ExamplePrivacy(1.0, {"a": 1.0}, chunk=chunk)
@@ -91,7 +83,7 @@ def measured(name: str, private: bool, chunk: int | None, steps: int) -> tuple[f
         for parameter in trained.values():
             parameter.grad = None
         start = time.process_time()
-        gradients.add([batch], trained, NoStatistics())
+        gradients.add([batch], trained, working)
         spent.append(time.process_time() - start)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     return statistics.median(spent), grown / 1024

@@ -16,7 +16,7 @@ from medfed.datamodules.client_data import Block, BlocksOnDemand, ClientData
 from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.extending import *
 from medfed.datamodules.luna16 import CtDataModule
-from medfed.datamodules.patches import PatchRows, Volume
+from medfed.datamodules.patches import BoxedVolume, PatchRows
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.luna16 import Luna16ScanReader, read_with_nodules
 from medfed.functional.detection import SCAN
@@ -102,9 +102,9 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
         made = {"train": train, "evaluation": evaluation, "label_counts": counts, "fresh": fresh}
         return self.client_of(name, plan, **made)
 
-    def _volume(self, codes: NDArray[np.uint16]) -> Volume:
+    def _volume(self, codes: NDArray[np.uint16]) -> BoxedVolume:
         empty = np.zeros((0, *codes.shape), np.uint8)
-        return Volume(codes[None], self.scan.values[None], empty, (0, 0, 0), codes.shape, ())
+        return BoxedVolume(codes[None], self.scan.values[None], empty, (0, 0, 0), codes.shape, ())
 
     def _whole(self, store: Store, series: str, case: int) -> Block:
         """One scan: ``image`` (1, 1, h, w, d), ``label`` (1, M, 7), ``case``, ``spacing``."""
@@ -166,7 +166,7 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
 class ScanPatches:
     """Draws a client's patches."""
 
-    volumes: Sequence[Volume]  # of every training scan
+    volumes: Sequence[BoxedVolume]  # of every training scan
     boxes: Sequence[Boxes]  # (m, 6) of each scan's nodules
     count: int  # patches per scan and epoch
     # Share of the patches that are drawn anywhere; all of a scan without a nodule.

@@ -1,4 +1,4 @@
-"""Patches for training, and slices or volumes for evaluation, in two and three dimensions.
+"""Patches for training, in two and three dimensions.
 
 A 2-D patch (h, w) is a 3-D patch (h, w, 1) of an RAS volume, whose last axis runs from foot to
 head. The place of a patch depends only on the epoch's seed and the patch's number. Patches on
@@ -103,8 +103,8 @@ LARGEST = 10_000  # voxels of a region that patches are centred on: as many as n
 
 
 @dataclass(frozen=True)
-class Volume:
-    """A volume, stored as the box outside of which everything is 0."""
+class BoxedVolume:
+    """A volume, kept as the box outside of which everything is 0."""
 
     image: NDArray[Any]  # (C, h, w, d) float32, or uint16 codes into `values`
     # (C, K) float32, the meaning of the codes; None if there are none.
@@ -144,7 +144,7 @@ class Volume:
 
 def volume_of(
     image: Tensor, label: Tensor, inside: Tensor, rng: Rng, present: Tensor | None = None
-) -> Volume:
+) -> BoxedVolume:
     """Keeps a volume in memory; patches are centred in regions or `inside` (H, W, D)."""
     marked = (image != 0).any(dim=0) | (label != 0).any(dim=0)
     box = bounding_box(marked.numpy())
@@ -152,12 +152,12 @@ def volume_of(
     places = _places_of(label.numpy(), inside.numpy(), rng)
     there = None if present is None else present.numpy()
     boxed = _by_slice(image, box), None, _by_slice(label, box)
-    return Volume(*boxed, origin, shape, places, there)
+    return BoxedVolume(*boxed, origin, shape, places, there)
 
 
 def volume_of_cache(
     arrays: Arrays, label: Tensor, inside: Tensor, present: Tensor, rng: Rng
-) -> Volume:
+) -> BoxedVolume:
     """Maps a volume from the cache; its label, on the image's grid, is kept in memory."""
     starts, ends, shape = np.asarray(arrays["box"]).tolist()
     box = tuple(map(slice, starts, ends))
@@ -165,7 +165,7 @@ def volume_of_cache(
     values = np.array(arrays["values"]) if "values" in arrays else None
     places = _places_of(label.numpy(), inside.numpy(), rng)
     kept = _by_slice(label, box)
-    return Volume(image, values, kept, tuple(starts), tuple(shape), places, present.numpy())
+    return BoxedVolume(image, values, kept, tuple(starts), tuple(shape), places, present.numpy())
 
 
 def _by_slice(volume: Tensor, box: Sequence[slice]) -> NDArray[Any]:
@@ -197,7 +197,7 @@ def _places_of(label: NDArray[np.uint8], inside: NDArray[np.bool_], rng: Rng) ->
 class PatchRows:
     """Patches of a client's volumes, cut on demand."""
 
-    volumes: Sequence[Volume]  # the client's
+    volumes: Sequence[BoxedVolume]  # the client's
     at: NDArray[np.int64]  # (N, 4) the number of the volume and the first voxel of every patch
     size: tuple[int, int, int]  # (h, w, d) of a patch
     labels: bool = False  # whether these are labels (N, R, ...) uint8 or images (N, C, ...) float32
@@ -239,7 +239,7 @@ class PatchRows:
 class FreshPatches:
     """Draws a client's patches."""
 
-    patients: Sequence[Sequence[Volume]]  # the volumes of every training patient
+    patients: Sequence[Sequence[BoxedVolume]]  # the volumes of every training patient
     count: int  # patches per patient and epoch
     # Share of patches centred outside all regions, rounded to whole patches; a patient without
     # regions has only such patches. The patient's regions share the rest in turn, independent of
@@ -269,7 +269,7 @@ class FreshPatches:
         """Restricts the patches to some of the patients."""
         return replace(self, patients=[self.patients[case] for case in cases])
 
-    def _draw(self, volumes: Sequence[Volume], rng: Rng) -> NDArray[np.int64]:
+    def _draw(self, volumes: Sequence[BoxedVolume], rng: Rng) -> NDArray[np.int64]:
         """(count, 4) volumes and first voxels of one patient's patches."""
         kinds = [[v.places[n] for v in volumes] for n in range(len(volumes[0].places))]
         off, *regions = [places for places in kinds if sum(map(len, places))]
@@ -290,7 +290,7 @@ class FreshPatches:
         return at
 
     def _starts(
-        self, volumes: Sequence[Volume], places: Sequence[Places], chances: NDArray[np.float64]
+        self, volumes: Sequence[BoxedVolume], places: Sequence[Places], chances: NDArray[np.float64]
     ) -> NDArray[np.int64]:
         """(n, 4) volumes and first voxels of patches around places, one per chance in [0, 1)."""
         ends = np.cumsum([len(p) for p in places])

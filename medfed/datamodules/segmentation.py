@@ -25,7 +25,13 @@ from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.client_data import Batch, Block, BlocksOnDemand, ClientData, gather
 from medfed.datamodules.duplicates import Sample, content
 from medfed.datamodules.one_site import OwnData
-from medfed.datamodules.patches import FreshPatches, PatchRows, Volume, volume_of, volume_of_cache
+from medfed.datamodules.patches import (
+    BoxedVolume,
+    FreshPatches,
+    PatchRows,
+    volume_of,
+    volume_of_cache,
+)
 from medfed.datamodules.planning import Agreed, Planning, facts_of
 from medfed.datamodules.plans import ClientPlan, by_id, has_channels, labels_of_clients, match_files
 from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
@@ -36,8 +42,7 @@ from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.files import sha256
 from medfed.standalone.grids import axial, brain_slices, on_grid, plane_of, with_neighbours
 from medfed.standalone.preparation import Preparation, Rule, millimetres, rules_of
-from medfed.standalone.volumes import files_of, files_of_case, is_volume
-from medfed.standalone.volumes import read_volume as read_file
+from medfed.standalone.volumes import files_of, files_of_case, is_volume, read_volume
 
 log = logging.getLogger(__name__)
 _ALIKE = 1.1  # voxels of hospitals differ if their medians' ratio along an axis is larger
@@ -310,7 +315,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         if prepared is not None:
             settings["preparation"] = prepared.record()
         again = "medfed prepare with the same data settings"
-        return Recipe("volumes", settings, tuple(items), cached.read_volume, False, again)
+        return Recipe("volumes", settings, tuple(items), cached.read_case, False, again)
 
     def resampled_shapes(self, cases: Sequence[str]) -> list[tuple[int, ...]]:
         """Voxels of each case after resampling, before cropping."""
@@ -509,7 +514,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         counts = [patches.voxel_counts(gather(train["label"], part)) for part in order.split(64)]
         return train, {"label_counts": torch.stack(counts).sum(dim=0), "fresh": fresh}
 
-    def _volume(self, case: str, plan: ClientPlan) -> Volume:
+    def _volume(self, case: str, plan: ClientPlan) -> BoxedVolume:
         """A training case's volume: mapped, unless it fits in memory or a scanner changes it."""
         prepared = self.prepared(case, plan)
         rng = numpy_rng(self.seed, "places", case)
@@ -522,7 +527,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         """See the base class: the files of the images, byte by byte."""
         hashes = self.splits()["files"]
         used = [i for plan in self.plans.values() for i in plan.every]
-        every = ((i, role, path) for i in used for role, path in self._patients[i].files.items())
+        every = [(i, role, path) for i in used for role, path in self._patients[i].files.items()]
         files = [
             (i, role, path, hashes[str(file)])
             for i, role, path in every
@@ -532,7 +537,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         counts = Counter(digest for *_, digest in files)
         repeated = {h: path for *_, path, h in files if counts[h] > 1 and is_volume(path)}
         # Volumes of one value, such as zeros for a missing contrast, are no copies of each other.
-        empty = {h for h, p in repeated.items() if content(read_file(p).voxels.numpy()) is None}
+        empty = {h for h, p in repeated.items() if content(read_volume(p).voxels.numpy()) is None}
         return "image files", [Sample(i, f"{i} {r}", h) for i, r, _, h in files if h not in empty]
 
     def _nth_block(
@@ -555,7 +560,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         of = self.patches_per_patient, self.background_share, self.size
         centres = patches.sample_centres(tumour, prepared.brain, *of, rng)
         shape = tuple(mask.shape[1:])
-        volume = Volume(prepared.image.numpy(), None, mask.numpy(), (0, 0, 0), shape, ())
+        volume = BoxedVolume(prepared.image.numpy(), None, mask.numpy(), (0, 0, 0), shape, ())
         at = np.pad(centres.numpy() - np.array(self.size) // 2, ((0, 0), (1, 0)))  # all of volume 0
         images = PatchRows([volume], at, self.size, slices=self._slices)
         every = torch.arange(len(at))

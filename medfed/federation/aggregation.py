@@ -85,15 +85,8 @@ class PhaseReplies(dict[str, Message]):
     """The decoded replies of a phase by client, in the order of the cohort.
 
     Parts that the method only averages are added up as they arrive, and not kept: so the replies of
-    a large model are never in memory together.
-
-    Args:
-        weights: Each client's weight in these means.
-        averaged: The names of these parts.
-
-    Attributes:
-        norms: The norms of all parts.
-        means: The means of the parts that a secure channel reveals as sums alone.
+    a large model are never in memory together. `weights`: of each client in these means.
+    `averaged`: the names of these parts.
     """
 
     def __init__(self, weights: Mapping[str, float], averaged: Collection[str]) -> None:
@@ -101,7 +94,8 @@ class PhaseReplies(dict[str, Message]):
         self._weights, self._total = weights, float(sum(weights.values()))
         self._averaged = averaged if self._total > 0 else ()
         self._sums: dict[str, tuple[Tensors, int]] = {}
-        self.norms: dict[str, dict[str, float]] = {}
+        self.norms: dict[str, dict[str, float]] = {}  # of all parts
+        # Of the parts that a secure channel reveals as sums alone.
         self.means: Mapping[str, Tensors] = {}
 
     def add(self, client: str, message: Message, norms: Mapping[str, float]) -> None:
@@ -120,15 +114,11 @@ class PhaseReplies(dict[str, Message]):
         self[client] = Message(message.phase, parts, message.scalars, message.kinds)
 
     def summed(self, part: str) -> Tensors | None:
-        """Returns the weighted mean of a part that is added up; None if it is not.
-
-        Raises:
-            KeyError: If only some clients have sent it.
-        """
+        """Returns the weighted mean of a part that is added up; None if it is not."""
         if part not in self._sums:
             return None
         mean, count = self._sums[part]
-        if count < len(self):
+        if count < len(self):  # only some clients have sent it
             raise KeyError(part)
         return dict(mean)
 
@@ -197,7 +187,8 @@ class Clip(Aggregation):
     def combine(self, items: Items, weights: Sequence[float], start: Start = None) -> Tensors:
         """Shortens displacements that are too long, then takes the mean."""
         zero = {n: torch.zeros_like(t) for n, t in items[0].items()} if start is None else start
-        norms = [math.sqrt(sum(_square(t, zero[n]) for n, t in one.items())) for one in items]
+        moves = ([t.double() - zero[n] for n, t in one.items()] for one in items)
+        norms = [math.sqrt(sum(float(t.square().sum()) for t in move)) for move in moves]
         most = self.times * statistics.median_low(norms)
         shorter = [
             {n: zero[n] + ((t.double() - zero[n]) * (most / norm)).to(t) for n, t in one.items()}
@@ -302,7 +293,3 @@ class Krum(Aggregation):
         near = distances.sort(dim=1).values[:, 1 : len(items) - self.faulty - 1]
         chosen = sorted(near.sum(1).sort(stable=True).indices[:keep].tolist())
         return weighted_mean([items[i] for i in chosen], [weights[i] for i in chosen])
-
-
-def _square(tensor: Tensor, start: Tensor) -> float:
-    return float((tensor.double() - start).square().sum())

@@ -1,8 +1,5 @@
 """The shape of every method: a generator for the server, one function for the client.
 
-Optional abilities are protocols, such as :class:`HasPictures`: a method fulfils one by defining its
-function. Callers check with ``isinstance``.
-
 The cohort of a round: all clients, a random fraction, or a fixed list.
 """
 
@@ -46,14 +43,6 @@ from medfed.standalone.errors import ConfigError, did_you_mean
 class Cohort:
     """Chooses the cohort of a round from the seed and the round's number only.
 
-    Attributes:
-        fraction: Share of the clients that take part, rounded, at least one.
-        clients: A fixed list; ``None`` chooses from all clients.
-        absent: Clients to leave out, by round, such as hospitals that did not answer;
-            ``absences.json`` of a run across sites holds them.
-        memory_gb: The most gigabytes of client state that a process keeps in memory between rounds;
-            the rest goes to disk (:mod:`medfed.federation.local_client`). ``None``: no limit.
-
     Example:
         >>> Cohort().of(["a", "b"], seed=0, round=3)
         ('a', 'b')
@@ -61,9 +50,14 @@ class Cohort:
         2
     """
 
+    # Share of the clients that take part, rounded, at least one.
     fraction: Annotated[float, within("(0, 1]")] = 1.0
-    clients: Sequence[str] | None = None
+    clients: Sequence[str] | None = None  # a fixed list; None chooses from all clients
+    # Clients to leave out, by round, such as hospitals that did not answer: ``absences.json`` of a
+    # run across sites holds them.
     absent: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    # The most gigabytes of client state that a process keeps in memory between rounds; the rest
+    # goes to disk, see :mod:`medfed.federation.local_client`. None: no limit.
     memory_gb: Annotated[float | None, check_not_negative] = 4.0
 
     def __post_init__(self) -> None:
@@ -401,6 +395,14 @@ class Algorithm(ABC):
         """
         return model
 
+    def pictures(self, server: State, clients: Sequence[str]) -> Mapping[str, Any]:
+        """Returns figures of the server's state, by name; by default none."""
+        return {}
+
+    def memberships(self, server: State) -> Tensor | None:
+        """Returns the clients' memberships in canonical models over rounds, (R + 1, N, K)."""
+        return None
+
     def least_steps(self, steps: int) -> int:
         """Returns the fewest of a client's steps in a round that one of its messages follows from.
 
@@ -476,36 +478,11 @@ def _are_models(kinds: Sequence[str]) -> bool:
 
 
 @runtime_checkable
-class HasPictures(Protocol):
-    """A method with figures of the server's state."""
-
-    def pictures(self, server: State, clients: Sequence[str]) -> Mapping[str, Any]:
-        """Returns figures of the server's state, by name."""
-
-
-@runtime_checkable
 class HasCenters(Protocol):
     """A method whose personal models are quantised."""
 
     def centers(self, client: Client, message: Message) -> Tensors:
-        """Returns the centres of the quantised parameters in ``personal_model``.
-
-        Args:
-            client: The client; its state is read only.
-            message: The message from ``broadcast``.
-        """
-
-
-@runtime_checkable
-class HasMemberships(Protocol):
-    """A method whose clients mix canonical models."""
-
-    def memberships(self, server: State) -> Tensor:
-        """Returns all clients' memberships, at the start and after every round so far.
-
-        Returns:
-            (R + 1, N, K).
-        """
+        """Returns the centres of the quantised parameters in ``personal_model``."""
 
 
 def sent_by_each(replies: Replies, part: str) -> Tensors:

@@ -5,10 +5,11 @@ gives for a network; ``tests/contract/test_cards.py`` checks every method agains
 
 | vector | is |
 |---|---|
-| ``shared`` | the averaged entries: shared parameters, and BatchNorm statistics by the run's policy
-| | ``weights`` | only the shared parameters, as in a gradient or a control variate | |
-``personal`` | the personal part | | ``parameters`` | all parameters | | ``model`` | all parameters
-and statistics |
+| ``shared`` | the averaged entries: shared parameters, and statistics by the run's policy |
+| ``weights`` | only the shared parameters, as in a gradient or a control variate |
+| ``personal`` | the personal part |
+| ``parameters`` | all parameters |
+| ``model`` | all parameters and statistics |
 """
 
 from __future__ import annotations

@@ -26,13 +26,10 @@ class GradientAt(Protocol):
     def __call__(
         self, at: Mapping[str, Tensor], *, fresh: int = 0, term: BatchPenalty | None = None
     ) -> Tensors:
-        """Returns the gradient at other values of the trained parameters.
+        """Returns the gradient at other values of all trained parameters.
 
-        Args:
-            at: The values, of all trained parameters.
-            fresh: Of which batch: 0 is the step's own, 1 the next one, and so on; no other step
-                sees them.
-            term: Added to the loss; its live parameters have the values ``at``.
+        `fresh`: of which batch: 0 is the step's own, 1 the next one, and so on; no other step sees
+        them. `term`: added to the loss; its live parameters have the values `at`.
         """
 
 
@@ -65,7 +62,7 @@ class Forward(Protocol):
 
 
 BatchPenalty = Callable[[Batch, Mapping[str, Tensor], Forward], Tensor]
-Direction = Callable[[Mapping[str, Tensor], GradientAt], Tensors]
+Descent = Callable[[Mapping[str, Tensor], GradientAt], Tensors]
 Outputs = Callable[[Any], Any]
 Split = Literal["train", "val"]
 AfterStep = Callable[[Mapping[str, Tensor], GradientAt], None]
@@ -94,21 +91,16 @@ class TrainOptions(TypedDict, total=False):
     penalty: Penalty | None
     batch_penalty: BatchPenalty | None
     outputs: Outputs | None
-    direction: Direction | None
+    direction: Descent | None
     after_step: AfterStep | None
     statistics: bool
 
 
 class GradientOptions(TypedDict, total=False):
-    """What a gradient is of.
+    """What a gradient is of."""
 
-    Attributes:
-        update: The part whose gradient is returned; by default all.
-        batches: Stop after this many batches; ``None``, the default, for the whole epoch.
-    """
-
-    update: Update
-    batches: int | None
+    update: Update  # the part whose gradient is returned; by default all
+    batches: int | None  # stop after this many; None, the default, for the whole epoch
 
 
 class Features(NamedTuple):
@@ -336,11 +328,7 @@ def statistics_at(client: Client, model: Tensors) -> Tensors:
 
 
 def put_back(fixed: Mapping[str, Tensor]) -> AfterStep:
-    """Returns an ``after_step`` that undoes each step of some parameters.
-
-    Args:
-        fixed: Their values; all other trained parameters keep their step.
-    """
+    """Returns an ``after_step`` that puts some parameters back to values after each step."""
 
     def restore(weights: Mapping[str, Tensor], _: GradientAt) -> None:
         for name in weights.keys() & fixed.keys():
@@ -351,11 +339,6 @@ def put_back(fixed: Mapping[str, Tensor]) -> AfterStep:
 
 def share_of(steps: int, index: int, parts: int) -> int:
     """Divides a budget of steps so that the parts sum to it and each takes at least one.
-
-    Args:
-        steps: The round's budget.
-        index: Which part, from 0.
-        parts: Number of parts.
 
     Example:
         >>> [share_of(10, i, 3) for i in range(3)]

@@ -58,8 +58,7 @@ class Entries(nn.Module):
 class Shift(nn.Module):
     """The bias of a layer whose inputs are shifted: W(z + u) + b is Wz + (b + Wu).
 
-    Args:
-        layer: A linear layer, or a convolution of single positions.
+    The layer is linear, or a convolution of single positions.
     """
 
     layer: nn.Module
@@ -137,13 +136,8 @@ def divide(network: nn.Module, patterns: str | Iterable[str]) -> tuple[str, ...]
 def shift_inputs(network: nn.Module, patterns: str | Iterable[str], method: str) -> str:
     """Makes a parameter, zero, that is added to what enters the head; returns its name.
 
-    Args:
-        network: The model, changed in place.
-        patterns: Of the head's parameters.
-        method: The method that asks for it.
-
-    Raises:
-        ConfigError: If the head's first layer is not linear at each position, or has no bias.
+    The network changes in place. `patterns` are of the head's parameters; its first layer must be
+    linear at each position, and have a bias.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))

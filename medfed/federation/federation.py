@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from medfed.federation.algorithm import (
     ClientInfo,
     Cohort,
     HasCenters,
-    HasMemberships,
-    HasPictures,
     Outbox,
     ServerRound,
 )
@@ -42,25 +39,8 @@ from medfed.standalone.errors import CodecError, ConfigError, NonFiniteError, fe
 class Federation:
     """The server's state, the clients of this process, and the channel between them.
 
-    Args:
-        algorithm: The method.
-        server: The server's state.
-        clients: The clients that this process trains, by id.
-        everyone: All clients of the federation on all ranks, in order.
-        channel: Codecs; dense fp32 by default.
-        cohort: The clients that take part in a round; all by default.
-        seed: Seed of the run.
-        model: The training loop; a server without clients has its network, too.
-
-    Attributes:
-        samples: The training samples of every client.
-        memory: The state of the server's end of the channel, by direction and client.
-        client_start: The initial state of every client.
-        noise: What clients add to their replies, if the run protects them.
-        absent_folder: The folder for the state of absent clients; ``None``: it stays in memory.
-        arrived: The missing values of this process's clients, sent by a server elsewhere.
-        far: Parts of replies that were far longer than those of the other clients.
-        compares: Whether each client's update is compared with the others'.
+    `clients`: those that this process trains. `everyone`: all clients of the federation on all
+    ranks, in order. `trainer`: the training loop; a server without clients has its network, too.
     """
 
     def __init__(
@@ -85,13 +65,15 @@ class Federation:
         self.channel = channel or Channel()
         self.ledger = Ledger()
         self.seed = seed
+        # The state of the server's end of the channel, by direction and client.
         self.memory: dict[Direction, State] = {"up": {}, "down": {}}
+        # What this process's clients lack of the result, sent by a server elsewhere.
         self.arrived: dict[str, Packet] = {}
-        self.far: list[Outlier] = []
-        self.compares = False
+        self.far: list[Outlier] = []  # parts of replies far longer than those of the others
+        self.compares = False  # whether each client's update is compared with the others'
         self.client_start: State = next((dict(c.state) for c in self.clients.values()), {})
-        self.absent_folder: Path | None = None
-        self.noise: ClientPrivacy | None = None
+        self.absent_folder: Path | None = None  # for the state of absent clients; None: in memory
+        self.noise: ClientPrivacy | None = None  # what clients add to their replies, if protected
         self.channel.seed = seed
         self.trainer = trainer or next((c.trainer for c in self.clients.values()), None)
         # No lossy codec may change buffers; every client has the same model.
@@ -119,15 +101,11 @@ class Federation:
         if not self.clients:
             return 0
         client = next(iter(self.clients.values()))
-        model = kept_bytes(client.weights.values())
-        links = self.channel.links.values()
-        modes = [link.mode(kind) for link in links for kind in KINDS]
+        optimizer = 0 if client.fresh_optimizer else 2
+        modes = [link.mode(kind) for link in self.channel.links.values() for kind in KINDS]
+        lossy = min(2, len(modes) - modes.count("plain"))
         state = sum(kept_bytes(named.values()) for named in self.client_start.values())
-        return (
-            state
-            + 2 * model * client.keeps_optimizer
-            + model * min(2, len(modes) - modes.count("plain"))
-        )
+        return state + (optimizer + lossy) * kept_bytes(client.weights.values())
 
     def members(self, round: int) -> tuple[str, ...]:
         """Returns the cohort of a round."""
@@ -161,13 +139,8 @@ class Federation:
     ) -> Packet:
         """The client's half of one exchange: decodes the packet, trains, and encodes its reply.
 
-        Args:
-            client: A client of this process.
-            packet: The server's packet.
-            number: The round's number.
-            position: The position of the phase within the round.
-            noisy: How many clients at least add noise to the sum, if the round's cohort is not
-                known here.
+        `position`: of the phase within the round. `noisy`: how many clients at least add noise to
+        the sum, if the round's cohort is not known here.
         """
         with naming(client, number, packet.phase), self.clients[client].present() as local:
             message, received = self.channel.decode(packet, "down", local.memory["down"])
@@ -182,7 +155,8 @@ class Federation:
                 )
             check_reply(self.algorithm, reply)
             reply = second_moments(reply, message, self.algorithm.parts_averaged)
-            reply = with_moments(reply, local.shared_moments())
+            if self.averages_moments:
+                reply = with_moments(reply, local.shared_moments())
             if self.noise is not None:
                 count = noisy or len(self.members(number))
                 reply = self.noise.protect(reply, count, client, number, position, "noise")
@@ -208,13 +182,9 @@ class Federation:
         return self.channel.decode(packet, "down", kept)[0]
 
     def personal_model(self, client: str, split: str = "test") -> Tensors:
-        """Returns the model that a client of this process evaluates; changes no state.
+        """Returns the model that a client of this process evaluates on a split; changes no state.
 
         It is the client's model after decoding, including the losses of a lossy codec.
-
-        Args:
-            client: The client.
-            split: What it is evaluated on.
         """
         with self.clients[client].present() as local:
             passes = local.passes
@@ -243,13 +213,11 @@ class Federation:
 
     def memberships(self) -> Tensor | None:
         """Returns the clients' memberships in canonical models over rounds, if there are any."""
-        method = self.algorithm
-        return method.memberships(self.server) if isinstance(method, HasMemberships) else None
+        return self.algorithm.memberships(self.server)
 
     def pictures(self) -> Mapping[str, Any]:
         """Returns figures of the server's state, by name, if there are any."""
-        method = self.algorithm
-        return method.pictures(self.server, self.ids) if isinstance(method, HasPictures) else {}
+        return self.algorithm.pictures(self.server, self.ids)
 
     def count_delivery(self, round: int, clients: Sequence[str] | None = None) -> None:
         """Adds the delivery of the final result to every client, or to some, to the ledger."""
@@ -274,10 +242,6 @@ class Round:
     A runtime calls :meth:`fit` for every client of :attr:`recipients`, in any order and in any
     process, passes each reply to :meth:`receive`, then calls :meth:`close_phase`; after the last
     phase the server's new state is in the federation.
-
-    Attributes:
-        position: The position of the open phase within the round.
-        recipients: The clients of the open phase, in the order of the cohort.
     """
 
     def __init__(self, federation: Federation, number: int) -> None:
@@ -291,13 +255,13 @@ class Round:
                 "channel.secure=null."
             )
         self.expected = federation.algorithm.phases(number)
-        self.position = 0
+        self.position = 0  # of the open phase within the round
         self._generator: ServerRound = federation.algorithm.round(
             federation.server, self.cohort, number
         )
         self._outbox: Outbox = {}
         self._moments = federation.server.get(PART, {}) if federation.averages_moments else None
-        self.recipients: list[str] = []
+        self.recipients: list[str] = []  # of the open phase, in the order of the cohort
         self._sent: dict[str, Packet] = {}
         self._cosines: dict[str, float] = {}
         self._waiting: dict[str, Packet] = {}  # replies that came before those of earlier clients
@@ -348,16 +312,13 @@ class Round:
         `check`: sees the decoded replies and the norms of their parts before the server; what it
         raises ends the round.
         """
-        federation, phase, replies = self.federation, self.phase, self._replies
-        for client in self.recipients:
-            count = partial(federation.ledger.count, round=self.number, phase=phase, client=client)
-            count(self._sent[client].sizes(), way="down")
-            count(self._sizes[client], way="up")
+        federation, replies = self.federation, self._replies
+        self._count_bytes()
         # The next phase sends other weights; those of a large model would wait for it.
         self._sent = {}
         federation.channel.forget()
         check(replies, replies.norms)
-        federation.far += find_outliers(replies.norms, self.number, phase)
+        federation.far += find_outliers(replies.norms, self.number, self.phase)
         if federation.compares and not self._cosines:
             method, buffers = federation.algorithm, federation.channel.buffers
             self._cosines = cosines_in(replies, method, federation.server, buffers)
@@ -374,18 +335,30 @@ class Round:
         try:
             outbox = self._generator.send(replies)
         except StopIteration as stop:
-            if self.position != len(self.expected):
-                raise ValueError(
-                    f"{type(federation.algorithm).__name__} ended round {self.number + 1} before "
-                    f"its phase {self.phase}."
-                ) from None
-            moments = {} if self._moments is None else {PART: self._moments}
-            if federation.compares:
-                moments |= with_round(federation.server, self._cosines, federation.ids)
-            federation.server = {**stop.value, **moments}
+            self._end(stop.value)
             return False
         self._take(outbox)
         return True
+
+    def _count_bytes(self) -> None:
+        """Adds what has travelled in the open phase to the ledger."""
+        for client in self.recipients:
+            where = self.number, self.phase, client
+            self.federation.ledger.count(self._sent[client].sizes(), *where, "down")
+            self.federation.ledger.count(self._sizes[client], *where, "up")
+
+    def _end(self, server: State) -> None:
+        """Puts the server's new state into the federation."""
+        federation = self.federation
+        if self.position != len(self.expected):
+            raise ValueError(
+                f"{type(federation.algorithm).__name__} ended round {self.number + 1} before "
+                f"its phase {self.phase}."
+            ) from None
+        moments = {} if self._moments is None else {PART: self._moments}
+        if federation.compares:
+            moments |= with_round(federation.server, self._cosines, federation.ids)
+        federation.server = {**server, **moments}
 
     def _means(self) -> Mapping[str, Tensors]:
         """Returns the means of the parts that are summed."""
@@ -430,9 +403,9 @@ class Round:
                 if after:
                     kept[client] = after
         self.federation.memory["down"] = kept
-        self._await()
+        self._expect_replies()
 
-    def _await(self) -> None:
+    def _expect_replies(self) -> None:
         """Prepares for the replies of the open phase."""
         federation, algorithm = self.federation, self.federation.algorithm
         adds = algorithm.averages_plainly and not federation.compares

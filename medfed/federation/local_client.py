@@ -147,7 +147,7 @@ class LocalClient:
         """See :meth:`medfed.federation.client.Client.effective_step_length`."""
         self.trainer.check_one_rate()
         return effective_step_length(
-            self.trainer.probe, self.learning_rate, steps, self._fresh, along
+            self.trainer.probe, self.learning_rate, steps, self.fresh_optimizer, along
         )
 
     def begin(self, round: int, phase: str, index: int) -> None:
@@ -171,8 +171,6 @@ class LocalClient:
 
     def shared_moments(self) -> Tensors:
         """Takes out what the server averages: the optimizer's state of the shared parameters."""
-        if self.trainer.budget.optimizer_state != "averaged":
-            return {}
         state = self._optimizers[f"{self._phase}/1"]  # empty where it remembers nothing
         groups = self.trainer.model.plan("all").optimizer.param_groups
         parts = [group["name"] for group in groups for _ in group["params"]]
@@ -198,7 +196,7 @@ class LocalClient:
         steps = self.steps if steps is None else steps
         # One optimizer for each call of a phase: a method's second call may train another part.
         # A copy, so that a failed call leaves the state of the last round.
-        memory = None if self._fresh else dict(self._optimizers.get(slot, {}))
+        memory = None if self.fresh_optimizer else dict(self._optimizers.get(slot, {}))
         rate = self.learning_rate
         run = partial(self.trainer.run, self.data, start, key, rate, steps, memory, **how)
         done: tuple[Tensors, float] | None = None
@@ -268,13 +266,9 @@ class LocalClient:
         return self.trainer.budget.budget == "paper"
 
     @property
-    def _fresh(self) -> bool:
+    def fresh_optimizer(self) -> bool:
+        """Whether optimizers lose their state from call to call."""
         return self.trainer.budget.optimizer_state == "fresh"
-
-    @property
-    def keeps_optimizer(self) -> bool:
-        """Whether optimizers keep their state from round to round."""
-        return not self._fresh
 
     def _key(self) -> tuple[str | int, ...]:
         self._calls += 1

@@ -132,9 +132,11 @@ class OtherState:
         for module in modules.values():
             self._know(module)
         self._memory = set[int]()
-        for tensor in (t for n, t in _tensors(network) if n in names):
-            self._know(tensor)
-            self._memory.add(_memory_of(tensor))
+        kinds = network.named_parameters, network.named_buffers
+        for name, tensor in chain.from_iterable(of(remove_duplicate=False) for of in kinds):
+            if name in names:
+                self._know(tensor)
+                self._memory.add(_memory_of(tensor))
         self._first = next(network.parameters(), None)
         for name, module in modules.items():
             self._hold_module(name, module, names)
@@ -382,7 +384,7 @@ class OtherState:
             self._put(holder, key, begun.copy)
         else:
             if begun.kind == "tensor":
-                _copy_into(begun.value, begun.copy)
+                begun.value.detach().copy_(begun.copy)
             holder.values[key] = begun.value
 
     def _put(self, holder: _Holder, key: str, code: Any) -> None:
@@ -395,7 +397,7 @@ class OtherState:
             value = value.to(first.device)
             alike = first.shape == value.shape and first.dtype == value.dtype
             if alike and begun is not None and begun.kind == "tensor":
-                _copy_into(first, value)
+                first.detach().copy_(value)
                 value = first
         # In place, as another attribute or a hook may hold the same object.
         elif isinstance(first, _CHANGING) and isinstance(first, type(value)):
@@ -417,11 +419,6 @@ def _decoded(packed: Tensor | None) -> list[tuple[str, str, str, bool, Any]]:
         raise ValueError("the other state of the model is damaged") from error
 
 
-def _tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from network.named_parameters(remove_duplicate=False)
-    yield from network.named_buffers(remove_duplicate=False)
-
-
 def _memory_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.numel() else id(tensor)
 
@@ -437,11 +434,6 @@ def _tensor(code: Any) -> Tensor:
         return flat.to(torch.uint8).view(_DTYPES[name]).reshape(shape)
     except (KeyError, TypeError, RuntimeError) as error:
         raise ValueError("the other state of the model is damaged") from error
-
-
-def _copy_into(tensor: Tensor, value: Tensor) -> None:
-    with torch.no_grad():
-        tensor.detach().copy_(value)
 
 
 def _is_plain(value: Any) -> bool:

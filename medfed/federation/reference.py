@@ -55,15 +55,10 @@ __all__ = ["ArrayClient", "Federated", "Hospital", "assemble", "federate", "run_
 
 @dataclass(frozen=True)
 class Federated:
-    """The result of a federation.
+    """The result of a federation."""
 
-    Attributes:
-        federation: All states, for a closer look.
-        network: The initial network.
-    """
-
-    federation: Federation
-    network: nn.Module
+    federation: Federation  # all states, for a closer look
+    network: nn.Module  # the initial network
 
     @property
     def ledger(self) -> Ledger:
@@ -71,11 +66,7 @@ class Federated:
         return self.federation.ledger
 
     def losses(self, split: Literal["train", "val", "test"] = "test") -> dict[str, float]:
-        """Returns each client's mean loss on one of its splits, by its personal model.
-
-        Raises:
-            ConfigError: If a client has no sample there.
-        """
+        """Returns each client's mean loss on one of its splits, by its personal model."""
         check_known("split", split, ("train", "val", "test"))
         fed = self.federation
         assert fed.trainer is not None  # a federation of this module trains here
@@ -87,9 +78,6 @@ class Federated:
 
         It is fitted to the client's cases of a split, and drawn towards 0 as far as the clients
         are alike; 0 with fewer than 10 cases.
-
-        Raises:
-            ConfigError: If the network does not answer two logits per sample.
         """
         chooser, cases = Chooser(2, None, "shift"), dict[str, list[dict[str, float]]]()
         for name, client in self.federation.clients.items():
@@ -115,9 +103,6 @@ class Federated:
         """Returns a client's personal model: the tensors of its state dict, by name.
 
         Other state, which no state dict names, is in ``other state``, if there is any.
-
-        Raises:
-            ConfigError: If there is no such client.
         """
         if client not in self.federation.clients:
             known = ", ".join(self.federation.clients)
@@ -126,11 +111,7 @@ class Federated:
         return self.federation.trainer.model.whole(self.federation.personal_model(client))
 
     def model(self, client: str) -> nn.Module:
-        """Returns a new network with a client's personal weights, in evaluation mode.
-
-        Raises:
-            ConfigError: If there is no such client.
-        """
+        """Returns a new network with a client's personal weights, in evaluation mode."""
         return filled(copied(self.network), self.weights(client)).eval()
 
 

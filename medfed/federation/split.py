@@ -14,14 +14,14 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from medfed.common.tensors import Tensors, select
 from medfed.federation.entries import patterns_of
 from medfed.federation.other_state import OTHER
 from medfed.standalone.checks import check_known
-from medfed.standalone.errors import ConfigError, did_you_mean
+from medfed.standalone.errors import ConfigError, did_you_mean, few
 
 BufferPolicy = Literal["averaged", "local", "frozen"]
 BUFFER_POLICIES = ("averaged", "local", "frozen")
@@ -106,16 +106,6 @@ def remainder(network: nn.Module, patterns: str | Sequence[str]) -> tuple[str, .
     return tuple(re.sub(r"([*?[])", r"[\1]", n) for n in left)
 
 
-def normalises_batches(network: nn.Module) -> bool:
-    """Returns whether a layer computes statistics of a batch, which needs several samples.
-
-    Example:
-        >>> normalises_batches(nn.BatchNorm1d(2)), normalises_batches(nn.LayerNorm(2))
-        (True, False)
-    """
-    return any(isinstance(module, _BatchNorm) for module in network.modules())
-
-
 def of_one_sample(error: Exception) -> str | None:
     """Says what follows where a BatchNorm layer got one value per channel; else ``None``."""
     if "more than 1 value per channel" not in str(error):
@@ -174,14 +164,9 @@ def match(
     for pattern in patterns:
         if not isinstance(pattern, str) or not any(fnmatchcase(n, pattern) for n in known):
             roots = dict.fromkeys([*(f"{n.rsplit('.', 1)[0]}.*" for n in known), *known])
-            hint = did_you_mean(pattern, roots) or f"; there are {_shorten(known) or 'none'}"
+            hint = did_you_mean(pattern, roots) or f"; there are {few(known, 6) or 'none'}"
             raise ConfigError(f"{missing.format(pattern)}{hint}.")
     return [n for n in known if any(fnmatchcase(n, p) for p in patterns)]
-
-
-def _shorten(names: Sequence[str], count: int = 6) -> str:
-    more = f" and {len(names) - count} more" if len(names) > count else ""
-    return ", ".join(names[:count]) + more
 
 
 def modules_of(network: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:

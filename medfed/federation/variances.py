@@ -40,7 +40,7 @@ def second_moments(reply: Message, received: Message, averaged: Collection[str])
     """
     changed: dict[str, Tensors] = {}
     for part, tensors in reply.parts.items():
-        update = reply.kind(part) == "update"
+        update = reply.kinds.get(part) == "update"
         start = {} if update or part not in averaged else received.parts.get(part, {})
         moments = {
             variance: tensors[variance] + _from(tensors[mean], start.get(mean)).square()

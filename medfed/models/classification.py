@@ -147,7 +147,12 @@ class ClassificationTask(TaskModule):
 
     def meter(self, *, test: bool = False) -> WholeSplit:
         """Returns an empty meter."""
-        return WholeSplit(self.criterion, CLASS_SCORES, self._measure, _columns)
+        return WholeSplit(
+            self.criterion,
+            CLASS_SCORES,
+            lambda z, y: classification_metrics(z.double().softmax(1), y),
+            lambda z: {PROBABILITY.format(k): p for k, p in enumerate(z.softmax(1).T)},
+        )
 
     def scores(self, cases: Columns, weights: Floats) -> dict[str, Floats]:
         """See the base class."""
@@ -163,9 +168,6 @@ class ClassificationTask(TaskModule):
         kept = {name: v for name, v in cases.items() if not name.startswith(chosen)}
         return {"constant": {**kept, **predicted}}
 
-    def _measure(self, logits: Tensor, label: Tensor) -> dict[str, float]:
-        return classification_metrics(logits.double().softmax(1), label)
-
     def _class_weights(self, like: Tensor) -> Tensor | None:
         # A plain tensor, moved once: a buffer would travel with the weights of the network, and a
         # copy from main memory in every step would make a GPU wait.
@@ -174,11 +176,6 @@ class ClassificationTask(TaskModule):
         if (self._weights.device, self._weights.dtype) != (like.device, like.dtype):
             self._weights = self._weights.to(like)
         return self._weights
-
-
-def _columns(logits: Tensor) -> dict[str, Tensor]:
-    """The probability of each class ``(N,)``."""
-    return {PROBABILITY.format(k): p for k, p in enumerate(logits.softmax(1).T)}
 
 
 class RiskTask(ClassificationTask):

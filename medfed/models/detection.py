@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Unpack
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from monai.data.box_utils import box_iou, centers_in_boxes
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from medfed.functional.detection import LESION_CPM, SCAN, lesion_scores, match_lesions
 from medfed.functional.scores import Floats
-from medfed.models.meters import Batch, Columns
+from medfed.models.meters import Batch, Columns, scores_of
 from medfed.models.task import MakeOptimizer, MakeScheduler, TaskModule, TaskOptions
 from medfed.standalone.boxes import CODER, BoxInference
 from medfed.standalone.checks import check_count, checked, within
@@ -111,10 +110,8 @@ class DetectionMeter:
         """Returns the loss and the metrics of all scans so far."""
         if not self.rows:
             return dict.fromkeys(("loss", *LESION_CPM), math.nan)
-        table = {name: np.array([row[name] for row in self.rows]) for name in self.rows[0]}
-        scores = lesion_scores(table, np.ones((1, len(self.rows))))
         loss = sum(self.losses) / len(self.losses)
-        return {"loss": loss, **{name: float(value[0]) for name, value in scores.items()}}
+        return {"loss": loss, **scores_of(self.rows, lesion_scores)}
 
     def cases(self) -> list[dict[str, float | str]]:
         """Returns the rows; x, y and z are the voxels of a box's centre."""

@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common.scores import declare, worst_value
+from medfed.functional.scores import Floats
 from medfed.models.custom_losses import Tried, name_of
 from medfed.standalone.checks import check_known
 from medfed.standalone.errors import ConfigError, first_line
@@ -87,6 +89,14 @@ class WholeSplit:
         columns |= {name: values.tolist() for name, values in more.items()}
         rows = zip(*columns.values(), strict=True)
         return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def scores_of(
+    rows: Sequence[Mapping[str, Any]], scores: Callable[[Columns, Floats], Mapping[str, Floats]]
+) -> dict[str, float]:
+    """Returns the scores of rows of cases that all have the same weight."""
+    table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    return {name: float(v[0]) for name, v in scores(table, np.ones((1, len(rows)))).items()}
 
 
 class FiniteOnly:

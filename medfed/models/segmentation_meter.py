@@ -22,7 +22,7 @@ from torch import Tensor
 from medfed.common.scores import mean_of_known
 from medfed.functional.points import AT_POINT, at_point
 from medfed.functional.scores import Floats
-from medfed.models.meters import Batch, Columns
+from medfed.models.meters import Batch, Columns, scores_of
 from medfed.standalone.grids import bounding_box
 
 
@@ -242,9 +242,8 @@ class SegmentationMeter:
         names = [n for kind in kinds for n in (kind, *(f"{kind}/{r}" for r in self.regions))]
         if not rows:
             return dict.fromkeys(("loss", *names), math.nan)
-        table = {column: np.array([row[column] for row in rows]) for column in rows[0]}
-        scores = overlap_scores(table, self.regions, np.ones((1, len(rows))))
-        return {"loss": self.loss_sum / self.images, **{n: float(scores[n][0]) for n in names}}
+        scores = scores_of(rows, lambda cases, w: overlap_scores(cases, self.regions, w))
+        return {"loss": self.loss_sum / self.images, **{n: scores[n] for n in names}}
 
     def cases(self) -> list[dict[str, Any]]:
         """Returns a row per case and region: its voxels, and what overlaps and surfaces give."""

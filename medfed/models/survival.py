@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from medfed.functional.scores import Floats
 from medfed.functional.survival import LEAST_EVENTS, SURVIVAL, kaplan_meier, survival_scores
-from medfed.models.meters import Batch, Columns, WholeSplit
+from medfed.models.meters import Batch, Columns, WholeSplit, scores_of
 from medfed.models.task import MakeOptimizer, MakeScheduler, TaskModule, TaskOptions
 from medfed.standalone.checks import checked
 from medfed.standalone.errors import ConfigError
@@ -124,10 +124,7 @@ class SurvivalMeter(WholeSplit):
         self.scores = task.scores
 
     def _measure(self, logits: Tensor, label: Tensor) -> dict[str, float]:
-        rows = self.cases()
-        table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-        scores = self.scores(table, np.ones((1, len(rows))))
-        return {name: float(value[0]) for name, value in scores.items()}
+        return scores_of(self.cases(), self.scores)
 
     def cases(self) -> list[dict[str, Any]]:
         """See the base class."""

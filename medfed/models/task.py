@@ -252,7 +252,9 @@ class TaskModule(nn.Module):
             test: As :meth:`evaluate`.
             more: Further arguments of the task's :meth:`meter`.
         """
-        meter = self._new_meter(test=test, **more)
+        inputs = self.custom_metrics, self.metric_inputs, self.by_case
+        custom = meters.CustomMetrics(*inputs) if self.custom_metrics else None
+        meter = meters.FiniteOnly(self.meter(test=test, **more), custom)
         with self._evaluating():
             for batch in batches:
                 batch = self._to_network(batch)
@@ -286,12 +288,6 @@ class TaskModule(nn.Module):
     def picture(self, cases: Mapping[str, Any]) -> Figure | None:
         """Returns a figure of predictions per client and method, if the task has one."""
         return None
-
-    def _new_meter(self, **more: Any) -> meters.FiniteOnly:
-        if not self.custom_metrics:
-            return meters.FiniteOnly(self.meter(**more))
-        custom = meters.CustomMetrics(self.custom_metrics, self.metric_inputs, self.by_case)
-        return meters.FiniteOnly(self.meter(**more), custom)
 
     def _checked_selection(self, selection: Sequence[str]) -> tuple[str, str]:
         metric, mode = selection

@@ -73,7 +73,7 @@ class Gate:
     """Where a site is in its session, and what it lets pass."""
 
     workplace: Agreement  # its agreement, policy and data
-    counted: Counted  # what it has answered of this agreement
+    answered: Counted  # what it has answered of this agreement
     go_to: Callable[[int], None]  # restores the state of a kept round, or refuses
     # The phases of a round, by the agreed method.
     plan: Callable[[int], Sequence[str]] = lambda _: ()
@@ -85,180 +85,180 @@ class Gate:
     base: int = START  # the kept round before the current one
     half: masks.Half | None = None  # the site's half of the sum under masks that is being made
     # How many questions the site has answered as one that joins; None: it does not.
-    asked: int | None = None
+    questions_answered: int | None = None
     # Those to requests of this round, by the request's hash.
     replies: dict[bytes, bytes] = field(default_factory=dict)
     tested: bool = False  # whether the session's test metrics were asked for
 
-    def admit(self, asked: Request) -> None:
+    def admit(self, request: Request) -> None:
         """Checks and counts a request before anything is computed for it."""
-        rule = RULES[type(asked)]
+        rule = RULES[type(request)]
         for check in rule.checks:
-            check(self, asked)
+            check(self, request)
         for count in rule.counts:
-            key, item = count.of(self, asked)
+            key, item = count.of(self, request)
             if not item:
                 continue
             try:
-                self.counted.add(key, item, 1 if count.once else len(self.ids) + MODELS)
+                self.answered.add(key, item, 1 if count.once else len(self.ids) + MODELS)
             except FullError as error:
                 raise Refusal(count.reason) from error
         for check in rule.then:
-            check(self, asked)
+            check(self, request)
 
     def start(self, session: str, ids: Sequence[str]) -> None:
         """Starts a session at the initial state."""
         self.session, self.ids, self.tested = session, (*ids,), False
-        self.latest, self.phases, self.half, self.asked = (START, 0), [], None, None
+        self.latest, self.phases, self.half, self.questions_answered = (START, 0), [], None, None
         self.here = self.base = START
         self.replies.clear()
 
-    def approved(self, asked: Request) -> None:
+    def approved(self, request: Request) -> None:
         """The site's file names the study, if it names any, and allows it."""
         self.workplace.greeting()
 
-    def enough_patients(self, asked: wire.Agree) -> None:
+    def enough_patients(self, request: wire.Agree) -> None:
         """Enough patients contribute to each statistic of the message."""
-        self.workplace.agree(asked.phase, asked.body)
+        self.workplace.agree(request.phase, request.body)
 
-    def known_patients(self, asked: wire.Agree | wire.Ask) -> None:
+    def known_patients(self, request: wire.Agree | wire.Ask) -> None:
         """Combined with statistics that left before, its own show enough patients."""
         data, patients = self.workplace.patients_behind()
-        self.counted.add_patients(data, patients, self.workplace.policy.least)
+        self.answered.add_patients(data, patients, self.workplace.policy.least)
 
-    def trains(self, asked: Request) -> None:
+    def trains(self, request: Request) -> None:
         """The agreement is one to train."""
         _refuse_if(self.workplace.joins or self.workplace.parts, "order")
 
-    def counts(self, asked: Request) -> None:
+    def is_study(self, request: Request) -> None:
         """The agreement is one of a study of statistics."""
         _refuse_if(not self.workplace.parts, "order")
 
-    def may_evaluate(self, asked: wire.Bring) -> None:
+    def may_evaluate(self, request: wire.Bring) -> None:
         """The site's file allows to evaluate models from elsewhere."""
         self.workplace.policy.check_across(False)
 
-    def keys_for_sum(self, asked: wire.Ask) -> None:
+    def keys_for_sum(self, request: wire.Ask) -> None:
         """Of a sum, keys were made for this step; estimates need none."""
-        if isinstance(self.workplace.parts[asked.round], Separate):
-            _refuse_if(asked.boxes, "message")
+        if isinstance(self.workplace.parts[request.round], Separate):
+            _refuse_if(request.boxes, "message")
         else:
-            self.keys_made(asked)
-            _refuse_if(not asked.boxes, "sums")
+            self.keys_made(request)
+            _refuse_if(not request.boxes, "sums")
 
-    def alone(self, asked: Request) -> None:
+    def alone(self, request: Request) -> None:
         """The site has a session of its own, as it joins no finished run."""
         _refuse_if(self.workplace.joins, "order")
 
-    def may_join(self, asked: wire.Onboard) -> None:
+    def may_join(self, request: wire.Onboard) -> None:
         """The agreement is one by which this site joins the others as the last."""
-        members, names = self.workplace.members, [client.id for client in asked.clients]
+        members, names = self.workplace.members, [client.id for client in request.clients]
         _refuse_if(not self.workplace.joins, "order")
         _refuse_if(members is not None and names != [*members[:-1]], "order")
         _refuse_if(self.workplace.name in names or len({*names}) < len(names), "message")
         _refuse_if(self.workplace.facts() is None, "order", "unready")
 
-    def next_question(self, asked: wire.Onboard) -> None:
+    def next_question(self, request: wire.Onboard) -> None:
         """It is the next question."""
-        _refuse_if(asked.phase and asked.phase != self.asked, "order", "unready")
+        _refuse_if(request.phase and request.phase != self.questions_answered, "order", "unready")
 
-    def named_job(self, asked: wire.Begin | wire.Onboard) -> None:
+    def named_job(self, request: wire.Begin | wire.Onboard) -> None:
         """The federation's name is plain."""
-        _refuse_if(not re.fullmatch(r"\w{1,64}", asked.job), "job")
+        _refuse_if(not re.fullmatch(r"\w{1,64}", request.job), "job")
 
-    def all_members(self, asked: wire.Begin) -> None:
+    def all_members(self, request: wire.Begin) -> None:
         """The sites are those of the agreement, this one with its samples."""
-        _refuse_if(not asked.session, "session")
+        _refuse_if(not request.session, "session")
         if (facts := self.workplace.facts()) is None:
             raise Refusal("order", "unready")
-        everyone = [ClientInfo(c.id, c.num_samples) for c in asked.clients]
+        everyone = [ClientInfo(c.id, c.num_samples) for c in request.clients]
         names, members = [c.id for c in everyone], self.workplace.members
         this = ClientInfo(self.workplace.name, facts.num_samples)
         _refuse_if(this not in everyone or len({*names}) < len(names), "message")
         _refuse_if(members is not None and names != [*members], "message")
 
-    def in_session(self, asked: Request) -> None:
+    def in_session(self, request: Request) -> None:
         """The session is the last one that began."""
         _refuse_if(not self.session, "session", "unready")
-        _refuse_if(asked.session != self.session, "session")
+        _refuse_if(request.session != self.session, "session")
 
-    def training_round(self, asked: Request) -> None:
+    def training_round(self, request: Request) -> None:
         """Round and phase are those of the agreed method, and no test came before."""
-        _refuse_if(not 0 <= asked.round < self.workplace.rounds, "round")
-        _refuse_if(not 0 <= asked.phase < len(self.plan(asked.round)), "order")
+        _refuse_if(not 0 <= request.round < self.workplace.rounds, "round")
+        _refuse_if(not 0 <= request.phase < len(self.plan(request.round)), "order")
         # A run that trains on after the test would select by it.
         _refuse_if(self.tested, "order")
 
-    def in_cohort(self, asked: wire.Keys | wire.Fit) -> None:
+    def in_cohort(self, request: wire.Keys | wire.Fit) -> None:
         """This site is in the round's cohort, and does not outweigh the others."""
-        cohort = asked.cohort
+        cohort = request.cohort
         _refuse_if(self.workplace.name not in cohort or not {*cohort} <= {*self.ids}, "message")
         self.workplace.check_cohort(cohort)
 
-    def several(self, asked: wire.Keys) -> None:
+    def several(self, request: wire.Keys) -> None:
         """At least three sites, each once."""
-        _refuse_if(len({*asked.cohort}) < max(FEWEST, len(asked.cohort)), "message")
+        _refuse_if(len({*request.cohort}) < max(FEWEST, len(request.cohort)), "message")
 
-    def turn(self, asked: Request) -> None:
+    def turn(self, request: Request) -> None:
         """The round that the request names is kept, and no later one was asked for."""
-        turn = (asked.round, asked.attempt)
+        turn = (request.round, request.attempt)
         _refuse_if(turn < self.latest, "stale")
         if turn == self.latest and self.phases:
-            _refuse_if(asked.at != self.base, "order")
+            _refuse_if(request.at != self.base, "order")
             return
-        self.go_to(asked.at)
-        self.here = asked.at
+        self.go_to(request.at)
+        self.here = request.at
         if turn != self.latest:
             self.latest, self.phases, self.half = turn, [], None
             self.replies.clear()
 
-    def new_phase(self, asked: Request) -> None:
+    def new_phase(self, request: Request) -> None:
         """The phase comes after those that were answered."""
-        _refuse_if(asked.phase in self.phases, "replay")
-        _refuse_if(any(phase > asked.phase for phase in self.phases), "order")
+        _refuse_if(request.phase in self.phases, "replay")
+        _refuse_if(any(phase > request.phase for phase in self.phases), "order")
 
-    def keys_made(self, asked: Request) -> None:
+    def keys_made(self, request: Request) -> None:
         """Keys were made for this phase."""
-        _refuse_if(self.half is None or self.half.phase != asked.phase, "order")
+        _refuse_if(self.half is None or self.half.phase != request.phase, "order")
 
-    def keys_if_boxes(self, asked: wire.Fit) -> None:
+    def keys_if_boxes(self, request: wire.Fit) -> None:
         """With shares of others, keys were made for this phase."""
-        if asked.boxes:
-            self.keys_made(asked)
+        if request.boxes:
+            self.keys_made(request)
 
-    def enough_in_sum(self, asked: wire.Unmask) -> None:
+    def enough_in_sum(self, request: wire.Unmask) -> None:
         """The phase was trained, and more than two thirds of its sites are in the sum."""
-        _refuse_if(asked.phase not in self.phases, "order")
+        _refuse_if(request.phase not in self.phases, "order")
         assert self.half is not None
-        there, sites = {*asked.sent}, {*self.half.sites}
+        there, sites = {*request.sent}, {*self.half.sites}
         _refuse_if(len(there) < masks.needed(len(sites)), "message")
         _refuse_if(not {self.workplace.name} <= there <= sites, "message")
 
-    def after_training(self, asked: Request) -> None:
+    def after_training(self, request: Request) -> None:
         """A phase of the round was trained."""
         _refuse_if(not self.phases, "order", "unready")
 
-    def before_training(self, asked: Request) -> None:
+    def before_training(self, request: Request) -> None:
         """No phase of the round was trained."""
         _refuse_if(self.phases, "order")
 
-    def as_trained(self, asked: wire.Evaluate) -> None:
+    def as_trained(self, request: wire.Evaluate) -> None:
         """The site has trained in the round if the request says so, and only then."""
-        (self.after_training if asked.trained else self.before_training)(asked)
+        (self.after_training if request.trained else self.before_training)(request)
 
-    def measured_round(self, asked: wire.Evaluate | wire.Across) -> None:
+    def measured_round(self, request: wire.Evaluate | wire.Across) -> None:
         """The round is one of the agreement; for the test the first round has ended."""
-        is_test = not (isinstance(asked, wire.Evaluate) and asked.split == "val")
-        _refuse_if(is_test and asked.round < 1, "order")
-        _refuse_if(not 0 <= asked.round < self.workplace.rounds + is_test, "round")
+        is_test = not (isinstance(request, wire.Evaluate) and request.split == "val")
+        _refuse_if(is_test and request.round < 1, "order")
+        _refuse_if(not 0 <= request.round < self.workplace.rounds + is_test, "round")
 
-    def after_test(self, asked: Request) -> None:
+    def after_test(self, request: Request) -> None:
         """The session's test metrics were asked for."""
         _refuse_if(not self.tested, "order")
 
-    def may_cross(self, asked: wire.Across) -> None:
+    def may_cross(self, request: wire.Across) -> None:
         """The site's file allows to send its model, or to evaluate another's."""
-        self.workplace.policy.check_across(asked.of == self.workplace.name)
+        self.workplace.policy.check_across(request.of == self.workplace.name)
 
 
 class Count(NamedTuple):
@@ -285,23 +285,23 @@ class Rule(NamedTuple):
 
 
 def _model(key: str) -> Callable[[Gate, Request], tuple[str, str]]:
-    return lambda _, asked: (
-        key.format(round=asked.round, phase=asked.phase),
-        sha256(asked.body).hexdigest()[:32] if asked.body else "",
+    return lambda _, request: (
+        key.format(round=request.round, phase=request.phase),
+        sha256(request.body).hexdigest()[:32] if request.body else "",
     )
 
 
-def _measured(gate: Gate, asked: wire.Evaluate) -> tuple[str, str]:
-    return _model("validation/{round}" if asked.split == "val" else "test")(gate, asked)
+def _measured(gate: Gate, request: wire.Evaluate) -> tuple[str, str]:
+    return _model("validation/{round}" if request.split == "val" else "test")(gate, request)
 
 
-def sum_key(asked: Request) -> str:
+def sum_key(request: Request) -> str:
     """Returns the counter of the sets of sites of one sum."""
-    return f"sum/{asked.round}/{asked.phase}"
+    return f"sum/{request.round}/{request.phase}"
 
 
-def _summed(gate: Gate, asked: wire.Unmask) -> tuple[str, str]:
-    return sum_key(asked), " ".join(sorted(asked.sent))
+def _summed(gate: Gate, request: wire.Unmask) -> tuple[str, str]:
+    return sum_key(request), " ".join(sorted(request.sent))
 
 
 _OPENS: tuple[Callable[[Gate, Any], None], ...] = (
@@ -357,14 +357,14 @@ RULES: dict[type[Request], Rule] = {
     wire.Commit: Rule((*_TURN, Gate.after_training), "numbers of steps, training loss, epsilon"),
     wire.Load: Rule((*_TURN, Gate.before_training), "a hash of the state"),
     wire.Bring: Rule(
-        (Gate.counts, Gate.in_session, Gate.may_evaluate),
+        (Gate.is_study, Gate.in_session, Gate.may_evaluate),
         "nothing: a bundle is compared with the agreed hash, and kept",
         ("evaluate_models", "test_metrics"),
         (Count("models, with those of the test", _model("test")),),
     ),
     wire.Ask: Rule(
         (
-            *(Gate.counts, Gate.in_session, Gate.training_round),
+            *(Gate.is_study, Gate.in_session, Gate.training_round),
             *(Gate.turn, Gate.new_phase, Gate.keys_for_sum, Gate.known_patients),
         ),
         "counts and sums under masks, or estimates in four digits",

@@ -196,7 +196,7 @@ class Site:
     @_reply.register
     def _keys(self, asked: wire.Keys) -> Reply:
         self.gate.half = masks.Half(self.name, asked, asked.cohort, self.signer)
-        given = self.gate.counted.of(sum_key(asked))
+        given = self.gate.answered.of(sum_key(asked))
         keys = self.gate.half.announced()
         return wire.Announced.to(asked, keys=keys, given=given[0].split() if given else [])
 
@@ -317,7 +317,7 @@ class Site:
                 self.keeper.joined(self, self._newcomer, model, metrics)
         else:
             body = self._newcomer.answer(packet).to_bytes()
-        self.gate.asked = self._newcomer.phase
+        self.gate.questions_answered = self._newcomer.phase
         return wire.Joined.to(asked, metrics=_leaving(metrics), body=body)
 
     def _folder_of(self, asked: wire.Begin | wire.Onboard, more: str = "") -> Path:

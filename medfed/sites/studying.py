@@ -161,7 +161,7 @@ class StudySite(Site):
         except DataError as error:
             self.log.getChild("refused").warning("%s", error)
             raise Refusal("message") from error
-        self.gate.counted.add_test(asked.body, self.workplace.policy.test_metrics)
+        self.gate.answered.add_test(asked.body, self.workplace.policy.test_metrics)
         self.workplace.models[asked.of] = folder
         return wire.Taken.to(asked)
 
@@ -169,7 +169,7 @@ class StudySite(Site):
         place, gate = self.workplace, self.gate
         part = place.parts[asked.round]
         most = self._pooled * place.policy.plans // TIMES
-        remember = gate.counted.add_numbers
+        remember = gate.answered.add_numbers
         what, (data, _) = f"{asked.round}/{asked.phase}", place.patients_behind()
         try:
             if isinstance(part, Separate):

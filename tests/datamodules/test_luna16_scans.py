@@ -10,7 +10,7 @@ import torch
 from medfed.config.compose import build
 from medfed.datamodules.augmentation import Augmentation
 from medfed.datamodules.luna16_scans import ScanPatches, boxes_within
-from medfed.datamodules.patches import Volume
+from medfed.datamodules.patches import BoxedVolume
 from medfed.datamodules.readers.luna16 import Luna16ScanReader, read_with_nodules
 from medfed.standalone.ct_scans import ScanSpec, places, read_scan, world_of
 from medfed.standalone.errors import ConfigError, DataError
@@ -81,7 +81,9 @@ def volumes(*shapes):
     for shape in shapes:
         codes = np.arange(np.prod(shape), dtype=np.uint16).reshape(1, *shape)
         values = np.arange(1 << 16, dtype=np.float32)[None]
-        made.append(Volume(codes, values, np.zeros((0, *shape), np.uint8), (0,) * 3, shape, ()))
+        made.append(
+            BoxedVolume(codes, values, np.zeros((0, *shape), np.uint8), (0,) * 3, shape, ())
+        )
     return made
 
 

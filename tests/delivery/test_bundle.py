@@ -27,7 +27,7 @@ from medfed.delivery.bundle.bundle import (
     write_manifest,
 )
 from medfed.delivery.bundle.networks import MIXTURE, TARGETS, describe
-from medfed.delivery.bundle.weights import kmeans, save_weights
+from medfed.delivery.bundle.weights import kmeans, save_packed
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
 from medfed.records.bundles import MANIFEST, METADATA, MODEL, PACKED
@@ -400,7 +400,7 @@ def test_damages_are_told_in_one_sentence(hospital, tmp_path, message):
 def test_an_index_beyond_the_centres(tmp_path, hospital):
     folder = hospital("table").copy(tmp_path)
     book = kmeans(torch.tensor([0.0, 1.0, 2.0]), 2)
-    save_weights(tmp_path / "model.pt", {}, {"w": book})
+    save_packed(tmp_path / "model.pt", {}, {"w": book})
     (content,) = torch.load(tmp_path / "model.pt", weights_only=True)
     content["packed"]["w"]["centers"] = content["packed"]["w"]["centers"][:2]
     replace_weights(folder, content)

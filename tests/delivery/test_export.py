@@ -174,7 +174,7 @@ def test_without_data_the_centres_are_those_of_k_means(run, caplog):
     assert bundle.facts["test_metrics"] is None
     assert "before quantisation" in (folder / "docs" / "README.md").read_text()
     record = RunRecord.read(run)
-    weights = record.exported(client).weights
+    weights = record.client_model(client).weights
     books = quantise(weights, choose_bits(record.task().network, 2))
     for name, tensor in with_codebooks(weights, books).items():
         assert torch.equal(bundle.state[name], tensor)
@@ -183,7 +183,7 @@ def test_without_data_the_centres_are_those_of_k_means(run, caplog):
 def test_learned_centres_are_exported_as_they_are(run):
     client = first_client(run)
     record = RunRecord.read(run)
-    weights = record.exported(client).weights
+    weights = record.client_model(client).weights
     books = quantise(weights, choose_bits(record.task().network, 3))
     save_tensors(run / "models" / f"{client}.safetensors", with_codebooks(weights, books))
     save_tensors(

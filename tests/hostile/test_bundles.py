@@ -24,7 +24,7 @@ from medfed.config.description import resolved
 from medfed.config.sections import Section
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle, write_manifest
 from medfed.delivery.bundle.onnx_file import ONNX
-from medfed.delivery.bundle.weights import save_weights
+from medfed.delivery.bundle.weights import save_packed
 from medfed.delivery.export.run_record import RunRecord
 from medfed.delivery.predict.prediction import predict
 from medfed.federation.wire.ledger import Entry, Ledger
@@ -410,7 +410,7 @@ def weights(change: Callable[[dict, Path], object], name: str = MODEL) -> Damage
 
     def damage(folder: Path) -> None:
         if name == PACKED:
-            save_weights(folder / PACKED, read_bundle(folder).state, {})
+            save_packed(folder / PACKED, read_bundle(folder).state, {})
         content = torch.load(folder / name, weights_only=True)
         change(content[0] if name == PACKED else content, folder)
         torch.save(content, folder / name)
@@ -588,7 +588,7 @@ def test_models_of_a_run_that_cannot_be_exported(table, tmp_path, name):
     run = RunRecord(tmp_path)
     vars(run).update(config=table.config, summary={"clients": {"a": {}}})
     with pytest.raises(CheckpointError, match=r"a\.safetensors cannot be read") as caught:
-        run.exported("a")
+        run.client_model("a")
     assert "\n" not in str(caught.value)
 
 

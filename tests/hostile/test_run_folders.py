@@ -226,7 +226,7 @@ def test_models(copy, capsys):
         with pytest.raises(CheckpointError, match="hospital_0"):
             Run(copy).model("hospital_0")
         with pytest.raises(CheckpointError, match="hospital_0"):
-            RunRecord.read(copy).exported("hospital_0")
+            RunRecord.read(copy).client_model("hospital_0")
     assert "hospital_0" in said(capsys, export, f"run={copy}", "client=hospital_0")
     assert not (copy / "bundles").exists()
 

@@ -166,7 +166,7 @@ DISTANCE |= {"direction": "min", "worst": 50.0, "percentile": 95}
 
 
 def measured(task: TaskModule, logits: list[Tensor], batches: list[dict]) -> dict[str, float]:
-    meter = task._new_meter()
+    meter = task.measured([])
     for one, batch in zip(logits, batches, strict=True):
         meter.update(one, batch)
     return meter.compute()

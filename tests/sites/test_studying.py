@@ -239,7 +239,7 @@ def test_two_studies_that_differ_by_one_patient_are_refused(tables, tmp_path):
             str(tables / f"{name}.csv"),
             behind[1],
         )
-        site.gate.counted = Counted(tmp_path / name / "answered.json", "another")
+        site.gate.answered = Counted(tmp_path / name / "answered.json", "another")
     with pytest.raises(SiteError, match=r"^alpha: its policy, or the least number of patients"):
         conducted(transport)
 

@@ -28,7 +28,7 @@ from medfed.standalone.preparation import Preparation, one_thread
 from medfed.standalone.volumes import files_of_case
 
 
-def read_volume(
+def read_case(
     reader: VolumeReader, case: Patient, preparation: Preparation | None = None
 ) -> Arrays:
     """Reads one case as `encode` stores it; with ``grid`` if label and image differ in it."""

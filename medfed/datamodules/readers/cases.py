@@ -102,7 +102,7 @@ class CaseReader(VolumeReader):
 
     def prepared(self, patient: Patient, preparation: Preparation | None) -> dict[str, Tensor]:
         """See `VolumeReader.prepared`."""
-        raw, there = self.raw(patient), [c not in patient.lacks for c in self.channels]
+        there, raw = [c not in patient.lacks for c in self.channels], self.raw(patient)
         if preparation is None:
             return {**raw, "image": among(zscore(raw["image"]), there)}
         image, grid = preparation.of(there).apply(raw["image"], raw["spacing"].tolist())

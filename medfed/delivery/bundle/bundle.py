@@ -195,7 +195,7 @@ def write_bundle(
         network = Bundle(folder, {"medfed": facts}, state, {}).network()
         weights.save(made / MODEL, network.state_dict())
         if books:
-            weights.save_weights(made / PACKED, dense, books)
+            weights.save_packed(made / PACKED, dense, books)
         named = {"fp32": MODEL, "packed": PACKED if books else MODEL}
         if onnx and _saved_as_onnx(made / onnx_file.ONNX, network, facts):
             if samples is not None:

@@ -209,7 +209,7 @@ def with_codebooks(weights: Mapping[str, Tensor], books: Mapping[str, Codebook])
     return {**weights, **{n: b.dense() for n, b in books.items()}}
 
 
-def save_weights(path: Path, dense: Mapping[str, Tensor], books: Mapping[str, Codebook]) -> None:
+def save_packed(path: Path, dense: Mapping[str, Tensor], books: Mapping[str, Codebook]) -> None:
     """Writes a file with packed tensors."""
     planes = _together({n: pack(b.indices, b.bits) for n, b in books.items()})
     centers = _together({n: b.centers for n, b in books.items()})

@@ -131,7 +131,7 @@ def _export_client(
     data: FederatedDataModule | None,
 ) -> dict[str, Any]:
     """Writes one client's bundle and reads it again."""
-    model = run.exported(client)
+    model = run.client_model(client)
     facts = run.facts(client, model.plain)
     if (remembered := store_size(model.weights))["cases"]:
         facts["card"]["remembered"] = remembered

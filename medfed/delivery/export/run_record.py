@@ -77,7 +77,7 @@ class RunRecord(RunFolder):
         task: TaskModule = build(self.config.model)
         return task
 
-    def exported(self, client: str) -> ClientModel:
+    def client_model(self, client: str) -> ClientModel:
         """Returns a client's model in the form that a bundle holds."""
         loaded = read_tensors(self.files("models", self.clients)[client])
         plain, source = describe(self.config.model.network), f"{client} in {self.folder}"

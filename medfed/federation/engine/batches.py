@@ -26,6 +26,11 @@ DEVICES = {"cuda"}  # a test adds the CPU, where the same code must give the sam
 _AHEAD = 2  # steps
 
 
+def on_gpu(device: torch.device) -> bool:
+    """Returns whether batches may be made on a device, or ahead of its steps."""
+    return device.type in DEVICES
+
+
 class Residents:
     """Clients whose training samples are on a device, up to `limit` bytes.
 
@@ -56,7 +61,7 @@ class Residents:
         if device != self._device:
             self.release()
             self._device = device
-        if device.type not in DEVICES or data is self._latest:
+        if not on_gpu(device) or data is self._latest:
             return
         self._latest, before = data, self._turns.pop(data.id, 0)
         known, there, size = self._here.pop(data.id, (None, data, 0))

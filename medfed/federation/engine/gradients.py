@@ -27,6 +27,7 @@ from medfed.standalone.errors import ConfigError, NonFiniteError, first_line
 
 if TYPE_CHECKING:
     from medfed.federation.engine.private import PrivateGradients
+    from medfed.federation.engine.working_network import WorkingNetwork
 
 FIRST_SCALE = 2.0**16  # of the losses in float16, as PyTorch's GradScaler begins
 _NOTHING = nullcontext()
@@ -40,44 +41,22 @@ class KnownGradient(Protocol):
         """Adds the gradient to those of the parameters."""
 
 
-class Passing(Protocol):
-    """What a forward pass changes by itself: running statistics, counters."""
-
-    def statistics(self) -> Tensors:
-        """Returns copies."""
-
-    def put_back(self, statistics: Tensors) -> None:
-        """Undoes what passes have changed since."""
-
-
 class Gradients:
     """Adds the gradients of batches to a network's parameters, in any precision, and counts passes.
 
-    Args:
-        loss: Gives the scalar loss of a batch under the network.
-        compile: Whether ``torch.compile`` compiles the loss for batches of ``full_size`` samples
-            whose passes no method watches.
-
-    Attributes:
-        loss: See above.
-        full_size: Samples of a batch of full size.
-        backward: Computes gradients of a loss.
-        precision: The context in which losses are computed, such as one of mixed precision;
-            weights, penalties and a method's other computations are not affected.
-        half: Whether it computes in float16, whose small gradients need a scaled loss.
-        private: Computes the gradients instead, if patients are protected by noise.
-        gradient_passes: Passes of batches through the network and back so far, of all clients.
-        forward_passes: Passes without a gradient.
+    With `compile`, ``torch.compile`` compiles the loss for full batches that no method watches.
     """
 
     def __init__(self, loss: Callable[[Batch], Tensor], compile: bool = False) -> None:
         self.loss = loss
         self.compiled_loss = compiled(loss) if compile else None
-        self.full_size = 0
+        self.full_size = 0  # samples of a full batch
         self.backward: Callable[..., None] = torch.Tensor.backward
+        # In which losses are computed, not weights, penalties and what a method computes besides.
         self.precision: Callable[[], AbstractContextManager[None]] = nullcontext
-        self.half = False
-        self.private: PrivateGradients | None = None
+        self.half = False  # whether that is float16, whose small gradients need a scaled loss
+        self.private: PrivateGradients | None = None  # computes them if noise protects patients
+        # Of all clients: passes forward and back, and forward alone.
         self.gradient_passes = self.forward_passes = 0
         self._scale = FIRST_SCALE
 
@@ -87,11 +66,7 @@ class Gradients:
         return Passes(self.gradient_passes, self.forward_passes)
 
     def begin(self, full_size: int) -> None:
-        """Starts one client's training.
-
-        Args:
-            full_size: Samples of its full batches.
-        """
+        """Starts one client's training."""
         self.full_size = full_size
         self._scale = FIRST_SCALE  # else a result would depend on whoever trained before
 
@@ -105,27 +80,15 @@ class Gradients:
         self,
         group: Sequence[Batch],
         trained: Mapping[str, Tensor],
-        passing: Passing,
+        network: WorkingNetwork,
         penalty: Penalty | None = None,
         watch: WatchedForward | None = None,
     ) -> Tensor:
         """Adds the gradients of the mean loss over a group's samples, and of the penalty.
 
         In float16 a gradient that overflows is computed again from a loss of half the scale, so
-        that no step is lost.
-
-        Args:
-            group: Batches; each counts by its samples.
-            trained: The parameters, without gradients where ``half``.
-            passing: What else a pass changes; a repeated pass must not change it twice.
-            penalty: A term added to the loss.
-            watch: Watches the forward passes; its term is added, too.
-
-        Returns:
-            The mean loss, without the penalties.
-
-        Raises:
-            NonFiniteError: If gradients overflow at any scale.
+        that no step is lost; the repeated pass leaves nothing else in `network`. `trained` has no
+        gradients then. Returns the mean loss without penalty and the term of `watch`.
         """
         if self.private is not None:
             return self._add_private(self.private, group, trained, penalty)
@@ -135,17 +98,18 @@ class Gradients:
         if not self.half:
             return _mean(group, backward)
         # A pass updates running statistics even if its gradients overflow and are discarded.
-        before = passing.statistics()
+        before = network.statistics()
         while self._scale >= 1:
             loss = _mean(group, backward, self._scale)
             gradients = [t.grad for t in trained.values() if t.grad is not None]
             torch._foreach_div_(gradients, self._scale)
             # No smaller scale helps if the loss is infinite: the end of the call raises the error.
-            if not bool(loss.isfinite()) or bool(_finite(gradients)):
+            finite = torch.stack([t.isfinite().all() for t in gradients]).all()
+            if not bool(loss.isfinite()) or bool(finite):
                 return loss
             self._scale /= 2
             forget(trained.values())
-            passing.put_back(before)
+            network.put_back(before)
         raise NonFiniteError(
             "the gradients overflow in float16; choose trainer.precision=bf16-mixed"
         )
@@ -230,36 +194,22 @@ def size_of(batch: Batch) -> int:
     return len(next(iter(batch.values())))
 
 
-def _finite(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack([t.isfinite().all() for t in tensors]).all()
-
-
 @dataclass(eq=False)
 class StepGradient:
     """Computes the gradient of a step's batches, or of the next ones, at other parameters.
 
     Each call restores the live parameters. It also restores the running statistics if the step has
     already updated them; otherwise the first call updates them.
-
-    Attributes:
-        gradients: Computes them.
-        groups: The step's batches; those of later steps follow when they are asked for.
-        stream: The batches of later steps.
-        trained: The live parameters.
-        passing: The live running statistics, and other state.
-        watch: Watches the passes for a term of them.
-        taken: Whether the step itself has passed its batches through the network.
-        loss: The loss of the first call, if the step computes none.
     """
 
     gradients: Gradients
-    groups: list[Sequence[Batch]]
-    stream: Iterator[Sequence[Batch]]
-    trained: Mapping[str, Tensor]
-    passing: Passing
+    groups: list[Sequence[Batch]]  # the step's batches, and those of later steps once they are used
+    stream: Iterator[Sequence[Batch]]  # the batches of later steps
+    trained: Mapping[str, Tensor]  # the live parameters
+    network: WorkingNetwork
     watch: Callable[[BatchPenalty], WatchedForward]
-    taken: bool = True
-    loss: Tensor | None = None
+    taken: bool = True  # whether the step itself has passed its batches through the network
+    loss: Tensor | None = None  # of the first call, if the step computes none
 
     def __call__(
         self, at: Mapping[str, Tensor], *, fresh: int = 0, term: BatchPenalty | None = None
@@ -269,7 +219,7 @@ class StepGradient:
         live = [self.trained[n] for n in names]
         # The values are put into the live tensors, and not passed by functional_call: so the loss
         # may be any function that knows the network.
-        statistics = self.passing.statistics()
+        statistics = self.network.statistics()
         kept = [t.detach().clone() for t in live]
         with torch.no_grad():
             torch._foreach_copy_(live, [at[n] for n in names])
@@ -278,37 +228,27 @@ class StepGradient:
         while len(self.groups) <= fresh:
             self.groups.append(next(self.stream))
         watch = None if term is None else self.watch(term)
-        loss = self.gradients.add(self.groups[fresh], self.trained, self.passing, watch=watch)
+        loss = self.gradients.add(self.groups[fresh], self.trained, self.network, watch=watch)
         result = {n: ordinary(gradient_of(t)) for n, t in zip(names, live, strict=True)}
         with torch.no_grad():
             torch._foreach_copy_(live, kept)
         if self.taken or self.loss is not None:
-            self.passing.put_back(statistics)
+            self.network.put_back(statistics)
         self.loss = loss if self.loss is None else self.loss
         return result
 
 
 @dataclass(eq=False)
 class WatchedForward:
-    """The forward passes of a batch, watched while the network computes its loss.
+    """The forward passes of a batch, watched while the network computes its loss."""
 
-    Attributes:
-        network: The network, in training mode.
-        trained: The live parameters.
-        head: Names of the parameters of its head, whose input are the features.
-        term: A penalty of the batch and the forward pass.
-        outputs: Changes the network's outputs before the loss.
-        gradients: Gives the precision, and counts the additional forward passes.
-        loss: Of the batch, under the live weights.
-    """
-
-    network: nn.Module
-    trained: Mapping[str, Tensor]
-    head: Sequence[str]
-    term: BatchPenalty | None
-    outputs: Outputs | None
-    gradients: Gradients
-    loss: Tensor = field(init=False)
+    network: nn.Module  # in training mode
+    trained: Mapping[str, Tensor]  # the live parameters
+    head: Sequence[str]  # names of the parameters whose input are the features
+    term: BatchPenalty | None  # a penalty of the batch and the forward pass
+    outputs: Outputs | None  # changes the network's outputs before the loss
+    gradients: Gradients  # gives the precision, and counts the additional forward passes
+    loss: Tensor = field(init=False)  # of the batch, under the live weights
     _inputs: tuple[Any, Any] = field(default=((), {}), init=False)
     _seen: dict[str, Tensor] = field(default_factory=dict, init=False)
 
@@ -397,12 +337,6 @@ def compiled(loss: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
 
     Shapes are fixed, so the code for a batch depends only on the batch, not on earlier ones: a
     resumed run gives equal results. Random numbers equal those of uncompiled code.
-
-    Args:
-        loss: Gives the scalar loss of a batch.
-
-    Raises:
-        ConfigError: If there is no C++ compiler; and later, if PyTorch cannot compile the loss.
     """
     from torch._dynamo.exc import TorchDynamoException  # slow to import
     from torch._inductor.cpp_builder import get_cpp_compiler

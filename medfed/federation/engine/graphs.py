@@ -23,7 +23,7 @@ from medfed.common.streams import seeded
 from medfed.common.tensors import Tensors, forget
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import Batch
-from medfed.federation.engine import batches
+from medfed.federation.engine.batches import on_gpu
 from medfed.federation.engine.working_network import TrainableSet, WorkingNetwork
 from medfed.federation.other_state import NOTHING, OTHER
 from medfed.standalone.errors import first_line
@@ -46,13 +46,6 @@ def obstacle(
 ) -> str | None:
     """Names what keeps the steps of a call from being graphs; ``None`` if nothing does.
 
-    Args:
-        how: The method's options of training.
-        budget: The run's.
-        optimizer: Of what trains.
-        network: The network.
-        gradients: What computes them: with noise, in float16, or else.
-
     Example:
         >>> from medfed.federation.engine.gradients import Gradients
         >>> layer = nn.Linear(1, 1)
@@ -65,7 +58,7 @@ def obstacle(
         for group in optimizer.param_groups
     )
     keeping = {
-        "the network is on no GPU": next(network.parameters()).device.type not in batches.DEVICES,
+        "the network is on no GPU": not on_gpu(next(network.parameters()).device),
         "a function of the method": any(map(callable, how.values())),
         "local.accumulate": budget.accumulate > 1,
         "privacy.example": gradients.private is not None,

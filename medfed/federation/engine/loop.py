@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain, count, islice
-from typing import Any, Literal, Unpack
+from typing import Literal, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -31,15 +31,13 @@ from medfed.federation.client import (
     Batch,
     BatchPenalty,
     ClientData,
-    Direction,
     Features,
     GradientOptions,
     Outputs,
     Split,
     TrainOptions,
 )
-from medfed.federation.engine import batches
-from medfed.federation.engine.batches import Residents, ahead
+from medfed.federation.engine.batches import Residents, ahead, on_gpu
 from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedForward, size_of
 from medfed.federation.engine.graphs import GraphedSteps, obstacle
 from medfed.federation.engine.private import Drawable
@@ -68,35 +66,16 @@ from medfed.standalone.outputs import heads
 
 _log = logging.getLogger(__name__)
 Key = tuple[str | int, ...]
-
+Groups = Iterator[list[Batch]]  # the batches of each step
+Step = Callable[[list[Batch]], Tensor | float]  # returns their loss
+T = TypeVar("T")
 
 STATISTICS_BATCHES = 20
 """From how many training batches statistics of normalisation are estimated again."""
 
 
 class LocalTrainer:
-    """Runs local steps of any client on one network, whose weights it overwrites.
-
-    Args:
-        network: The model; its entries are named as in ``split``.
-        loss: Gives the scalar loss of a batch under ``network``.
-        split: Shared and personal names.
-        optimizer: Makes an optimizer of a list of parameters.
-        scheduler: Makes a schedule over rounds; ``None`` for a constant step size.
-        rounds: Length of the schedule.
-        budget: Local steps, accumulation, clipping and optimizer state.
-        seed: Seed of the run.
-        measure: Gives the loss of evaluation batches; by default the mean of their losses in
-            evaluation mode.
-
-    Attributes:
-        model: The network, its entries and their optimizers.
-        gradients: Computes gradients, and counts passes.
-        residents: Clients whose training samples are on a GPU.
-        rates: The step size of each round.
-        normalization: Whether a client's model has the statistics of normalisation that it was
-            trained with (``kept``), or those of the client's data (``reestimated``).
-    """
+    """Runs local steps of any client on one network, whose weights it overwrites."""
 
     def __init__(
         self,
@@ -111,11 +90,13 @@ class LocalTrainer:
         measure: Callable[[Iterable[Batch]], float] | None = None,
     ) -> None:
         self.split, self.budget, self.seed = split, budget or LocalBudget(), seed
+        # Gives the loss of evaluation batches; without, it is their mean in evaluation mode.
         self.measure = measure
         self.model = WorkingNetwork(network, self.split, optimizer, self.budget.channels_last)
         self._of_network = takes_network(optimizer)
         self.rates = learning_rates(self.probe, scheduler, rounds)
         self.gradients = Gradients(loss, self.budget.compile)
+        # ``kept``: a model has the statistics of its training, else those of the client's data.
         self.normalization: Normalization = "kept"
         self.residents = Residents(self.budget.resident_gib * 2**30)
         self._said = set[tuple[str, str]]()
@@ -133,11 +114,7 @@ class LocalTrainer:
         return of_kind(self.model.plan("all").optimizer)
 
     def check_one_rate(self) -> None:
-        """Checks that all parameters of a part have one step size.
-
-        Raises:
-            ConfigError: If the user's groups have rates of their own.
-        """
+        """Checks that all parameters of a part have one step size."""
         groups = self.model.plan("all").optimizer.param_groups
         if len({group[OWN_RATE] for group in groups}) > 1:
             raise ConfigError(
@@ -157,17 +134,9 @@ class LocalTrainer:
     ) -> tuple[Tensors, float]:
         """Runs ``steps`` gradient steps; see :meth:`medfed.federation.client.Client.train`.
 
-        Args:
-            data: The client's data.
-            start: All entries at the start.
-            key: Identifies this call in the run, for its random numbers.
-            rate: The step size.
-            steps: Number of steps.
-            memory: The optimizer's state, continued and updated in place; ``None`` for fresh.
-            how: See :class:`medfed.federation.client.TrainOptions`.
-
-        Returns:
-            All entries at the end, and the mean over the steps of their batches' losses.
+        `key` identifies this call in the run, for its random numbers; `memory` is the optimizer's
+        state, continued and updated in place, or ``None`` for a fresh one. Returns all entries at
+        the end, and the mean over the steps of their batches' losses.
         """
         update = how.get("update", "all")
         if not self.split.parameters(update):
@@ -207,48 +176,62 @@ class LocalTrainer:
         """Takes all steps of a call; returns the mean loss of their batches."""
         seed = derive_seed(self.seed, *key, "train")
         # Batches are keyed by their epoch, dropout by the whole call: more steps change no batch.
-        epochs = (self._groups(data, derive_seed(seed, "epoch", epoch)) for epoch in count())
-        stream = chain.from_iterable(epochs)
-        direction, after_step = how.get("direction"), how.get("after_step")
-        watch, outputs = partial(self._watch, plan), how.get("outputs")
-        term = how.get("batch_penalty")
-        watched = watch(term, outputs) if term or outputs else None
-        terms, live = (how.get("penalty"), watched), (plan.trained, self.model)
-        losses: list[Tensor | float] = []  # read at the end: a GPU would wait at every step
+        stream = _endless(self._groups, data, seed)
         if self.gradients.private is not None:
             self.gradients.private.begin(_drawable(data), seed)
-        device, groups = self.model.device, islice(stream, steps)
+        step, device = self._stepper(plan, how, stream), self.model.device
+        groups = islice(stream, steps)
         # A method's functions may take more batches than there are steps.
-        early = self.budget.prefetch and direction is None and after_step is None
+        early = self.budget.prefetch and not (how.get("direction") or how.get("after_step"))
         source = ahead(groups, device) if early and self._prefetches(data) else nullcontext(groups)
-        step: Callable[[Sequence[Batch]], Tensor] = partial(self._step, plan, terms)
+        with self.model.training(), seeded(seed, device), source as ready:
+            losses = [step(group) for group in ready]
+        return sum(map(float, losses)) / steps  # read at the end: a GPU would wait at every step
+
+    def _stepper(self, plan: TrainableSet, how: TrainOptions, stream: Groups) -> Step:
+        """Returns what takes a step on a group of batches, and returns the group's loss."""
+        penalty, term, outputs = how.get("penalty"), how.get("batch_penalty"), how.get("outputs")
+        watched = self._watch(plan, term, outputs) if term or outputs else None
+        direction, after_step = how.get("direction"), how.get("after_step")
+        live = stream, plan.trained, self.model, partial(self._watch, plan)
+
+        def along_gradient(group: Sequence[Batch]) -> Tensor:
+            forget(plan.parameters)
+            loss = self.gradients.add(group, plan.trained, self.model, penalty, watched)
+            self._descend(plan)
+            return loss
+
+        def along_direction(group: list[Batch]) -> Tensor | float:
+            assert direction is not None
+            at = StepGradient(self.gradients, [group], *live, taken=False)
+            with torch.no_grad():
+                along = direction(plan.trained, at)
+            for name, tensor in plan.trained.items():
+                tensor.grad = along[name]
+            self._descend(plan)
+            return torch.nan if at.loss is None else at.loss
+
+        step: Step = along_gradient if direction is None else along_direction
         if self.budget.graphs is True:
-            step = self._graphed(plan, how) or step
-        with self.model.training(), seeded(seed, device), source as made:
-            for group in made:
-                if direction is not None:
-                    at = StepGradient(self.gradients, [group], stream, *live, watch, taken=False)
-                    losses.append(self._step_along(direction, plan, at))
-                else:
-                    losses.append(step(group))
-                if after_step is not None:
-                    with torch.no_grad():
-                        at = StepGradient(self.gradients, [group], stream, *live, watch)
-                        after_step(plan.trained, at)
-        return sum(map(float, losses)) / steps
+            step = self._graphed(plan, how, along_gradient) or step
+        if after_step is None:
+            return step
 
-    def _step(self, plan: TrainableSet, terms: tuple[Any, Any], group: Sequence[Batch]) -> Tensor:
-        """Takes a step along the gradient; returns the loss of its batches."""
-        forget(plan.parameters)
-        loss = self.gradients.add(group, plan.trained, self.model, *terms)
-        self._descend(plan)
-        return loss
+        def step_and_after(group: list[Batch]) -> Tensor | float:
+            loss = step(group)
+            with torch.no_grad():
+                after_step(plan.trained, StepGradient(self.gradients, [group], *live))
+            return loss
 
-    def _graphed(self, plan: TrainableSet, how: TrainOptions) -> GraphedSteps | None:
+        return step_and_after
+
+    def _graphed(
+        self, plan: TrainableSet, how: TrainOptions, step: Callable[[Sequence[Batch]], Tensor]
+    ) -> GraphedSteps | None:
+        say = partial(self._say_once, "graphs")
         if reason := obstacle(how, self.budget, plan.optimizer, self.network, self.gradients):
-            self._say_once("graphs", reason)
+            say(reason)
             return None
-        step, say = partial(self._step, plan, (None, None)), partial(self._say_once, "graphs")
         plan.graphed = plan.graphed or GraphedSteps(plan, self.model, self.gradients, step, say)
         graphed: GraphedSteps = plan.graphed
         graphed.begin()
@@ -260,22 +243,12 @@ class LocalTrainer:
             _log.warning("local.%s=true has no effect on some steps: %s.", key, reason)
 
     def _prefetches(self, data: ClientData) -> bool:
-        gpu, private = self.model.device.type in batches.DEVICES, self.gradients.private
-        if not gpu or private or self.residents.of(data) is not data:
+        if not on_gpu(self.model.device) or self.gradients.private:
+            return False
+        if self.residents.of(data) is not data:
             return False
         # Looked up in the class: a user's wrapper may pass it on.
         return hasattr(type(data), "may_run_ahead") and bool(data.may_run_ahead)  # type: ignore[attr-defined]
-
-    def _step_along(
-        self, direction: Direction, plan: TrainableSet, at: StepGradient
-    ) -> Tensor | float:
-        """Takes one step along a method's replacement of the gradient; returns its loss."""
-        with torch.no_grad():
-            along = direction(plan.trained, at)
-        for name, tensor in plan.trained.items():
-            tensor.grad = along[name]
-        self._descend(plan)
-        return torch.nan if at.loss is None else at.loss
 
     def _descend(self, plan: TrainableSet) -> None:
         # The norm covers all trained parameters, over all groups.
@@ -337,11 +310,7 @@ class LocalTrainer:
         split: Literal["train", "val", "test"],
         batches: int | None = None,
     ) -> float:
-        """Returns the mean loss over a split, or its first batches, in evaluation mode.
-
-        Raises:
-            ConfigError: If the client has no sample there.
-        """
+        """Returns the mean loss over a split, or its first batches, in evaluation mode."""
         evaluated = list(islice(data.eval_batches(split), batches))
         if not evaluated and split == "val":
             raise ConfigError(
@@ -365,7 +334,8 @@ class LocalTrainer:
     ) -> Features:
         """Returns features and outputs; see :meth:`medfed.federation.client.Client.features`."""
         rows, device, seen = list[Features](), self.model.device, 0
-        self.model.load(self.fitted(data, dict(at)))
+        kept = self.normalization == "kept"
+        self.model.load(at if kept else self.reestimated(data, dict(at)))
         self.network.eval()
         head, live, nothing = self.split.head, Tensors(), torch.zeros(())
         watch = WatchedForward(self.network, live, head, lambda *_: nothing, None, self.gradients)
@@ -378,25 +348,18 @@ class LocalTrainer:
                 z = watch(live, features=True) if head else outputs.flatten(1)[:, :0]
                 z = z.float() if z.dtype.itemsize < 4 else z
                 one = label if label.ndim == 1 else label.flatten(1)[:, :0]
-                alone = torch.arange(seen, seen := seen + len(label), device=device)
+                first, seen = seen, seen + len(label)
+                alone = torch.arange(first, seen, device=device)
                 rows.append(Features(z, one, moved.get("case", alone), outputs))
                 if limit is not None and seen >= limit:
                     break
         return Features(*(torch.cat(parts)[:limit] for parts in zip(*rows, strict=True)))
 
-    def fitted(self, data: ClientData, model: Tensors) -> Tensors:
-        """Returns a client's model with statistics of normalisation as the run wants them."""
-        return model if self.normalization == "kept" else self.reestimated(data, model)
-
     def reestimated(self, data: ClientData, model: Tensors) -> Tensors:
         """Returns a model with the statistics of normalisation that a client's batches have.
 
-        They are the means over :data:`STATISTICS_BATCHES` training batches, which pass as in every
-        evaluation, but for the layers that gather them.
-
-        Args:
-            data: The client's data.
-            model: All entries.
+        They are the means over :data:`STATISTICS_BATCHES` training batches. The network is in
+        evaluation mode, except the layers that gather statistics.
         """
         with self.model.training():
             layers = gathering(self.network)
@@ -404,8 +367,7 @@ class LocalTrainer:
             return model
         self.model.load(model)
         seed = derive_seed(self.seed, data.id, "statistics")
-        epochs = (self._epoch(data, derive_seed(seed, "epoch", epoch)) for epoch in count())
-        batches = islice(chain.from_iterable(epochs), STATISTICS_BATCHES)
+        batches = islice(_endless(self._epoch, data, seed), STATISTICS_BATCHES)
         momenta = {name: layer.momentum for name, layer in layers.items()}
         self.network.eval()
         try:
@@ -438,7 +400,7 @@ class LocalTrainer:
             for batch in islice(self._epoch(data, seed), batches):
                 yield batch, size_of(batch)
 
-    def _groups(self, data: ClientData, seed: int) -> Iterator[list[Batch]]:
+    def _groups(self, data: ClientData, seed: int) -> Groups:
         """Yields the batches of each step of one epoch; the last step may have fewer."""
         batches = self._epoch(data, seed)
         while group := list(islice(batches, self.budget.accumulate)):
@@ -450,21 +412,24 @@ class LocalTrainer:
         # size is 1 or the client has no more samples.
         lone = self.split.policy != "frozen" and self.model.normalises
         lone = lone and data.num_samples > data.batch_size > 1
-        empty = True
-        for batch in self._batches(data, seed):
+        private, device, empty = self.gradients.private, self.model.device, True
+        if private is None:
+            batches = self.residents.of(data).train_batches(seed)
+        else:
+            batches = private.batches(_drawable(data), seed)
+        for batch in batches:
             if not (lone and size_of(batch) == 1):
                 empty = False
-                yield batch
+                yield batch if device.type == "cpu" else to_device(batch, device)
         if empty:  # otherwise the stream of epochs would loop for ever without a batch
             raise ConfigError(f"Client {data.id} has no training batch.")
 
-    def _batches(self, data: ClientData, seed: int) -> Iterator[Batch]:
-        device = self.model.device
-        if self.gradients.private is not None:
-            batches = self.gradients.private.batches(_drawable(data), seed)
-        else:
-            batches = self.residents.of(data).train_batches(seed)
-        return batches if device.type == "cpu" else (to_device(b, device) for b in batches)
+
+def _endless(
+    epoch: Callable[[ClientData, int], Iterator[T]], data: ClientData, seed: int
+) -> Iterator[T]:
+    """Yields what epochs of a client's data consist of, epoch after epoch."""
+    return chain.from_iterable(epoch(data, derive_seed(seed, "epoch", n)) for n in count())
 
 
 def _drawable(data: ClientData) -> Drawable:

@@ -53,16 +53,6 @@ class Drawable(Protocol):
         """Returns the samples with the given numbers (B,), altered by the batch's number."""
 
 
-class Randomness(Protocol):
-    """Gives random numbers."""
-
-    def normal(self, like: Tensor) -> Tensor:
-        """Returns normal numbers with the shape, the type and the device of a tensor."""
-
-    def uniform(self, count: int) -> Tensor:
-        """Returns numbers in [0, 1), in double precision."""
-
-
 class FromSeed:
     """Random numbers that anybody who knows the seed can repeat: for simulations."""
 
@@ -70,11 +60,11 @@ class FromSeed:
         self._random = torch_rng(seed)
 
     def normal(self, like: Tensor) -> Tensor:
-        """See :class:`Randomness`."""
+        """Returns normal numbers with the shape, the type and the device of a tensor."""
         return torch.randn(like.shape, generator=self._random, dtype=like.dtype).to(like.device)
 
     def uniform(self, count: int) -> Tensor:
-        """See :class:`Randomness`."""
+        """Returns numbers in [0, 1), in double precision."""
         return torch.rand(count, generator=self._random, dtype=torch.float64)
 
 
@@ -82,17 +72,20 @@ class FromSystem:
     """Random numbers from the operating system, which nobody can repeat: for hospitals."""
 
     def normal(self, like: Tensor) -> Tensor:
-        """See :class:`Randomness`; by the Box-Muller transform."""
+        """As from a seed, by the Box-Muller transform."""
         radius, angle = self.uniform(2 * like.numel()).chunk(2)
         numbers = (-2 * (1 - radius).log()).sqrt() * (2 * math.pi * angle).cos()
         return numbers.reshape(like.shape).to(like)
 
     def uniform(self, count: int) -> Tensor:
-        """See :class:`Randomness`."""
+        """As from a seed."""
         if not count:
             return torch.zeros(0, dtype=torch.float64)
         whole = torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64)
         return (whole >> 11 & (1 << 53) - 1).double() / 2**53
+
+
+Randomness = FromSeed | FromSystem
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfed.common.tensors import Tensors, forget, select
 from medfed.federation.entries import joined
@@ -32,7 +33,6 @@ from medfed.federation.split import (
     fixed_statistics,
     float_entries,
     keep_groups,
-    normalises_batches,
     nothing_to_train,
 )
 
@@ -41,19 +41,12 @@ Rates = Mapping[Literal["shared", "personal"], float]
 
 @dataclass
 class TrainableSet:
-    """The tensors that one kind of training trains, fixes and changes.
+    """The tensors that one kind of training trains, fixes and changes."""
 
-    Attributes:
-        trained: The network's parameters that it trains.
-        fixed: All its other entries that are parameters.
-        optimizer: The optimizer of ``trained``, in groups of shared and of personal parameters.
-        graphed: Its steps as CUDA graphs; ``None`` without.
-    """
-
-    trained: Tensors
-    fixed: list[Tensor]
-    optimizer: torch.optim.Optimizer
-    graphed: Any = None
+    trained: Tensors  # the network's parameters that it trains
+    fixed: list[Tensor]  # all its other entries that are parameters
+    optimizer: torch.optim.Optimizer  # in groups of shared and of personal parameters
+    graphed: Any = None  # its steps as CUDA graphs; None without
 
     def __post_init__(self) -> None:
         self.parameters = list(self.trained.values())
@@ -70,13 +63,7 @@ class TrainableSet:
     def training(
         self, rate: float, rates: Rates | None = None, memory: Mapping[str, Tensor] | None = None
     ) -> Iterator[None]:
-        """Puts gradients, step sizes and optimizer state in place for one client's training.
-
-        Args:
-            rate: The step size.
-            rates: Step sizes of the parts instead.
-            memory: The optimizer's state; nothing for a fresh one.
-        """
+        """Puts gradients, step sizes and optimizer state in place for one client's training."""
         for group, needed in ((self.parameters, True), (self.fixed, False)):
             for parameter in group:
                 # Checking is cheaper than setting, and mostly there is nothing to set.
@@ -95,19 +82,7 @@ class TrainableSet:
 
 
 class WorkingNetwork:
-    """A network whose weights the training client overwrites.
-
-    Args:
-        network: The model; its entries are named as in ``split``.
-        split: Shared and personal names.
-        optimizer: Makes an optimizer of a list of parameters or groups of them.
-        channels_last: The layout of convolutions; see :func:`medfed.federation.layout.lay_out`.
-
-    Attributes:
-        make_optimizer: See ``optimizer``.
-        other: Its other state.
-        normalises: Whether a layer computes statistics of a batch.
-    """
+    """A network whose weights the training client overwrites."""
 
     def __init__(
         self,
@@ -121,7 +96,7 @@ class WorkingNetwork:
         self.network, self.split, self.make_optimizer = network, split, optimizer
         if takes_network(optimizer):
             self.make_optimizer = lambda parameters: optimizer(parameters, network)
-        self.normalises = False
+        self.normalises = False  # whether a layer computes statistics of a batch
         self._channels_last = channels_last
         self._plans: dict[Update, TrainableSet] = {}
         self._entries: Tensors = {}
@@ -165,7 +140,7 @@ class WorkingNetwork:
             for leaf in where
             if (n := f"{name}.{leaf}".lstrip(".")) in self._entries
         }
-        self.normalises = normalises_batches(self.network)
+        self.normalises = any(isinstance(m, _BatchNorm) for m in self.network.modules())
         self._plans.clear()
         self._modes.clear()
 
@@ -247,11 +222,8 @@ class WorkingNetwork:
 
         Tensors that are divided by entries are put together; those that never change are added,
         and other state that a state dict names. :data:`OTHER` remains only where there is more.
-
-        Args:
-            weights: A client's model.
-            outputs: Gives outputs of the network; what has no effect on them, such as outputs of
-                the last training pass that the network keeps, is left out.
+        Where `outputs` gives outputs of the network, what has no effect on them is left out, such
+        as outputs of the last training pass that the network keeps.
         """
         named, more = self.other.by_name(weights.get(OTHER))
         self.load(weights)  # as passes may have changed tensors that never train

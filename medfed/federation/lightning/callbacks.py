@@ -188,7 +188,7 @@ class PersonalEvaluation(pl.Callback):
             if unsaid and not any(self.diverged.values()):
                 sentences.append(_divergence(unsaid, number))
             self.diverged[number] = diverged
-        self.history += [Record(number, client, m) for client, m in metrics.items()]
+        self.history.extend(Record(number, client, m) for client, m in metrics.items())
         for sentence in [*sentences, *([] if undefined else self._on_selection())]:
             warn(sentence)
         values = self._values(metrics)
@@ -197,25 +197,16 @@ class PersonalEvaluation(pl.Callback):
         shown = {n: v for n, v in values.items() if self.shows_all or n in watched}
         self._log(pl_module, shown | score)
         if trainer.logger:
-            # A logger cannot show more clients usefully: metrics.csv has them all.
-            few = metrics if len(metrics) <= LOGGED else {}
-            per_client = {
-                f"val/{visible(client)}/{name}": value
-                for client, known in few.items()
-                for name, value in known.items()
-                if not math.isnan(value)
-            }
-            trainer.logger.log_metrics({**values, **per_client}, step=number)
+            trainer.logger.log_metrics(values | _curves("val", metrics), step=number)
 
     def _values(
         self, metrics: Mapping[str, Mapping[str, float]], split: str = "val"
     ) -> dict[str, float]:
         """Returns the mean and the worst client of every metric that some client defines."""
-        values: dict[str, float] = {}
+        (chosen, mode), values = self.selection, dict[str, float]()
         for name in next(iter(metrics.values())):
-            over = scores.federation_statistics(
-                [m[name] for m in metrics.values()], self._falls(name)
-            )
+            falls = mode == "min" if name == chosen else scores.smaller_is_better(name)
+            over = scores.federation_statistics([m[name] for m in metrics.values()], falls)
             if not math.isnan(over["mean"]):
                 values[f"{split}/{name}"] = over["mean"]
                 values[f"{split}/{name}_worst"] = over["worst"]
@@ -233,8 +224,8 @@ class PersonalEvaluation(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Appends the training losses of the round that has closed, and logs them."""
-        number, known = pl_module.next_round - 1, pl_module.losses
-        losses = {c: known[c] for c in pl_module.federation.ids if c in known}
+        number, ids = pl_module.next_round - 1, pl_module.federation.ids
+        losses = {c: pl_module.losses[c] for c in ids if c in pl_module.losses}
         self.losses += [Record(number, client, {"loss": loss}) for client, loss in losses.items()]
         if not losses:
             return
@@ -242,9 +233,8 @@ class PersonalEvaluation(pl.Callback):
         if self.shows_all:
             self._log(pl_module, mean)
         if trainer.logger:
-            few = losses if len(losses) <= LOGGED else {}
-            per_client = {f"train/{visible(c)}/loss": loss for c, loss in few.items()}
-            trainer.logger.log_metrics(mean | per_client, step=number)
+            known = {client: {"loss": loss} for client, loss in losses.items()}
+            trainer.logger.log_metrics(mean | _curves("train", known), step=number)
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Keeps the test metrics, and the results of every case."""
@@ -259,10 +249,6 @@ class PersonalEvaluation(pl.Callback):
         self.cases = _gather(pl_module, pl_module.cases)
         if self.shows_all:
             self._log(pl_module, self._values(self.test, "test"), logger=None)
-
-    def _falls(self, metric: str) -> bool:
-        chosen, mode = self.selection
-        return mode == "min" if metric == chosen else scores.smaller_is_better(metric)
 
     def _news(self, metrics: dict[str, dict[str, float]], number: int) -> list[str]:
         """Logs once for each client which metrics are omitted and whether its model has failed."""
@@ -340,6 +326,13 @@ class PersonalEvaluation(pl.Callback):
         self.history = History(unpacked(state_dict["history"], Record))
         self.losses = unpacked(state_dict["losses"], Record)
         self.diverged = dict(state_dict["diverged"])
+
+
+def _curves(split: str, metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The curves of single clients; of more than a logger can show, metrics.csv has all."""
+    few = metrics if len(metrics) <= LOGGED else {}
+    every = {f"{split}/{visible(c)}/{name}": v for c, m in few.items() for name, v in m.items()}
+    return {name: value for name, value in every.items() if not math.isnan(value)}
 
 
 def _divergence(clients: Sequence[str], number: int) -> str:

@@ -375,7 +375,8 @@ class Channel:
     ) -> None:
         self.sums = sums
         self._clipped: set[tuple[str, str]] = set()
-        self.links: dict[Direction, Link] = {"up": _link(up), "down": _link(down)}
+        up, down = (way if isinstance(way, Link) else Link(way) for way in (up, down))
+        self.links: dict[Direction, Link] = {"up": up, "down": down}
         self._others = {d: Link(zstd=link.zstd) for d, link in self.links.items()}
         self.device = torch.device(device)
         self.seed = seed
@@ -489,7 +490,7 @@ class Channel:
         after: Memory,
     ) -> EncodedPart:
         """Encodes a part, or finds the same bytes for others; changes the memory ``after`` it."""
-        tensors, kind = message.parts[part], message.kind(part)
+        tensors, kind = message.parts[part], message.kinds.get(part, "state")
         link = self._link(direction, message.phase, part)
         last = self._encoded.get(part) if direction == "down" else None
         known = last[1] if last is not None and last[0] is tensors else {}
@@ -583,10 +584,6 @@ def memory_key(link: Link, part: str, kind: Kind, layout: Layout) -> str:
 def _fingerprint(layout: Layout) -> str:
     """8 hexadecimal digits for names and shapes, so that parts of one name do not mix."""
     return hashlib.blake2b(repr(layout).encode(), digest_size=4).hexdigest()
-
-
-def _link(given: Link | Codec | None) -> Link:
-    return given if isinstance(given, Link) else Link(given)
 
 
 def encode_part(

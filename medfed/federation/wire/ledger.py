@@ -117,8 +117,7 @@ class Ledger:
         Args:
             where: Fields and the values that they must have.
         """
-        dense, sent = sum(e.dense for e in self._where(where)), self.total(**where)
-        return dense / sent if sent else 1.0
+        return Traffic(self.total(**where), sum(e.dense for e in self._where(where))).savings
 
     def _where(self, fields: Mapping[str, object]) -> Iterator[Entry]:
         return (e for e in self.entries if all(getattr(e, k) == v for k, v in fields.items()))

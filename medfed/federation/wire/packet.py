@@ -70,7 +70,7 @@ class EncodedPart:
         """The number of bytes that travel."""
         if isinstance(self.content, bytes):
             return len(self.content)
-        return HEADER_BYTES + numel(self.layout) * (8 if self._is_double else 4)
+        return 2 * self.dense_size - HEADER_BYTES if self._is_double else self.dense_size
 
     @property
     def _is_double(self) -> bool:

@@ -29,9 +29,6 @@ MAX_UNCHECKED = 2**23
 class Payload:
     r"""The bytes after a header, read from front to back without trusting a number in them.
 
-    Args:
-        data: The bytes after the header.
-
     Example:
         >>> payload = Payload(memoryview(b"\x02\x00\x00\x80\x3f"))
         >>> payload.numbers("<B"), payload.array("<f4", 1)

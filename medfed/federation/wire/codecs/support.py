@@ -6,6 +6,7 @@ Whole numbers: random rounding to them; Golomb-Rice and Elias codes, described b
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
@@ -177,12 +178,13 @@ def pack_support(
         run_code, length_code = best_rice(run_gaps), best_rice(lengths - 1)
         run_bits = run_code.bits(run_gaps) + length_code.bits(lengths - 1) + signs * starts.size
         if run_bits < code.bits(gaps) + signs * indices.size:
-            yield _prefix(run_code.to_byte(), length_code.to_byte(), starts.size, length)
+            codes = run_code.to_byte(), length_code.to_byte()
+            yield struct.pack(_prefix(length), *codes, starts.size)
             yield run_code.pack(run_gaps)
             yield length_code.pack(lengths - 1)
             yield b"" if negative is None else np.packbits(negative[starts]).tobytes()
             return
-    yield _prefix(code.to_byte(), _GAPS, indices.size, length)
+    yield struct.pack(_prefix(length), code.to_byte(), _GAPS, indices.size)
     yield code.pack(gaps)
     yield b"" if negative is None else np.packbits(negative).tobytes()
 
@@ -193,8 +195,7 @@ def unpack_support(payload: Payload, length: int, signed: bool) -> tuple[Array, 
     The result is ``(n,)`` increasing positions below d and ``(n,)`` booleans, all False without
     signs.
     """
-    first, second = payload.numbers("<BB")
-    (count,) = payload.numbers(_count_layout(length))
+    first, second, count = payload.numbers(_prefix(length))
     if count > length:
         raise CodecError(f"{count} positions were announced among {length}.")
     gaps = IntegerCode.from_byte(first).unpack(payload, count, limit=length)
@@ -253,13 +254,9 @@ def _expand(gaps: Array, lengths: Array, length: int) -> Array:
     return indices
 
 
-def _count_layout(length: int) -> str:
-    return "<I" if length < 2**32 else "<Q"
-
-
-def _prefix(first: int, second: int, count: int, length: int) -> bytes:
-    size = 4 if length < 2**32 else 8
-    return bytes((first, second)) + count.to_bytes(size, "little")
+def _prefix(length: int) -> str:
+    """The layout of two bytes for the codes and the count."""
+    return "<BBI" if length < 2**32 else "<BBQ"
 
 
 def count_of(share: float, length: int) -> int:
