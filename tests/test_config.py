@@ -149,7 +149,7 @@ REFUSED = [
         LocalBudget,
         "graphs",
         "on",
-        "='on' is unknown (did you mean auto?); choose one of auto, true, false.",
+        "='on' is unknown; choose one of auto, true, false.",
     ),
     (torch.optim.SGD, "lr", "half", "must be a number, not 'half'."),
     (torch.optim.SGD, "nesterov", 1, "must be true or false, not 1."),
