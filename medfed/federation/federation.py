@@ -363,7 +363,7 @@ class Round:
             parameters = {*names} - federation.channel.buffers
             method, server = federation.algorithm, federation.server
             self._cosines = cosines_in(replies, method, server, parameters)
-        replies.means = self._means()
+        replies.means.update(self._means())
         if self._moments is not None and self.recipients:
             weights = federation.algorithm.weights(federation.server, self.recipients)
             self._moments = weighted_mean(
