@@ -145,6 +145,12 @@ REFUSED = [
     (Parts, "shares", {"a": "x"}, "each value in part.shares must be a number, not {'a': 'x'}."),
     (Parts, "shares", 3, "must be a map or null, not 3."),
     (Parts, "rate", "half", "must be a number, not 'half'."),
+    (
+        LocalBudget,
+        "graphs",
+        "on",
+        "='on' is unknown; choose one of auto, true, false.",
+    ),
     (torch.optim.SGD, "lr", "half", "must be a number, not 'half'."),
     (torch.optim.SGD, "nesterov", 1, "must be true or false, not 1."),
     (monai.networks.nets.UNet, "strides", [2, "x"], "[1] must be a whole number, not 'x'."),

@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import nibabel
@@ -31,7 +31,12 @@ BRIGHT = 100  # of 255
 
 def cases_of(folder: Path, images: str, masks: str) -> Iterator[tuple[Path, str, list[Path]]]:
     """Yields each image, its name without endings, and its masks; says which have none."""
-    for place in sorted(folder.glob(f"*/{images}")):
+    places = sorted(folder.glob(f"*/{images}"))
+    if not places:
+        raise SystemExit(
+            f"{folder} holds no folder CENTRE/{images}; name the folder of the centres."
+        )
+    for place in places:
         of: dict[str, list[Path]] = {}
         for mask in sorted((place.parent / masks).glob("[!.]*")):
             name = mask.name.partition(".")[0]
@@ -47,6 +52,12 @@ def cases_of(folder: Path, images: str, masks: str) -> Iterator[tuple[Path, str,
                 print(f"{image} has no mask and is left out.")
 
 
+def check_listed(folder: Path, listed: Sequence[object]) -> None:
+    """Refuses an empty list before it is written."""
+    if not listed:
+        raise SystemExit(f"No image in {folder} has a mask.")
+
+
 def list_bladder(folder: Path) -> int:
     """Writes the unions of masks, and the list; returns the number of scans."""
     entries = []
@@ -60,6 +71,7 @@ def list_bladder(folder: Path) -> int:
         both = (("image", image), ("label", label))
         files = {role: file.relative_to(folder).as_posix() for role, file in both}
         entries.append({**files, "patient": f"{centre}_{name}", "centre": centre})
+    check_listed(folder, entries)
     listed = {
         "channel_names": {"0": "T2w"},
         "labels": {"background": 0, "tumour": 1},
@@ -79,6 +91,7 @@ def list_polyps(folder: Path) -> int:
         Image.fromarray(np.where(bright, 255, 0).astype(np.uint8)).save(binary)
         files = [file.relative_to(folder).as_posix() for file in (image, binary)]
         rows.append([*files, f"{source}_{name}", source])
+    check_listed(folder, rows)
     with (folder / "images.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([["image", "mask", "patient", "centre"], *rows])
     return len(rows)
@@ -90,6 +103,4 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path, help="the folder of the centres' folders")
     asked = parser.parse_args()
     number = (list_bladder if asked.cohort == "bladder" else list_polyps)(asked.folder)
-    if not number:
-        raise SystemExit(f"{asked.folder} has no images in a folder per centre.")
     print(f"{number} images listed.")

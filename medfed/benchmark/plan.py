@@ -47,6 +47,13 @@ class Group:
         card: Card = compose.class_of(self.config(self.suite.base).algorithm).card
         return card
 
+    @property
+    def selection(self) -> str:
+        """The metric that selects rounds."""
+        model = self.config(self.suite.base).model
+        selection = model.get("selection") or compose.class_of(model).default_selection
+        return str(selection[0])
+
     @cached_property
     def settings(self) -> list[dict[str, float]]:
         """The settings that are tried, the default first."""
@@ -183,7 +190,10 @@ def groups(
             shared = composed.setdefault(method.name, {})
             everywhere = named or suite.repeats or method.name in {*suites.ALWAYS, *suite.methods}
             if where := chosen if everywhere else tuple(v for v in chosen if v == suite.base):
-                chosen_groups.append(Group(suite, method, where, sized, added, root, None, shared))
+                group = Group(suite, method, where, sized, added, root, None, shared)
+                if suite.published:
+                    suites.check_published(suite, group.selection)
+                chosen_groups.append(group)
         for arm in (arms or {}).get(suite.name, ()):
             method = replace(suites.Method.of(arm.method), name=arm.name)
             where = (arm.variant or suite.base,)

@@ -27,8 +27,8 @@ from medfed.common.schemas import fit, fit_keys
 from medfed.common.scores import limits_of
 from medfed.config import allowed, sections
 from medfed.federation.card import CEILINGS, REFERENCES, Card, Range
-from medfed.standalone.csv_files import csv_rows
-from medfed.standalone.errors import ConfigError, did_you_mean
+from medfed.standalone.csv_files import as_number, csv_rows
+from medfed.standalone.errors import ConfigError, did_you_mean, few
 
 T = TypeVar("T")
 Splits = Literal["sample", "seed", "folds"]
@@ -268,13 +268,14 @@ def with_table(suite: Suite, file: Path) -> Suite:
     """
     header, *lines = [*csv_rows(file, "set published to a CSV file")] or [[]]
     columns, runs = [cell.strip().lower() for cell in header], dict[Published, list[float]]()
-    low, high = limits_of(suite.metric) if suite.metric else (-math.inf, math.inf)
+    if lacking := [name for name in ("method", "value") if header and name not in columns]:
+        raise ConfigError(f"{file} has no column {lacking[0]}; it has {few(columns)}.")
     for number, line in enumerate(lines, 2):
         cells = {c: cell.strip() for c, cell in zip(columns, line, strict=False) if cell.strip()}
         try:
-            value = float(cells.pop("value", "none"))
-            if not low <= value <= high:
-                raise ValueError(f"value={value:g} is outside of {low:g} to {high:g}")
+            value = as_number(text := cells.pop("value", ""))
+            if not math.isfinite(value):
+                raise ValueError(f"value={text} is no number with a decimal point")
             row = fit_keys({**cells, "means": []}, Published, "the line")
             _check_variants([row], suite.variants)
         except ValueError as error:
@@ -287,6 +288,18 @@ def with_table(suite: Suite, file: Path) -> Suite:
         raise ConfigError(f"{file} has no published values; write the columns method and value.")
     rows = tuple(replace(row, means=tuple(means)) for row, means in runs.items())
     return replace(suite, published=rows, source=str(file))
+
+
+def check_published(suite: Suite, selection: str) -> None:
+    """Refuses published values that the metric cannot have, such as percent."""
+    metric = suite.metric or selection
+    low, high = limits_of(metric)
+    for row in suite.published:
+        if beyond := [value for value in row.means if not low <= value <= high]:
+            raise ConfigError(
+                f"suite={suite.name}: the published {metric} of {row.method}, {beyond[0]:g}, is "
+                f"outside of {low:g} to {high:g}; write 81.9 % as 0.819."
+            )
 
 
 def _check_variants(rows: Iterable[Published], variants: Collection[str]) -> None:

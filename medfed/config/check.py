@@ -108,7 +108,8 @@ def _has_limits(key: str, value: Any, hint: Any) -> bool:
         msgspec.convert(value, Union[plain])  # noqa: UP007
     except msgspec.ValidationError as error:
         if names and ("Invalid enum" in str(error) or len(sides) == 1 + (NoneType in sides)):
-            check_known(key, value, names + [None] * (NoneType in sides))
+            names += [True, False] * (bool in sides) + [None] * (NoneType in sides)
+            check_known(key, value, names)
         elif misfit := _MISFIT.fullmatch(str(error)):
             _refuse(key, value, *misfit.groups(""))
     except UnicodeEncodeError as error:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import statistics
 from abc import ABC, abstractmethod
+from collections import ChainMap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
@@ -96,14 +97,14 @@ class PhaseReplies(dict[str, Message]):
         self._sums: dict[str, tuple[Tensors, int]] = {}
         self.norms: dict[str, dict[str, float]] = {}  # of all parts
         # Of the parts that a secure channel reveals as sums alone.
-        self.means: Mapping[str, Tensors] = {}
+        self.means: dict[str, Tensors] = {}
 
     def add(self, client: str, message: Message, norms: Mapping[str, float]) -> None:
         """Takes the next client's reply, and the norms of its parts."""
         for part, norm in norms.items():
             self.norms.setdefault(part, {})[client] = min(norm, _MOST)
         parts = _Single()
-        parts.sums = self._sums
+        parts.sums = ChainMap[str, Any](self._sums, self.means)
         for part, named in message.parts.items():
             if part not in self._averaged:
                 parts[part] = named

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from medfed.common.tensors import State, Tensors, flatten, weighted_mean
 from medfed.federation.algorithm import Algorithm
+from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.message import Message
 from medfed.standalone.errors import ConfigError
@@ -30,15 +31,15 @@ COSINES = "cosines"  # what the server's state calls them: (R,) of each client, 
 _KEY = "evaluation.contributions=true compares each client's update with the others'"
 
 
-def check_contributions(algorithm: Algorithm, channel: Channel) -> None:
+def check_contributions(algorithm: Algorithm, channel: Channel, split: ParameterSplit) -> None:
     """Refuses methods and channels that show the server no updates of single clients."""
     if channel.sums is not None:
         raise ConfigError(
             f"{_KEY}, and channel.secure=masks shows the server their sum alone; leave one of both "
             "out."
         )
-    if not algorithm.parts_averaged:
-        raise ConfigError(f"{_KEY}, and {algorithm.title} averages none; leave it out.")
+    if not (algorithm.parts_averaged and split.parameters("shared")):
+        raise _refusal(algorithm)
 
 
 def cosines_with_others(
@@ -69,29 +70,38 @@ def cosines_in(
     replies: Mapping[str, Message],
     algorithm: Algorithm,
     server: State,
-    buffers: Collection[str],
+    parameters: Collection[str],
 ) -> dict[str, float]:
     """Returns the cosine of each client of a phase; none where no update is to be averaged."""
     for part in algorithm.parts_averaged:
-        if all(part in m.parts and m.kind(part) == "update" for m in replies.values()):
 
-            def updates(part: str = part) -> Iterable[Tensors]:
-                for message in replies.values():
-                    yield {n: t for n, t in message.parts[part].items() if n not in buffers}
+        def updates(part: str = part) -> Iterable[Tensors]:
+            for message in replies.values():
+                named = message.parts.get(part, {}) if message.kind(part) == "update" else {}
+                yield {n: t for n, t in named.items() if n in parameters}
 
+        if all(updates()):
             found = cosines_with_others(updates, algorithm.weights(server, replies))
             # The last bits of a long sum depend on the number of threads.
             return {c: round(cosine, 6) for c, cosine in zip(replies, found, strict=True)}
     return {}
 
 
-def with_round(server: State, cosines: Mapping[str, float], clients: Sequence[str]) -> State:
+def with_round(
+    server: State, cosines: Mapping[str, float], clients: Sequence[str], algorithm: Algorithm
+) -> State:
     """Returns the part of the server's state that holds all rounds' cosines, and a new one."""
     before = server.get(COSINES, {})
     if not before and not cosines:
-        raise ConfigError(f"{_KEY}, and this method sends none that is averaged; leave it out.")
+        raise _refusal(algorithm)
     now = {c: torch.tensor([cosines.get(c, math.nan)], dtype=torch.float64) for c in clients}
     return {COSINES: {c: torch.cat([before[c].cpu(), now[c]]) if before else now[c] for c in now}}
+
+
+def _refusal(algorithm: Algorithm) -> ConfigError:
+    return ConfigError(
+        f"{_KEY}, and {algorithm.title} averages no updates of this model; leave it out."
+    )
 
 
 def contributions(server: State) -> dict[str, dict[str, Any]]:

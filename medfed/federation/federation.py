@@ -320,9 +320,11 @@ class Round:
         check(replies, replies.norms)
         federation.far += find_outliers(replies.norms, self.number, self.phase)
         if federation.compares and not self._cosines:
-            method, buffers = federation.algorithm, federation.channel.buffers
-            self._cosines = cosines_in(replies, method, federation.server, buffers)
-        replies.means = self._means()
+            names = federation.trainer.split.parameters("all") if federation.trainer else ()
+            parameters = {*names} - federation.channel.buffers
+            method, server = federation.algorithm, federation.server
+            self._cosines = cosines_in(replies, method, server, parameters)
+        replies.means.update(self._means())
         if self._moments is not None and self.recipients:
             weights = federation.algorithm.weights(federation.server, self.recipients)
             self._moments = weighted_mean(
@@ -357,7 +359,8 @@ class Round:
             ) from None
         moments = {} if self._moments is None else {PART: self._moments}
         if federation.compares:
-            moments |= with_round(federation.server, self._cosines, federation.ids)
+            method, ids = federation.algorithm, federation.ids
+            moments |= with_round(federation.server, self._cosines, ids, method)
         federation.server = {**server, **moments}
 
     def _means(self) -> Mapping[str, Tensors]:

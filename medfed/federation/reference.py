@@ -172,7 +172,7 @@ def assemble(
     cohort.of([c.id for c in everyone], seed, 0)  # an unknown client is named here
     made = Federation(algorithm, server, local_clients, everyone, sent, cohort, seed, local)
     if compares:
-        check_contributions(algorithm, made.channel)
+        check_contributions(algorithm, made.channel, split)
     made.compares, local.normalization = compares, normalization
     return made, local
 

@@ -65,12 +65,12 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
     string if no name is close.
 
     Example:
-        >>> did_you_mean("fedavgg", ["fedavg", "fedprox"])
+        >>> did_you_mean("fedavgg", ["fedavg", "fedprox", "fedavg"])
         ' (did you mean fedavg?)'
         >>> did_you_mean("xyz", ["fedavg"])
         ''
     """
-    close = difflib.get_close_matches(str(name), [*map(str, known)], n=count, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), {*map(str, known)}, n=count, cutoff=0.5)
     return f" (did you mean {', '.join(close)}?)" if close else ""
 
 

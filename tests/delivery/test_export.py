@@ -130,6 +130,25 @@ def test_an_undefined_metric_is_written_as_none(run, monkeypatch):
     assert read_bundle(folder).facts["quantization"]["kept"] == "kmeans"
 
 
+def test_the_table_has_a_line_for_each_bundle_of_earlier_exports(run):
+    one, other = [*RunRecord.read(run).clients][:2]
+    table = run / "export.csv"
+    table.write_text("client,bits\nlost,32\n")  # of an older version
+    export(run, f"client={one}")
+    export(run, f"client={other}")
+    export(run, f"client={other}", "bits=[32,1]", "finetune_steps=0")
+    export(run, f"client={other}", "bits=1", "finetune_steps=0")
+    shutil.rmtree(run / "bundles" / "32_bits" / other)
+    export(run, f"client={one}")
+    with table.open(newline="") as file:
+        rows = [(row["bundle"], row["client"], row["bits"]) for row in csv.DictReader(file)]
+    bundles = {file.parents[1] for file in (run / "bundles").rglob("manifest.json")}
+    assert {name for name, *_ in rows} == {
+        b.relative_to(run / "bundles").as_posix() for b in bundles
+    }
+    assert rows == [(one, one, "32"), (other, other, "1"), (f"1_bits/{other}", other, "1")]
+
+
 def test_several_widths_in_one_table(run, capsys, monkeypatch):
     """A bundle each; what is worse by more than the tolerance is said in one line."""
     monkeypatch.setenv("COLUMNS", "400")

@@ -13,6 +13,8 @@ from medfed.common.tensors import weighted_mean
 from medfed.federation.client import Client
 from medfed.federation.federation import Federation
 from medfed.federation.reference import run_reference
+from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.fixed_point import FixedPoint
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
 from medfed.personalize.fedavg import FedAvg
@@ -93,8 +95,9 @@ class SomeLackIt(FedAvg):
 
 
 @pytest.mark.parametrize("how", ["item", "get"])
-def test_a_method_that_reads_single_replies_must_say_so(how):
-    made = federation("fedavg")[1]
+@pytest.mark.parametrize("sums", [None, FixedPoint(("shared",))], ids=["plain", "masks"])
+def test_a_method_that_reads_single_replies_must_say_so(how, sums):
+    made = federation("fedavg", channel=Channel(sums=sums))[1]
     made.algorithm = ReadsReplies(how=how)
     with pytest.raises(
         ConfigError, match=r"reads the part shared of a single reply.*parts_averaged"

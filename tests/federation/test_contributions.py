@@ -14,11 +14,11 @@ from medfed.federation.contributions import contributions, cosines_with_others
 from medfed.federation.reference import run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedbn import FedBN
-from medfed.personalize.local import Local
 from medfed.personalize.qupel import QuPeL
 from medfed.personalize.scaffold import Scaffold
 from medfed.reports.report import report_runs
 from medfed.standalone.errors import ConfigError
+from tests.contract import harness
 from tests.integration.runs import CLINICAL, resume, run
 from tests.sites.hospitals import across, direct
 from tests.toys import ToyTask, toy_data, toy_federation
@@ -108,13 +108,19 @@ def test_rounds_that_send_nothing_have_no_cosine():
         assert None not in of["cosines"][:2]
 
 
-def test_a_method_without_updates_is_refused(tmp_path):
-    federation = federation_of(Local())
+@pytest.mark.parametrize("method", ["local", "fedpd", "fedproto"])  # nothing, models, features
+def test_a_method_without_updates_is_refused_after_a_round(method):
+    _, federation, _ = harness.federation(method)
     federation.compares = True
-    with pytest.raises(ConfigError, match="sends none that is averaged"):
+    with pytest.raises(ConfigError, match="averages no updates of this model"):
         run_reference(federation, 1)
-    with pytest.raises(ConfigError, match="Local averages none; leave it out"):
-        run(tmp_path / "run", *CLINICAL, "algorithm=local", ASKED)
+
+
+def test_a_run_without_updates_is_refused_before_it(tmp_path):
+    # The head of a linear model is the whole model, so pFedNet shares nothing of it.
+    for method in ("Local", "PFedNet"):
+        with pytest.raises(ConfigError, match=f"and {method} averages no updates of this model"):
+            run(tmp_path / "run", *CLINICAL, f"algorithm={method.lower()}", ASKED)
     with pytest.raises(ConfigError, match="secure=masks shows the server their sum alone"):
         run(tmp_path / "run", *CLINICAL, *SMALL, "channel.secure=masks", ASKED)
 

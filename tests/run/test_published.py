@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import runpy
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from scipy.stats import t as student
 
 from medfed.api import train
 from medfed.benchmark.main import benchmark
+from medfed.benchmark.plan import groups
 from medfed.benchmark.published import MARGIN, difference, mean_of
 from medfed.benchmark.suite import Published, suites, wanted_of
 from medfed.commands.benchmark import main
@@ -331,25 +333,62 @@ def test_centres_unite_masks_and_say_which_scan_has_none(tmp_path, capsys):
     assert {entry["centre"] for entry in listed} == {"Center1", "Center2"}
 
 
+@pytest.mark.parametrize("cohort", ["list_bladder", "list_polyps"])
+@pytest.mark.parametrize("lacks", ["folder", "centres", "masks"])
+def test_a_folder_without_a_cohort_is_named_and_gets_no_list(cohort, lacks, tmp_path):
+    if lacks == "masks":
+        for name in ("T2WI", "images"):
+            (tmp_path / "Center1" / name).mkdir(parents=True)
+            (tmp_path / "Center1" / name / "001.nii.gz").touch()
+    folder = tmp_path / "absent" if lacks == "folder" else tmp_path
+    with pytest.raises(SystemExit, match=re.escape(str(folder))):
+        runpy.run_path(str(LISTS))[cohort](folder)
+    assert not [*tmp_path.glob("*.json"), *tmp_path.glob("*.csv")]
+
+
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
-        ("method,value\nfedavg,81.9\n", "line 2: value=81.9 is outside of 0 to 1"),
-        ("method,value\nfedavg,\n", "line 2: could not convert string to float"),
-        ("method,score\nfedavg,0.8\n", "Write the columns method and value"),
+        ("method,value\nfedavg,81.9%\n", "line 2: value=81.9% is no number with a decimal point"),
+        ("method;value\nfedavg;0,8\n", "line 2: value=0,8 is no number with a decimal point"),
+        ("method,value\nfedavg,\n", "line 2: value= is no number"),
+        ("method,score\nfedavg,0.8\n", "has no column value; it has method, score."),
         ("method,value,seed\nfedavg,0.8,1\n", "has no key 'seed'"),
         ("method,value\nFedAvg,0.8\n", "did you mean fedavg"),
         ("method,value,variant\nfedavg,0.8,table_5\n", "did you mean table_4"),
         ("method,value\n", "has no published values"),
         ("", "has no published values"),
     ],
-    ids=["percent", "empty", "column", "further", "method", "variant", "header", "nothing"],
+    ids=[
+        "percent",
+        "comma",
+        "empty",
+        "column",
+        "further",
+        "method",
+        "variant",
+        "header",
+        "nothing",
+    ],
 )
 def test_a_table_that_cannot_be_read_is_refused_before_any_run(table, sentence, tmp_path):
     (tmp_path / "paper.csv").write_text(table)
     with pytest.raises(ConfigError) as caught:
         wanted_of("bladder", None, "small", False, published=tmp_path / "paper.csv")
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("suite", "metric"), [("bladder", "dice"), ("digits", "balanced_accuracy")]
+)
+def test_percent_is_refused_before_any_run(suite, metric, tmp_path):
+    (tmp_path / "paper.csv").write_text("method,value\nfedavg,81.9\n")
+    chosen, methods, _ = wanted_of(suite, None, "small", False, (), tmp_path / "paper.csv")
+    sentence = (
+        f"the published {metric} of fedavg, 81.9, is outside of 0 to 1; write 81.9 % as 0.819"
+    )
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        groups(chosen, methods, "small", paths={suite: tmp_path})
 
 
 def test_a_table_belongs_to_one_suite(tmp_path, capsys):

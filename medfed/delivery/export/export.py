@@ -24,6 +24,7 @@ from medfed.delivery.export import finetuning
 from medfed.delivery.export.client_model import FULL, choose_bits
 from medfed.delivery.export.run_record import RunRecord, finite
 from medfed.standalone.checks import check_fields, check_known, check_not_negative, check_positive
+from medfed.standalone.csv_files import csv_rows
 from medfed.standalone.errors import ConfigError
 from medfed.standalone.files import csv_text, write_text
 from medfed.standalone.neighbours import store_size
@@ -80,22 +81,21 @@ def export_run(config: Section) -> list[Path]:
             f"onnx=int8 needs the data of {run.folder} to see the range of each layer's outputs; "
             "make them available, or choose onnx=true."
         )
-    rows, made = list[dict[str, Any]](), list[Path]()
+    rows = dict[Path, dict[str, Any]]()
     for client in clients:
         for width, bits in plans.items():
             place = folder if len(plans) == 1 else folder / f"{width}_bits"
             place /= files[client]
-            rows.append(_export_client(run, client, place, width, bits, options, data))
-            made.append(place)
+            rows[place] = _export_client(run, client, place, width, bits, options, data)
             _log.info("Wrote %s.", place)
     metric, mode = run.summary["selection"]
-    _print_export(rows, metric, mode, options.tolerance)
+    _print_export([*rows.values()], metric, mode, options.tolerance)
     table = run.export_csv if options.out is None else folder / run.export_csv.name
-    _save_table(table, rows, metric)
+    _save_table(table, folder, rows, metric)
     _log.info("Table: %s", table)
     if remembered:
         _log.warning("%s, and whoever gets a bundle gets them.", remembered)
-    return made
+    return [*rows]
 
 
 def _check_remembered(run: RunRecord, clients: Sequence[str], options: ExportOptions) -> str:
@@ -208,15 +208,19 @@ def _print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: floa
     say(console, *_remarks(rows, metric, mode, tolerance))
 
 
-def _save_table(path: Path, rows: Sequence[Facts], metric: str) -> None:
-    """Writes a CSV line per bundle: bits, bytes, and the metric at every stage."""
+def _save_table(path: Path, folder: Path, rows: Mapping[Path, Facts], metric: str) -> None:
+    """Writes a CSV line per bundle in a folder: bits, bytes, and the metric at every stage."""
     head = ["client", "bits", "bytes", "kept", "metric"]
-    head += [*(f"val_{n}" for n in finetuning.STAGES), *(f"test_{n}" for n in _TEST)]
-    lines = []
-    for row in rows:
-        line = row["client"], _bits_of(row), row["sizes"]["packed"], row["quantization"]["kept"]
-        lines.append([*line, metric, *_scores(row).values(), *tested(row, metric)])
-    write_text(path, csv_text(head, lines))
+    head += [*(f"val_{n}" for n in finetuning.STAGES), *(f"test_{n}" for n in _TEST), "bundle"]
+    earlier = [*csv_rows(path)] if path.is_file() else []
+    others = earlier[1:] if earlier[:1] == [head] else []
+    lines = {line[-1]: line for line in others if (folder / line[-1]).is_dir()}
+    for place, row in rows.items():
+        line = [row["client"], _bits_of(row), row["sizes"]["packed"], row["quantization"]["kept"]]
+        line += [metric, *_scores(row).values(), *tested(row, metric)]
+        bundle = place.relative_to(folder).as_posix()
+        lines[bundle] = [*line, bundle]
+    write_text(path, csv_text(head, lines.values()))
 
 
 def tested(facts: Mapping[str, Any], metric: str) -> tuple[float | None, float | None]:
