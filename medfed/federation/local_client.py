@@ -77,12 +77,7 @@ def on_disk(groups: Mapping[str, State], folder: Path) -> Groups:
 
 
 def kept_bytes(tensors: Any) -> int:
-    """Returns the bytes of tensors.
-
-    Example:
-        >>> kept_bytes([torch.zeros(3), torch.zeros(2, dtype=torch.float64)])
-        28
-    """
+    """Returns the bytes of tensors."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
