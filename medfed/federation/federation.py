@@ -262,7 +262,7 @@ class Round:
         self._outbox: Outbox = {}
         self._moments = federation.server.get(PART, {}) if federation.averages_moments else None
         self.recipients: list[str] = []  # of the open phase, in the order of the cohort
-        self._sent: dict[str, Packet] = {}
+        self.sent: dict[str, Packet] = {}  # the packets to these
         self._cosines: dict[str, float] = {}
         self._waiting: dict[str, Packet] = {}  # replies that came before those of earlier clients
         self._take(next(self._generator))  # a generator runs only when it is advanced
@@ -272,13 +272,9 @@ class Round:
         """The open phase."""
         return self.expected[self.position]
 
-    def sent(self, client: str) -> Packet:
-        """Returns the packet to a recipient of the open phase."""
-        return self._sent[client]
-
     def fit(self, client: str) -> Packet:
         """Delivers a client's message, trains, and returns its encoded reply."""
-        return self.federation.answer(client, self._sent[client], self.number, self.position)
+        return self.federation.answer(client, self.sent[client], self.number, self.position)
 
     def receive(self, client: str, packet: Packet) -> None:
         """Takes a recipient's reply; the replies may come in any order.
@@ -315,7 +311,7 @@ class Round:
         federation, replies = self.federation, self._replies
         self._count_bytes()
         # The next phase sends other weights; those of a large model would wait for it.
-        self._sent = {}
+        self.sent = {}
         federation.channel.forget()
         check(replies, replies.norms)
         federation.far += find_outliers(replies.norms, self.number, self.phase)
@@ -346,7 +342,7 @@ class Round:
         """Adds what has travelled in the open phase to the ledger."""
         for client in self.recipients:
             where = self.number, self.phase, client
-            self.federation.ledger.count(self._sent[client].sizes(), *where, "down")
+            self.federation.ledger.count(self.sent[client].sizes(), *where, "down")
             self.federation.ledger.count(self._sizes[client], *where, "up")
 
     def _end(self, server: State) -> None:
@@ -402,7 +398,7 @@ class Round:
             with naming(client, self.number, self.phase):
                 place = MessageContext(client, self.number, self.position)
                 before = kept.get(client)
-                self._sent[client], after = channel.encode(outbox[client], "down", place, before)
+                self.sent[client], after = channel.encode(outbox[client], "down", place, before)
                 if after:
                     kept[client] = after
         self.federation.memory["down"] = kept

@@ -50,13 +50,6 @@ def on_disk(groups: Mapping[str, State], folder: Path) -> Groups:
 
     `folder`: a folder with enough space; created if it does not exist. Returns the same states,
     mapped; unchanged if a tensor is on another device, or there is none.
-
-    Example:
-        >>> kept = {"state": {"personal": {"w": torch.arange(3.0)}}}
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     loaded = on_disk(kept, Path(folder))
-        ...     loaded["state"]["personal"]["w"], list(Path(folder).iterdir())
-        (tensor([0., 1., 2.]), [])
     """
     tensors = [t for state in groups.values() for named in state.values() for t in named.values()]
     if not tensors or any(t.device.type != "cpu" for t in tensors):
@@ -77,12 +70,7 @@ def on_disk(groups: Mapping[str, State], folder: Path) -> Groups:
 
 
 def kept_bytes(tensors: Any) -> int:
-    """Returns the bytes of tensors.
-
-    Example:
-        >>> kept_bytes([torch.zeros(3), torch.zeros(2, dtype=torch.float64)])
-        28
-    """
+    """Returns the bytes of tensors."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 

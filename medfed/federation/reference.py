@@ -393,11 +393,9 @@ def question(
 
 
 def run_onboarding(federation: Federation, client: LocalClient) -> tuple[Message, Ledger]:
-    """Runs both halves of a method's onboarding.
+    """Runs both halves of a method's onboarding, of a client from :func:`onboarded_client`.
 
-    Every message passes through the run's channel, as bytes and back. Neither the server's state
-    nor its end of the channel changes. `client`: the onboarded client, from
-    :func:`onboarded_client`; its end of the channel changes.
+    Of the ends of the channel and the states, only the client's end changes.
     """
     newcomer, ledger = Newcomer(federation, client), Ledger()
     packets: list[Packet] = []

@@ -33,12 +33,7 @@ _PANEL = 2.4  # inches
 
 
 def region_colours(count: int) -> list[str]:
-    """Returns a colour per region.
-
-    Example:
-        >>> region_colours(2)
-        ['#E69F00', '#56B4E9']
-    """
+    """Returns a colour per region."""
     return [_COLOURS[r % len(_COLOURS)] for r in range(count)]
 
 

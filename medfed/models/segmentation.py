@@ -159,7 +159,7 @@ class SegmentationTask(TaskModule):
 
     def metric_inputs(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """See the base class: masks and labels of 0 and 1, both ``(B, R, *spatial)``."""
-        return self.masks(self.probabilities(logits)).int(), (batch["label"] > 0.5).int()
+        return self.inference.masks(self.probabilities(logits)).int(), (batch["label"] > 0.5).int()
 
     def measurable(self, batch: Batch) -> Tried:
         """See the base class."""
@@ -172,10 +172,6 @@ class SegmentationTask(TaskModule):
         random, regions = torch.Generator().manual_seed(0), range(len(self.regions))
         number = torch.randint(len(regions) + 1, (size, *spatial), generator=random)
         return torch.stack([number == r + 1 for r in regions], 1).float()
-
-    def masks(self, probabilities: Tensor) -> Tensor:
-        """Returns which voxels belong to which region, bool ``(B, R, *spatial)``."""
-        return self.inference.masks(probabilities)
 
     def logits(self, batch: Batch) -> Tensor:
         """Returns logits of whole images, blended from overlapping windows if they are larger.
@@ -211,7 +207,7 @@ class SegmentationTask(TaskModule):
         """
 
         def segment(logits: Tensor) -> Tensor:
-            return self.masks(self.probabilities(logits))
+            return self.inference.masks(self.probabilities(logits))
 
         def above(logits: Tensor, truth: Tensor) -> Tensor:
             return counts_above(self.probabilities(logits), truth, levels)

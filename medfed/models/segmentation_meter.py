@@ -27,16 +27,7 @@ from medfed.standalone.grids import bounding_box
 
 
 def slice_with_most(label: Tensor) -> int:
-    """Picks the slice to show: the one with the most labelled voxels over all regions.
-
-    `label` is ``(S, R, H, W)``, a stack of slices.
-
-    Example:
-        >>> label = torch.zeros(3, 1, 4, 4)
-        >>> label[1] = 1
-        >>> slice_with_most(label)
-        1
-    """
+    """Picks the slice of ``(S, R, H, W)`` with the most labelled voxels over all regions."""
     return int((label > 0.5).flatten(1).sum(1).argmax())
 
 

@@ -343,7 +343,7 @@ def play(federation: Federation, number: int, watch: Watch) -> None:
         received, replies, decode = {}, {}, federation.channel.decode
         for client in current.recipients:
             memory = federation.clients[client].memory["down"]
-            received[client] = decode(current.sent(client), "down", memory)[0]
+            received[client] = decode(current.sent[client], "down", memory)[0]
             packet = current.fit(client)
             replies[client] = decode(packet, "up", federation.memory["up"].get(client))[0]
             current.receive(client, packet)

@@ -312,7 +312,7 @@ class Coordinator:
             masks = self.requests.keys(current, where)
             asked = self.requests.of_phase(wire.Fit, current, where, cohort=list(cohort))
             for c, request in asked.items():
-                body = bodies.setdefault(sent := current.sent(c).to_bytes(), sent)
+                body = bodies.setdefault(sent := current.sent[c].to_bytes(), sent)
                 asked[c] = replace(request, body=body, boxes=masks.for_site(c))
             replies, wrong = self.requests.answers(asked)
             del asked, bodies  # which may be large, as the replies are
@@ -361,11 +361,11 @@ class Coordinator:
         late = federation.channel.sums is None or current.position or self.attendance.summed
         if late or len(there) < least:
             raise Lost(lost)
-        sent = {c: current.sent(c).to_bytes() for c in there}
+        sent = {c: current.sent[c].to_bytes() for c in there}
         self.attendance.of_round(number, there)
         federation.memory = memory
         again = federation.open(number)
-        if again.recipients != there or any(again.sent(c).to_bytes() != sent[c] for c in there):
+        if again.recipients != there or any(again.sent[c].to_bytes() != sent[c] for c in there):
             raise Lost(lost)
         self.attendance.leave_out(lost, number)
         return again

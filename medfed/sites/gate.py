@@ -75,12 +75,12 @@ class Gate:
     workplace: Agreement  # its agreement, policy and data
     answered: Counted  # what it has answered of this agreement
     go_to: Callable[[int], None]  # restores the state of a kept round, or refuses
-    # The phases of a round, by the agreed method.
-    plan: Callable[[int], Sequence[str]] = lambda _: ()
+    # Those of a round by the agreed method; requests give a position among them.
+    phase_names: Callable[[int], Sequence[str]] = lambda _: ()
     session: str = ""  # the id of the coordinator's process that the site last greeted
     ids: tuple[str, ...] = ()  # all clients of the session
     latest: tuple[int, int] = (START, 0)  # round and attempt of the last request
-    phases: list[int] = field(default_factory=list)  # those that were answered of it
+    phases: list[int] = field(default_factory=list)  # the positions that were answered of it
     here: int | None = START  # the kept round of the current state; None within a round
     base: int = START  # the kept round before the current one
     half: masks.Half | None = None  # the site's half of the sum under masks that is being made
@@ -185,7 +185,7 @@ class Gate:
     def training_round(self, request: Request) -> None:
         """Round and phase are those of the agreed method, and no test came before."""
         _refuse_if(not 0 <= request.round < self.workplace.rounds, "round")
-        _refuse_if(not 0 <= request.phase < len(self.plan(request.round)), "order")
+        _refuse_if(not 0 <= request.phase < len(self.phase_names(request.round)), "order")
         # A run that trains on after the test would select by it.
         _refuse_if(self.tested, "order")
 

@@ -186,7 +186,7 @@ class Site:
         files.write_json(kept, {"job": asked.job, "site": self.name})
         self.module = self.workplace.join(everyone)
         self.gate.start(asked.session, [c.id for c in everyone])
-        self.gate.plan = self.federation.algorithm.phases
+        self.gate.phase_names = self.federation.algorithm.phases
         self.gate.tested = RunFolder(self.folder).summary_json.is_file()
         self._states = {START: self._state(START)}
         if self.keeper is not None:
@@ -214,7 +214,7 @@ class Site:
     def _fit(self, asked: wire.Fit) -> Reply:
         gate, module, sums = self.gate, self._module, self.federation.channel.sums
         packet = self._packet(asked)
-        if packet.phase != gate.plan(asked.round)[asked.phase]:
+        if packet.phase != gate.phase_names(asked.round)[asked.phase]:
             raise Refusal("message")
         if gate.here is not None:
             gate.base = gate.here

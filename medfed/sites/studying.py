@@ -146,8 +146,8 @@ class StudySite(Site):
 
     def _opened(self, asked: wire.Begin) -> Reply:
         self.gate.start(asked.session, [c.id for c in asked.clients])
-        every = self.workplace.parts
-        self.gate.plan = lambda n: ("step",) * (1 if isinstance(every[n], Separate) else _STEPS)
+        steps = [1 if isinstance(part, Separate) else _STEPS for part in self.workplace.parts]
+        self.gate.phase_names = lambda number: ("step",) * steps[number]
         self._pooled = sum(c.num_samples for c in asked.clients)
         return wire.Begun.to(asked, rounds=[])
 

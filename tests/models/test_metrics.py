@@ -190,7 +190,7 @@ def test_of_exclusive_classes_the_likeliest_is_predicted():
     probabilities = task.probabilities(logits)
     assert torch.allclose(probabilities, logits.softmax(1)[:, 1:])
     drawn = torch.stack([margins(p) > 0.5 for p in probabilities])  # contours show the same
-    assert torch.equal(drawn, task.masks(probabilities))
+    assert torch.equal(drawn, task.inference.masks(probabilities))
 
 
 def test_a_meter_keeps_what_every_case_gave():

@@ -64,7 +64,7 @@ def test_a_site_that_trains_does_not_answer_as_one_that_joins(tmp_path: Path, ca
     transport = toy_sites(tmp_path, "fedavg")
     module = coordinated(transport, "fedavg")
     site, clients = transport.sites["c0"], [wire.Client(c, 8) for c in NAMES[1:]]
-    body = module.federation.open(0).sent("c0").to_bytes()
+    body = module.federation.open(0).sent["c0"].to_bytes()
     before = site.client.steps_done
     for last in (False, True):
         asked = wire.Onboard("c0", body=body, last=last, job="j", clients=clients)

@@ -85,12 +85,7 @@ def unpack(payloads: Iterable[bytes]) -> dict[str, bytes]:
 
 
 def gather_named(items: Mapping[str, bytes], device: torch.device) -> dict[str, bytes]:
-    """Returns the byte strings of all ranks, whose names differ; a collective call.
-
-    Example:
-        >>> gather_named({"a": b"1"}, torch.device("cpu"))
-        {'a': b'1'}
-    """
+    """Returns the byte strings of all ranks, whose names differ; a collective call."""
     if world_size() == 1:
         return dict(items)
     return unpack(all_gather_bytes(pack(items), device))
