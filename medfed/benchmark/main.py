@@ -14,7 +14,7 @@ from medfed.common.console import say, wide_console
 from medfed.records.cells import stale_cells
 from medfed.reports.findings import Report
 from medfed.reports.report import print_tables, write
-from medfed.standalone.errors import CheckpointError, ConfigError, few
+from medfed.standalone.errors import CheckpointError, ConfigError, MachineError, few
 from medfed.standalone.files import writing
 
 
@@ -62,8 +62,10 @@ def benchmark(
     report.commands = [_command(request, size, paths or {})]
     if not any(one.final for one in [*progress, *repeated]):
         lost = next(iter(broken.values()), "") or (notes or ["nothing was computed there"])[-1]
-        needs = "".join(f" suite={one.name} needs {one.fetch}." for one in chosen if one.fetch)
-        raise CheckpointError(f"There is nothing to report in {out}: {lost.rstrip('.')}.{needs}")
+        needs = {one.suite.name: one.suite.fetch for one in mine if one.suite.fetch}
+        ending = "".join(f" suite={name} needs {fetch}." for name, fetch in needs.items())
+        ending *= not lost.startswith(MachineError.__name__)
+        raise CheckpointError(f"There is nothing to report in {out}: {lost.rstrip('.')}.{ending}")
     with writing(out, "choose another out=FOLDER"):
         if repeated:
             report.notes += write_published(out / "published.md", repeated, quiet)

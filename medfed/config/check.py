@@ -28,7 +28,13 @@ from medfed.config.allowed import CONFIG_DIR
 from medfed.config.sections import listed, select, targets, walk
 from medfed.config.spelling import EXISTING, PATH_LISTS, PATHS, is_path_key, key_of
 from medfed.standalone.checks import check_known, check_limits
-from medfed.standalone.errors import CheckpointError, ConfigError, DataError, did_you_mean
+from medfed.standalone.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    MachineError,
+    did_you_mean,
+)
 from medfed.standalone.files import refuse_special
 
 # How msgspec names what it expects, and the limits of it.
@@ -387,8 +393,8 @@ def check_gpu(accelerator: str) -> None:
 
 def no_gpu(accelerator: str) -> ConfigError:
     """Says that there is no GPU."""
-    way = "choose trainer=cpu or trainer=ddp."
-    return ConfigError(f"trainer.accelerator={accelerator} finds no GPU on this machine; {way}")
+    way = "choose trainer=cpu or trainer=ddp, or another machine."
+    return MachineError(f"trainer.accelerator={accelerator} finds no GPU on this machine; {way}")
 
 
 def check_devices(trainer: Mapping[str, Any]) -> None:

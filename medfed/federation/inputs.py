@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from operator import attrgetter
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -26,8 +27,8 @@ def kind(value: object) -> str:
         >>> kind((1, 2)), kind({"loss": 1}), kind(torch.zeros(3)), kind(nn.Linear), kind("sgd")
         ('a tuple of 2', 'a dict with loss', 'a tensor of shape [3]', 'the class Linear', "'sgd'")
     """
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
+    if isinstance(value, type | FunctionType):
+        return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__}"
     if isinstance(value, Tensor):
         whole = "" if value.is_floating_point() else f" and type {str(value.dtype)[6:]}"
         return f"a tensor of shape {list(value.shape)}{whole}"

@@ -241,7 +241,8 @@ def federate(
     inputs.check_kind("channel", channel, Channel | None)
     check_known("normalization", normalization, get_args(Normalization))
     inputs.check_kind("after_round", after_round, Callable | None)
-    if not callable(loss) or isinstance(loss, nn.modules.loss._Loss):
+    of_outputs = getattr(loss, "__module__", "") == nn.functional.__name__
+    if not callable(loss) or of_outputs or isinstance(loss, nn.modules.loss._Loss):
         raise ConfigError(
             f"The loss must be a function of a network and a batch, not {inputs.kind(loss)}; write "
             "def loss(network, batch): return criterion(network(batch['image']), batch['label'])."

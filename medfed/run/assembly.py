@@ -31,7 +31,7 @@ from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask, chosen_activation
 from medfed.models.task import Batch, TaskModule
 from medfed.records.tasks import mixed, plain_task
-from medfed.standalone.errors import ConfigError, MedfedError, first_line
+from medfed.standalone.errors import ConfigError, MachineError, MedfedError, first_line
 from medfed.standalone.outputs import extras, shares
 
 DIVERGED = 1000.0  # times the loss of an untrained model, or 1; no training that goes well is there
@@ -89,7 +89,7 @@ def _explained(task: TaskModule, batch: Batch) -> Iterator[None]:
     except ImportError as error:
         missing = re.search(r"No module named '?([\w.]+)", str(error))
         package = missing[1] if missing else error.name or first_line(error)
-        raise ConfigError(
+        raise MachineError(
             f"{type(task.network).__name__} needs the package {package}, which is not installed: "
             f"pip install {package}."
         ) from error

@@ -26,7 +26,7 @@ from medfed.run.experiment import Experiment, build_experiment, examined, test_s
 from medfed.run.loggers import NO_LOGGER
 from medfed.run.memberships import Memberships
 from medfed.run.train import train
-from medfed.standalone.errors import ConfigError, NonFiniteError
+from medfed.standalone.errors import ConfigError, MachineError, NonFiniteError
 from medfed.standalone.files import digest
 
 RESAMPLES = 400
@@ -36,7 +36,8 @@ RESAMPLES = 400
 def run_cell(config: Mapping[str, Any], stage: Stage, finetuned: bool = False) -> dict[str, Any]:
     """Computes a cell as JSON; nothing is printed, and nothing is left on the disk.
 
-    A run that cannot be made says so in ``error``, and one whose model has failed in ``failed``.
+    A run that no machine can make says so in ``error``, one whose model has failed in
+    ``failed``.
     """
     began = time.process_time()
     gc.collect()  # objects that refer to each other hold the data of the last cell
@@ -49,6 +50,8 @@ def run_cell(config: Mapping[str, Any], stage: Stage, finetuned: bool = False) -
             result = _computed(description, stage)
         except NonFiniteError as error:
             result = {"failed": str(error)}
+        except MachineError:  # no result, as another machine may compute the cell
+            raise
         except ConfigError as error:
             result = {"error": str(error)}
     return {**result, "cpu_seconds": round(time.process_time() - began, 2)}

@@ -20,6 +20,10 @@ class ConfigError(MedfedError, ValueError):
     """A key, name or value in the configuration that cannot be used."""
 
 
+class MachineError(ConfigError):
+    """A GPU or a package that this machine lacks and another may have."""
+
+
 class DataError(MedfedError):
     """A file, patient or table that cannot be read or does not fit."""
 

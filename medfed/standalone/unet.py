@@ -10,7 +10,7 @@ from monai.networks.nets.basic_unet import UpCat
 from torch import Tensor, nn
 
 from .checks import checked
-from .errors import ConfigError
+from .errors import ConfigError, MachineError
 from .small import NORMS, Dims
 
 
@@ -133,7 +133,7 @@ def _residual_unet(
         from dynamic_network_architectures.architectures.unet import ResidualEncoderUNet
     except ImportError as error:
         what = "A residual encoder needs a package that is not installed"
-        raise ConfigError(f"{what}: pip install dynamic-network-architectures.") from error
+        raise MachineError(f"{what}: pip install dynamic-network-architectures.") from error
     stages = plan["kernel_sizes"], plan["strides"], plan["blocks"]
     network: nn.Module = ResidualEncoderUNet(
         *(channels, len(plan["features"]), plan["features"], getattr(nn, f"Conv{dims}d"), *stages),

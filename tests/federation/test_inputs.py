@@ -120,9 +120,13 @@ MISTAKES = {
         lambda: federate(loss=nn.CrossEntropyLoss()),
         "write def loss(network, batch): return criterion(network(batch['image'])",
     ),
+    "loss: function": (
+        lambda: federate(loss=nn.functional.cross_entropy),
+        "must be a function of a network and a batch, not the function cross_entropy; write def",
+    ),
     "loss: text": (lambda: federate(loss="ce"), "must be a function of a network and a batch"),
     "network: class": (lambda: federate(network=nn.Linear), "nn.Module, not the class Linear"),
-    "network: function": (lambda: federate(network=loss), "not an object of the type function"),
+    "network: function": (lambda: federate(network=loss), "not the function loss"),
     "network: no parameter": (
         lambda: federate(network=nn.Flatten()),
         "The network Flatten has no parameters, so nothing can train",

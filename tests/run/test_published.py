@@ -6,6 +6,7 @@ import json
 import math
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import nibabel
@@ -183,6 +184,26 @@ def test_a_page_says_why_a_row_is_not_computed(tmp_path):
     assert rows_of(tmp_path / "published.md")["fednova"] == ["", "", "", "not computed"]
     assert rows_of(tmp_path / "published.md")["fedavg"][3] == "not known"
     assert "The numbers of suite=paper are not known here: give them by published=FILE.csv" in page
+
+
+def test_what_this_machine_lacks_is_no_result(tmp_path, monkeypatch):
+    """A job on a machine with the GPU or the package, in the same folder, computes the cells."""
+    lacks = SUITE[: SUITE.index("published:")].replace("[rounds=1", "[channel.up.zstd=3, rounds=1")
+    (tmp_path / "plug" / "suites").mkdir(parents=True)
+    (tmp_path / "plug" / "suites" / "paper.yaml").write_text(lacks + "methods: [fedavg]\n")
+
+    def run():
+        plugins = [str(tmp_path / "plug")]
+        benchmark("paper", out=tmp_path, workers=0, plugins=plugins, quiet=True)
+
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "zstandard", None)
+        with pytest.raises(CheckpointError) as caught:
+            run()
+    assert str(caught.value).endswith("needs the package zstandard: pip install zstandard.")
+    assert not [*tmp_path.glob("cells/**/*.json")]
+    run()
+    assert "fedavg" in rows_of(tmp_path / "published.md")
 
 
 def test_a_mean_is_over_hospitals_or_over_patients():

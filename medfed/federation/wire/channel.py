@@ -70,7 +70,13 @@ from medfed.federation.wire.ledger import Direction
 from medfed.federation.wire.message import KINDS, Kind, Message
 from medfed.federation.wire.packet import EncodedPart, Packet, Received, dense_bytes
 from medfed.functional.prox import fused_lasso
-from medfed.standalone.errors import CodecError, ConfigError, NonFiniteError, first_line
+from medfed.standalone.errors import (
+    CodecError,
+    ConfigError,
+    MachineError,
+    NonFiniteError,
+    first_line,
+)
 
 Memory = Tensors
 LEVELS = range(1, 23)  # of Zstandard
@@ -802,7 +808,7 @@ def library() -> Any:
     try:
         import zstandard
     except ImportError as error:
-        raise ConfigError(
+        raise MachineError(
             "The zstd stage needs the package zstandard: pip install zstandard."
         ) from error
     return zstandard
