@@ -15,9 +15,12 @@ To compute it again (some hours of a core)::
         variants=[papers_network] out=UNET
     medfed benchmark suite=stroke paths.stroke=TABLE methods=[fedmd] variants=hospitals out=FEDMD
     medfed benchmark suite=stroke paths.stroke=TABLE methods=[NEWER] arms=[ARMS] out=NEW
-    medfed benchmark suite=stroke paths.stroke=TABLE methods=[fedlc,pfedfda,feddbe] \
+    medfed benchmark suite=stroke paths.stroke=TABLE methods=[fedlc,pfedfda,feddbe,knnper] \
         variants=[most_20] out=NEW
     medfed benchmark suite=heart paths.heart=FOLDER methods=[NEWER] out=NEW_HEART
+    medfed benchmark suite=retina_centres paths.retina_centres=FOLDER methods=[adabn,silobn] \
+        out=NEW_RETINA
+    medfed benchmark suite=[breast_cancer,diabetes] methods=[NEWER] out=NEW_CARD
     medfed benchmark suite=lgg paths.lgg=FOLDER arms=true out=LGG
     medfed benchmark suite=stroke_imbalance paths.stroke_imbalance=TABLE variants=all arms=true \
         out=IMBALANCE
@@ -25,14 +28,14 @@ To compute it again (some hours of a core)::
     medfed benchmark suite=lgg_complete paths.lgg_complete=LIST.csv methods=[finetune] out=COMPLETE
     python benchmarks/evidence/evidence.py --advice /path/to/ist.csv --out ADVICE
     python benchmarks/evidence/evidence.py --table TABLE --collect OUT SURVIVAL HEART ... COMPLETE
-    python benchmarks/evidence/evidence.py --collect-newer NEW NEW_HEART
+    python benchmarks/evidence/evidence.py --collect-newer NEW NEW_HEART NEW_RETINA NEW_CARD
     python benchmarks/evidence/evidence.py --collect-advice ADVICE
     python benchmarks/evidence/evidence.py --collect-normalization RESULTS.json ...
 
 ``benchmarks/evidence/normalization.py`` says how RESULTS.json are made.
 BASELINES are the methods of ``suite=stroke``; NEWER are quped, fenda, fedlc, recalibrated,
-fedproto, feddbe, pfedfda and fedpac (of heart fednova, too), and ARMS the arms of qupel, quped and
-fedlc. ``--advice`` counts how often a pilot's advice is right: it deals hospitals of 60 to 500
+fedproto, feddbe, pfedfda, fedpac and knnper (elsewhere than on strokes fednova, too), and ARMS the
+arms of qupel, quped and fedlc. ``--advice`` counts how often a pilot's advice is right: it deals hospitals of 60 to 500
 patients into federations of five, asks ``medfed advise`` in each, and then trains on all who are
 not tested.
 ``--collect`` leaves other stored tasks as they are. Of a task that is stored with more methods it
