@@ -261,6 +261,8 @@ class LocalTrainer:
 
     def _prefetches(self, data: ClientData) -> bool:
         gpu, private = self.model.device.type in batches.DEVICES, self.gradients.private
+        if not gpu:
+            self._say_once("prefetch", "the network is on no GPU")
         if not gpu or private or self.residents.of(data) is not data:
             return False
         # Looked up in the class: a user's wrapper may pass it on.
