@@ -99,9 +99,8 @@ def with_round(
 
 
 def _refusal(algorithm: Algorithm) -> ConfigError:
-    return ConfigError(
-        f"{_KEY}, and {algorithm.title} averages no updates of this model; leave it out."
-    )
+    why = f"{algorithm.title} averages no updates of this model"
+    return ConfigError(f"{_KEY}, and {why}; leave it out.")
 
 
 def contributions(server: State) -> dict[str, dict[str, Any]]:

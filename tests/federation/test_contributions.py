@@ -150,9 +150,13 @@ def test_the_summary_and_the_report_tell_it_and_a_resumed_run_the_same(tmp_path,
     assert f"{first} {told[first]['contribution']:.2f}" in page
 
 
-def test_a_coordinator_tells_the_same(tmp_path):
-    overrides = (*CLINICAL, *SMALL, ASKED, "partition.num_clients=3")
+@pytest.mark.parametrize("rate", [0.1, 0.0], ids=["trains", "first round"])
+def test_a_coordinator_tells_the_same_of_all_rounds(rate, tmp_path):
+    """Also if an earlier round is selected: at the rate 0 all are equal, and the first counts."""
+    overrides = (*CLINICAL, *SMALL, ASKED, "partition.num_clients=3", f"optimizer.lr={rate}")
     expected, experiment = run(tmp_path / "simulation", *overrides)
+    assert rate or expected["selected_round"] == 0
+    assert all(len(of["cosines"]) == 2 for of in expected["contributions"].values())
     names = list(experiment.data.clients)
     transport = direct(tmp_path / "sites", names, *overrides)
     summary = across(tmp_path / "server", transport, names, *overrides)

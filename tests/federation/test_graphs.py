@@ -202,11 +202,12 @@ def test_auto_and_false_make_no_graph(stand_in):
     assert LocalBudget().graphs == "auto"
 
 
-def test_a_cpu_makes_no_graph_and_says_so_once(caplog):
+@pytest.mark.parametrize("key", ["graphs", "prefetch"])
+def test_a_cpu_says_once_what_only_a_gpu_does(key, caplog):
     with caplog.at_level(logging.WARNING):
-        assert_equal_runs(trained(), trained(graphs=True))
-    said = "local.graphs=true has no effect on some steps: the network is on no GPU."
-    assert caplog.messages == [said]
+        assert_equal_runs(trained(), trained(**{key: True}))
+    sentence = f"local.{key}=true has no effect on some steps: the network is on no GPU."
+    assert caplog.messages == [sentence]
 
 
 LAYER = nn.Linear(2, 2)

@@ -495,6 +495,15 @@ def test_a_contrast_that_copies_another_is_noticed(tmp_path, capsys):
     assert "red = green in 4 of 6 pictures" in capsys.readouterr().out
 
 
+def test_a_label_is_no_list_of_pictures_called_by_its_values(tmp_path):
+    path = with_column(tmp_path, "grade", "01")
+    (path.parent / "figures").mkdir()
+    for n in "01":
+        Image.new("L", (8, 8)).save(path.parent / "figures" / f"{n}.png")
+    config = guess(path, tmp_path / "into", "data.label=grade", "yes=true")
+    assert (config.data.path, config.data.label) == (str(path), "grade")
+
+
 def test_no_data_get_one_sentence(tmp_path):
     (tmp_path / "empty").mkdir()
     assert "has no table and no layout" in refused(tmp_path, tmp_path / "empty")

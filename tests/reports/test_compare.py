@@ -228,6 +228,14 @@ def test_other_patients_are_refused(runs, tmp_path):
         report_on([runs / "fedavg_0", tmp_path / "other"])
 
 
+def test_a_client_without_a_result_is_another_federation(runs, tmp_path):
+    overrides = ("experiment=clinical_pfednet", "algorithm=local", "keep_out=[hospital_1]")
+    less = train_in(tmp_path / "less", *SMALL[:2], *overrides)
+    for pair in ([runs / "fedavg_0", less], [less, runs / "fedavg_0"]):
+        with pytest.raises(CheckpointError, match=r"The clients of .* are not those of"):
+            report_on(pair)
+
+
 def test_methods_without_a_common_seed_are_refused(runs):
     with pytest.raises(CheckpointError, match="No seed was run with every method"):
         report_on([runs / "fedavg_0", runs / "local_1"])

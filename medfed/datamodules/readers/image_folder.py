@@ -290,7 +290,9 @@ def _named_elsewhere(path: Path) -> tuple[Sheet, str, str] | None:
         if (file := names.get(name := sheet.rows[0][at].strip())) is not None:
             where = file.relative_to(folder).parent / file.name.replace(name, "{}", 1)
             cells = [text for _, text in sheet.cells(column)]
-            if all((folder / str(where).replace("{}", text)).is_file() for text in cells):
+            files = {folder / str(where).replace("{}", text) for text in cells}
+            # A label of a few values is no name, also where files are called 0.png and 1.png.
+            if 2 * len(files) > len(cells) and all(file.is_file() for file in files):
                 return sheet, column, where.as_posix()
     return None
 

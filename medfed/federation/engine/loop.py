@@ -243,9 +243,10 @@ class LocalTrainer:
             _log.warning("local.%s=true has no effect on some steps: %s.", key, reason)
 
     def _prefetches(self, data: ClientData) -> bool:
-        if not on_gpu(self.model.device) or self.gradients.private:
+        if not on_gpu(self.model.device):
+            self._say_once("prefetch", "the network is on no GPU")
             return False
-        if self.residents.of(data) is not data:
+        if self.gradients.private or self.residents.of(data) is not data:
             return False
         # Looked up in the class: a user's wrapper may pass it on.
         return hasattr(type(data), "may_run_ahead") and bool(data.may_run_ahead)  # type: ignore[attr-defined]

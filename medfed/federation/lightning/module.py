@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from medfed.common.tensors import to_device
 from medfed.federation.budget import Passes
 from medfed.federation.client import Batch, ClientData
+from medfed.federation.contributions import COSINES
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation, Round, naming
 from medfed.federation.lightning.collect import Gathering, gather_named, rank, world_size
@@ -450,6 +451,7 @@ class FederatedModule(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
         """Restores what :meth:`on_save_checkpoint` saved."""
+        cosines = self.federation.server.get(COSINES)
         saved = self.restore(checkpoint)
         if self.trainer.state.fn == TrainerFn.FITTING:
             # A test of the selected round must keep the costs of later rounds.
@@ -458,6 +460,8 @@ class FederatedModule(pl.LightningModule):
             for client, local in self.federation.clients.items():
                 local.steps_done = saved["steps"][client]
                 local.passes = Passes(*saved["passes"][client])
+        elif cosines is not None:  # those of all rounds
+            self.federation.server[COSINES] = cosines
 
     def restore(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """Restores a checkpoint's states, except those for training; returns its record."""
