@@ -35,9 +35,9 @@ To compute it again (some hours of a core)::
 ``benchmarks/evidence/normalization.py`` says how RESULTS.json are made.
 BASELINES are the methods of ``suite=stroke``; NEWER are quped, fenda, fedlc, recalibrated,
 fedproto, feddbe, pfedfda, fedpac and knnper (elsewhere than on strokes fednova, too), and ARMS the
-arms of qupel, quped and fedlc. ``--advice`` counts how often a pilot's advice is right: it deals hospitals of 60 to 500
-patients into federations of five, asks ``medfed advise`` in each, and then trains on all who are
-not tested.
+arms of qupel, quped and fedlc. ``--advice`` counts how often a pilot's advice is right: it deals
+hospitals of 60 to 500 patients into federations of five, asks ``medfed advise`` in each, and then
+trains on all who are not tested.
 ``--collect`` leaves other stored tasks as they are. Of a task that is stored with more methods it
 takes the arms and further methods alone, and stops where the other methods' results differ, as
 convolutions round otherwise on another CPU.
