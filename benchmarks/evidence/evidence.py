@@ -20,7 +20,7 @@ To compute it again (some hours of a core)::
     medfed benchmark suite=heart paths.heart=FOLDER methods=[NEWER] out=NEW_HEART
     medfed benchmark suite=retina_centres paths.retina_centres=FOLDER methods=[adabn,silobn] \
         out=NEW_RETINA
-    medfed benchmark suite=[breast_cancer,diabetes] methods=[NEWER] out=NEW_CARD
+    medfed benchmark suite=breast_cancer methods=[NEWER] out=NEW_CARD
     medfed benchmark suite=lgg paths.lgg=FOLDER arms=true out=LGG
     medfed benchmark suite=stroke_imbalance paths.stroke_imbalance=TABLE variants=all arms=true \
         out=IMBALANCE
