@@ -60,7 +60,7 @@ def test_the_page_has_the_scores_of_newer_methods():
     page = (ROOT / "docs" / "evidence.md").read_text("utf-8")
     section = page.partition("## Newer methods on strokes")[2]
     rows = [line.strip("| ").split(" | ") for line in section.split("\n\n")[2].splitlines()[2:]]
-    named = {"recalibrated FedAvg": "recalibrated"}
+    named = {"recalibrated FedAvg": "recalibrated", "kNN-Per": "knnper"}
     for name, mean, alone, brier, gain, _ in rows[:-1]:
         one = methods[named.get(name, name.lower())]
         assert mean == f"{one['mean']['mean']:.3f}", name
@@ -70,7 +70,7 @@ def test_the_page_has_the_scores_of_newer_methods():
         assert brier.strip("*") == f"{one['brier']['mean']:.3f}", name
         shown = one["brier"]["says"]["fedavg"] == "better"
         assert gain == f"{one['brier']['against']['fedavg']['mean']:.3f}{' *' * shown}", name
-    assert len(rows) == 9
+    assert len(rows) == 10
     surely = [n for n, one in methods.items() if one["brier"]["says"].get("local") == "better"]
     assert surely == ["fedpac"]
     assert not any(one["harmed"]["surely"] for one in methods.values() if one["harmed"])
