@@ -260,7 +260,7 @@ def _suite(name: str, content: dict[str, Any]) -> Suite:
     return replace(suite, **parts)
 
 
-def with_table(suite: Suite, file: Path) -> Suite:
+def with_table(suite: Suite, file: Path, known: Collection[str]) -> Suite:
     """Returns a suite with the published table of a CSV file.
 
     The file has a line for each published run: its ``method`` and ``value``, and further what
@@ -277,6 +277,9 @@ def with_table(suite: Suite, file: Path) -> Suite:
             if not math.isfinite(value):
                 raise ValueError(f"value={text} is no number with a decimal point")
             row = fit_keys({**cells, "means": []}, Published, "the line")
+            if row.method not in known:
+                hint = did_you_mean(row.method, known)
+                raise ValueError(f"medfed has no method {row.method}{hint}; leave the line out")
             _check_variants([row], suite.variants)
         except ValueError as error:
             raise ConfigError(
@@ -401,7 +404,7 @@ def wanted_of(
     if published is not None:
         if len(chosen) > 1:
             raise ConfigError(f"published={published} is one suite's table; name one suite.")
-        chosen = [with_table(chosen[0], Path(published).expanduser())]
+        chosen = [with_table(chosen[0], Path(published).expanduser(), known)]
     by_suite = {}
     for one in chosen:
         rows = dict.fromkeys(row.method for row in one.published)

@@ -375,7 +375,7 @@ def test_a_folder_without_a_cohort_is_named_and_gets_no_list(cohort, lacks, tmp_
         ("method,value\nfedavg,\n", "line 2: value= is no number"),
         ("method,score\nfedavg,0.8\n", "has no column value; it has method, score."),
         ("method,value,seed\nfedavg,0.8,1\n", "has no key 'seed'"),
-        ("method,value\nFedAvg,0.8\n", "did you mean fedavg"),
+        ("method,value\nFedAvg,0.8\n", "line 2: medfed has no method FedAvg (did you mean fedavg"),
         ("method,value,variant\nfedavg,0.8,table_5\n", "did you mean table_4"),
         ("method,value\n", "has no published values"),
         ("", "has no published values"),
