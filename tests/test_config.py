@@ -1,5 +1,6 @@
 """Composition, explanation and checks of the configuration."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from medfed.config.check import check_types
 from medfed.config.compose import CONFIG_DIR, build, changed_keys, load
 from medfed.config.description import checked, resolved
-from medfed.config.sections import targets
+from medfed.config.sections import targets, walk
 from medfed.federation.algorithm import Cohort
 from medfed.federation.budget import LocalBudget
 from medfed.standalone.checks import check_positive
@@ -50,6 +51,15 @@ def test_every_experiment_composes(experiment):
 def test_mistakes_are_explained(override, message):
     with pytest.raises(ConfigError, match=message):
         check_overrides([override])
+
+
+def test_a_word_is_refused_wherever_a_number_or_yes_or_no_stands():
+    """Over all keys of a composed run: none is beyond constructors and the table of keys."""
+    values = walk(OmegaConf.to_container(load(), resolve=False))
+    for key in [key for key, value in values if isinstance(value, bool | int | float)]:
+        word = f"{key}=yesplease"
+        with pytest.raises(ConfigError, match=re.escape(key)):
+            checked(load([word]), (word,))
 
 
 def test_every_value_of_a_sweep_is_checked():

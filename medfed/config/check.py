@@ -234,6 +234,8 @@ KEYS: dict[str, Any] = {
     "evaluation.patience": COUNT | None,
     "evaluation.coverage": Annotated[float, Meta(ge=0.5, lt=1)] | None,
     "evaluation.normalization": Literal["reestimated", "kept"],
+    "evaluation.contributions": bool,
+    "channel.range": float,  # FixedPoint knows its limits
     "evaluation.calibration": Literal["shift", "temperature", "platt"] | None,
     "checkpoint.keep": COUNT,
     "checkpoint.every": COUNT,
