@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
+import msgspec
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -18,6 +19,7 @@ from medfed.common.console import say, shown, size, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.tables import Table
 from medfed.common.tensors import Tensors
+from medfed.common.untrusted import read_json
 from medfed.config.check import KEYS, check_value
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
@@ -33,7 +35,7 @@ from medfed.federation.onboarding import rules_of
 from medfed.federation.reference import onboarded_client, run_onboarding
 from medfed.federation.wire.ledger import Ledger
 from medfed.functional.conformal import for_newcomer
-from medfed.records.folder import RunFolder
+from medfed.records.folder import RunFolder, with_nan
 from medfed.reports.charts import Point, curves, looks_in_order, panels
 from medfed.run.experiment import Experiment, reopen_selected
 from medfed.standalone.errors import ConfigError, DataError, did_you_mean
@@ -51,8 +53,9 @@ class Row:
     k: int  # how many training patients it should use
     patients: int  # how many it used
     samples: int  # their training samples
+    steps: int  # gradient steps that the rule was allowed
     rule: Rule  # ``own``, the method's; ``fine_tuning`` of all received entries; ``local`` training
-    metrics: dict[str, float]  # on its test patients
+    metrics: Mapping[str, Any]  # numbers, on its test patients
     seconds: float  # CPU time of this process for both halves, without the evaluation
     up: int  # bytes to the server
     down: int  # bytes to the client
@@ -66,6 +69,7 @@ class Onboarding:
     steps: int  # gradient steps that each rule may take
     rows: tuple[Row, ...]  # in the order of clients, k and rules
     notes: tuple[str, ...] = ()  # sentences about deviations from the request
+    earlier: tuple[Row, ...] = ()  # those that the run folder has
 
 
 def onboard(
@@ -80,7 +84,8 @@ def onboard(
     """
     for key, value in {"k": [*counts], "onboard_steps": steps}.items():
         check_value(key, value, KEYS[key])
-    summary = RunFolder(folder).summary
+    run = RunFolder(folder)
+    summary, earlier = run.summary, earlier_rows(run, Row)
     experiment = reopen_selected(folder)
     clients = find_clients(experiment, who)
     local = experiment.module.local
@@ -95,9 +100,9 @@ def onboard(
             )
         for k in counts:
             few = first_patients(client, k, experiment.config.seed)
-            measured = [_measured(experiment.module, few, k, rule, others) for rule in RULES]
+            measured = [_measured(experiment.module, few, k, steps, r, others) for r in RULES]
             rows += [row for row in measured if row]
-    return Onboarding(summary, steps, tuple(rows), tuple(notes))
+    return Onboarding(summary, steps, tuple(rows), tuple(notes), tuple(earlier))
 
 
 def find_clients(experiment: Experiment, who: str) -> list[ClientData]:
@@ -178,7 +183,12 @@ def tested(
 
 
 def _measured(
-    module: FederatedModule, data: ClientData, k: int, rule: Rule, others: Mapping[str, float]
+    module: FederatedModule,
+    data: ClientData,
+    k: int,
+    steps: int,
+    rule: Rule,
+    others: Mapping[str, float],
 ) -> Row | None:
     """One row; none if the client receives nothing that it could fine-tune."""
     rules, client = rules_of(module.federation.algorithm), onboarded_client(module.federation, data)
@@ -195,9 +205,10 @@ def _measured(
         model = learn(client, message)
     seconds = time.process_time() - started
     _, metrics = tested(module, client, model, others)
-    sent = {way: ledger.total(direction=way) for way in ("up", "down")}
+    up, down = (ledger.total(direction=way) for way in ("up", "down"))
     patients = len(data.patients["train"])
-    return Row(data.id, k, patients, data.num_samples, rule, metrics, seconds, **sent)
+    samples = data.num_samples
+    return Row(data.id, k, patients, samples, steps, rule, metrics, seconds, up, down)
 
 
 def by_rule(onboarding: Onboarding) -> dict[str, list[Row]]:
@@ -241,21 +252,44 @@ def _texts(rows: Sequence[Row], metric: str) -> list[str]:
     ]
 
 
-def to_csv(rows: Sequence[Any]) -> str:
-    """Returns a line per row, of any dataclass with ``metrics``, with a column per metric."""
+RowT = TypeVar("RowT")
+
+
+class _Record(msgspec.Struct, Generic[RowT]):
+    """The part of ``onboarding.json`` that is read again."""
+
+    rows: list[RowT]
+
+
+def earlier_rows(run: RunFolder, kind: Any) -> list[Any]:
+    """Returns what ``onboarding.json`` holds; read before training, as the file may be damaged."""
+    if not run.onboarding_json.is_file():
+        return []
+    content = read_json(run.onboarding_json, _Record[kind])
+    return [replace(row, metrics=with_nan(row.metrics)) for row in content.rows]
+
+
+def add_rows(
+    run: RunFolder, earlier: Sequence[Any], rows: Sequence[Any], notes: Sequence[str] = ()
+) -> None:
+    """Writes ``onboarding.csv`` and ``onboarding.json``; a hospital's new rows replace its earlier.
+
+    The rows are dataclasses of one kind, with ``client`` and ``metrics``.
+    """
+    new = {row.client for row in rows}
+    rows = [*(row for row in earlier if row.client not in new), *rows]
     records = [asdict(row) for row in rows]
-    names = list(dict.fromkeys(n for row in rows for n in row.metrics))
+    names = list(dict.fromkeys(name for record in records for name in record["metrics"]))
     fixed = [name for name in records[0] if name != "metrics"]
     lines = ([*(r[f] for f in fixed), *(r["metrics"].get(n, "") for n in names)] for r in records)
-    return csv_text([*fixed, *names], lines)
+    write_text(run.onboarding_csv, csv_text([*fixed, *names], lines))
+    write_json(run.onboarding_json, run.about() | {"notes": list(notes), "rows": records})
 
 
 def write_onboarding(onboarding: Onboarding, folder: Path) -> None:
-    """Writes ``onboarding.csv``, ``onboarding.json`` and ``pictures/onboarding.png``."""
+    """Adds the rows to the run folder, and draws ``pictures/onboarding.png`` of them."""
     summary, run = onboarding.summary, RunFolder(folder)
-    record = run.about() | {"steps": onboarding.steps, "notes": list(onboarding.notes)}
-    write_text(run.onboarding_csv, to_csv(onboarding.rows))
-    write_json(run.onboarding_json, record | {"rows": [asdict(row) for row in onboarding.rows]})
+    add_rows(run, onboarding.earlier, onboarding.rows, onboarding.notes)
     metric = summary["selection"][0]
     others = summary["federation"][metric]["mean"]
     figure = onboarding_figure(by_rule(onboarding), metric, others)

@@ -11,14 +11,13 @@ and with all training patients of the newcomer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict
 
 from medfed.common.console import say, shown, size, wide_console
 from medfed.common.scores import label_of, number
 from medfed.common.tensors import Tensors
-from medfed.common.untrusted import read_checkpoint, read_json
+from medfed.common.untrusted import read_checkpoint
 from medfed.config.allowed import check_plugins
 from medfed.config.description import RunDescription
 from medfed.federation import algorithm, onboarding, reference
@@ -30,7 +29,7 @@ from medfed.functional.conformal import for_newcomer
 from medfed.records.folder import Run, RunFolder, with_nan
 from medfed.run.experiment import best_checkpoint, read_start, reopened
 from medfed.run.federating import preprocessing, server_half
-from medfed.run.onboarding import tested, to_csv
+from medfed.run.onboarding import add_rows, earlier_rows, tested
 from medfed.sites import wire
 from medfed.sites.agreement import Agreed, fingerprints
 from medfed.sites.calls import Caller, Terms, catch_up, compare, compare_models
@@ -38,7 +37,6 @@ from medfed.sites.coordinator import impossible
 from medfed.sites.wire import Facts, Greeting, Transport
 from medfed.sites.withdrawal import SitesRecord
 from medfed.standalone.errors import CheckpointError, CodecError, ConfigError, SiteError
-from medfed.standalone.files import write_json, write_text
 
 
 def onboard(
@@ -119,12 +117,6 @@ class Joined:
     down: int  # bytes to the hospital
 
 
-class _Record(TypedDict):
-    """The part of ``onboarding.json`` that is read again."""
-
-    rows: list[Joined]
-
-
 def agreed_for(folder: Path, site: str, steps: int) -> Agreed:
     """Returns the agreement for a newcomer: that of the others, with it as the last site."""
     run = Run(folder)
@@ -147,7 +139,7 @@ def join(
     that has joined; model, bundle and ledger are in the hospital's folder.
     """
     run = Run(Path(config.folder))
-    kept, others = _sites_of(run, site), _joined_before(run)
+    kept, earlier = _sites_of(run, site), earlier_rows(run, Joined)
     federation = _reopened(run, kept.clients)
     caller = Caller(transport, [site], terms or Terms())
     reply = caller.hello(caller.request(wire.Hello, site), caller.terms.hello)
@@ -163,9 +155,7 @@ def join(
         raise SiteError(f"{shown(site)}: {wrong}.")
     up, down = (ledger.total(direction=way) for way in ("up", "down"))
     joined = Joined(site, samples, "own", steps, metrics, up, down)
-    rows = [*(row for row in others if row.client != site), joined]
-    write_text(run.onboarding_csv, to_csv(rows))
-    write_json(run.onboarding_json, run.about() | {"rows": [asdict(row) for row in rows]})
+    add_rows(run, earlier, [joined])
     _print(run, joined)
     return joined
 
@@ -194,14 +184,6 @@ def _reopened(run: RunFolder, facts: Mapping[str, Facts]) -> Federation:
     module = FederatedModule(task, federation, local)
     module.restore(read_checkpoint(best_checkpoint(run.folder)))
     return federation
-
-
-def _joined_before(run: RunFolder) -> list[Joined]:
-    """Returns the hospitals that have joined earlier."""
-    if not run.onboarding_json.is_file():
-        return []
-    rows = read_json(run.onboarding_json, _Record)["rows"]
-    return [replace(row, metrics=with_nan(row.metrics)) for row in rows]
 
 
 def _print(run: RunFolder, joined: Joined) -> None:

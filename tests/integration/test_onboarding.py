@@ -297,4 +297,21 @@ def test_the_command_line(clinical, monkeypatch, capsys):
     text = capsys.readouterr().out
     assert "1 client onboarded" in text
     rows = json.loads((clinical / "onboarding.json").read_text())["rows"]
-    assert [(r["client"], r["k"]) for r in rows[::3]] == [("hospital_4", 1), ("hospital_4", 2)]
+    joined = [(r["client"], r["k"], r["steps"]) for r in rows[::3]]
+    assert joined[-2:] == [("hospital_4", 1, 1), ("hospital_4", 2, 1)]
+    assert {client for client, *_ in joined[:-2]} <= {"hospital_0"}  # another test's stay
+
+
+def test_a_second_hospital_leaves_the_rows_of_the_first(digits):
+    for who, k in ((LATE[0], 5), (LATE[1], 1), (LATE[0], 2)):
+        write_onboarding(onboard(digits, who, [k], steps=1), digits)
+    with (digits / "onboarding.csv").open() as file:
+        rows = [(row["client"], row["k"], row["steps"]) for row in csv.DictReader(file)]
+    assert rows[::3] == [(LATE[1], "1", "1"), (LATE[0], "2", "1")]
+    record = digits / "onboarding.json"
+    content = json.loads(record.read_text())
+    del content["rows"][0]["rule"]
+    record.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"onboarding\.json is not as a run writes it"):
+        onboard(digits, LATE[0], [1], steps=1)  # before it trains
+    record.unlink()
