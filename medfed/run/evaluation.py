@@ -23,7 +23,7 @@ from rich.console import Console
 from torch import Tensor
 
 from medfed.common import scores
-from medfed.common.console import say, shown, wide_console
+from medfed.common.console import file_names, say, shown, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.floors import divided
 from medfed.common.tables import Table
@@ -280,15 +280,16 @@ def show_across(values: Mapping[str, Any], folder: Path, split: str) -> None:
 
 
 def show_subgroups(subgroups: Mapping[str, Any], folder: Path) -> None:
-    """Writes ``subgroups_<split>.json``, prints the table, and names the worst subgroup."""
-    split, groups = subgroups["split"], subgroups["groups"]
-    metric, path = RunFolder(folder).summary["selection"][0], folder / f"subgroups_{split}.json"
+    """Writes ``subgroups_<split>_<column>.json``, prints the table, and names the worst one."""
+    split, groups, column = (subgroups[key] for key in ("split", "groups", "column"))
+    metric = RunFolder(folder).summary["selection"][0]
+    path = folder / f"subgroups_{split}_{file_names([column])[column]}.json"
     write_json(path, subgroups)
     enough = {name: one for name, one in groups.items() if "metrics" in one}
     known = {name: one["metrics"].get(metric, np.nan) for name, one in enough.items()}
     ends = {name: scores.interval(one["intervals"].get(metric)) for name, one in enough.items()}
     rows = [[n, str(groups[n]["patients"]), scores.number(v), ends[n]] for n, v in known.items()]
-    table = Table.of([subgroups["column"], "patients", metric, "95 % interval"], rows, prose=(0,))
+    table = Table.of([column, "patients", metric, "95 % interval"], rows, prose=(0,))
     title = f"{split} {scores.label_of(metric)} by subgroup, all hospitals together"
     wide_console().print(table.printed(title))
     order = sorted(

@@ -71,7 +71,7 @@ def test_a_subgroup_is_all_hospitals_cases_of_it(clinical, tmp_path, capsys):
     assert f"Worst by auroc: {worst}, " in printed
     hidden = "Not shown, of too few patients or as these would follow: d, unknown; a lower least="
     assert hidden in printed
-    assert json.loads((clinical / "subgroups_test.json").read_text()) == subgroups
+    assert json.loads((clinical / "subgroups_test_sex.json").read_text()) == subgroups
     with (tmp_path / "patients.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerows([["patient", "sex"], *((p, few.get(p, s)) for p, s in sex.items())])
