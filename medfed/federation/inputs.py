@@ -17,7 +17,7 @@ from medfed.federation import optimizers
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.client import AmongOthers, Batch, ClientData
 from medfed.federation.hospital import Batched, padded
-from medfed.standalone.errors import ConfigError, first_line
+from medfed.standalone.errors import ConfigError, MedfedError, few, first_line
 
 
 def kind(value: object) -> str:
@@ -65,6 +65,11 @@ def check_network(network: object) -> None:
         raise ConfigError(
             f"The network {type(network).__name__} has no parameters, so nothing can train; give "
             "one that registers its layers as attributes or in an nn.ModuleList."
+        )
+    if name := next((n for n, t in network.named_parameters() if t.is_complex()), None):
+        raise ConfigError(
+            f"The parameter {name} is complex, which no method averages; keep its real and its "
+            "imaginary part, as by torch.view_as_real."
         )
 
 
@@ -149,15 +154,22 @@ class Beside(AmongOthers):
         return padded(counts, size)
 
 
-@dataclass(frozen=True)
-class Scalar:
-    """A user's loss, which must be one number that depends on the network."""
+@dataclass
+class CheckedLoss:
+    """A user's loss, which must be one number that depends on the network and on no other."""
 
     loss: Callable[[Batch], Tensor]  # the loss of a batch
+    network: nn.Module
+    reaches: bool = False  # whether a loss was seen to depend on nothing else
 
     def __call__(self, batch: Batch) -> Tensor:
         """Returns the loss of a batch, without dimensions."""
-        value = self.loss(batch)
+        try:
+            value = self.loss(batch)
+        except Exception as error:
+            if not isinstance(error, MedfedError):
+                error.add_note(f"(in the loss of a batch of {_contents(batch)})")
+            raise
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
             raise ConfigError(
                 f"The loss must return one number as a tensor, such as loss.mean(), not "
@@ -168,7 +180,53 @@ class Scalar:
                 "The loss does not depend on the trained parameters; compute it from the network's "
                 "outputs, without detach(), item(), argmax or torch.no_grad()."
             )
+        if not (torch.compiler.is_compiling() or self.reaches or not value.requires_grad):
+            self._check_reach(value)
         return value.reshape(()) if value.ndim else value
+
+    def _check_reach(self, value: Tensor) -> None:
+        """Refuses a loss with parameters that are not the network's, which no step would move."""
+        if _in_a_transform():
+            return
+        network, outside, inside = {*map(id, self.network.parameters())}, list[Tensor](), False
+        waiting, seen = [value.grad_fn], set[Any]()
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            waiting += [before for before, _ in node.next_functions]
+            if type(node).__name__ == "AccumulateGrad":
+                leaf: Tensor = node.variable  # type: ignore[attr-defined]
+                inside |= id(leaf) in network
+                if isinstance(leaf, nn.Parameter) and id(leaf) not in network:
+                    outside.append(leaf)
+        if not inside:
+            raise ConfigError(
+                "The loss does not depend on the network that it is given; compute it from the "
+                "outputs of its first argument, as in loss(network, batch)."
+            )
+        if outside:
+            shapes = few([str(list(t.shape)) for t in outside], 3)
+            raise ConfigError(
+                f"The loss has parameters outside of the network, of shape {shapes}, which no step "
+                "would train; make their module a part of the network, or set "
+                "requires_grad_(False) on it."
+            )
+        self.reaches = True
+
+
+def _contents(batch: Batch) -> str:
+    """Names the tensors of a batch.
+
+    Example:
+        >>> _contents({"image": torch.zeros(2, 3), "label": torch.tensor([0, 1])})
+        'image [2, 3] float32, label [2] int64'
+    """
+    tensors = [(name, t) for name, t in batch.items() if isinstance(t, Tensor)]
+    return ", ".join(
+        f"{n} {list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for n, t in tensors
+    )
 
 
 def _in_a_transform() -> bool:

@@ -150,8 +150,9 @@ def assemble(
     inputs.check_labels(algorithm, clients)
     split = algorithm.split(network, personal, buffers)
     algorithm = algorithm.adapted(split, network)
+    checked = inputs.CheckedLoss(loss, network)
     local = LocalTrainer(
-        network, inputs.Scalar(loss), split, optimizer, scheduler, rounds, budget, seed, measure
+        network, checked, split, optimizer, scheduler, rounds, budget, seed, measure
     )
     weights = local.model.initial()
     if everyone is None:

@@ -67,6 +67,25 @@ def of(value):
     return lambda net, batch: value(loss(net, batch))
 
 
+def of_another(other, net, batch):
+    """A loss that forgets its first argument."""
+    return loss(other, batch)
+
+
+def of_both(other, net, batch):
+    return loss(net, batch) + loss(other, batch)
+
+
+def weighed(layer, net, batch):
+    return cross_entropy(layer(net(batch["image"])), batch["label"])
+
+
+def with_bad_samples(name, value, row):
+    images, labels = rows(9)
+    images[row, 1] = value
+    return medfed.Hospital(name, TensorDataset(images, labels), batch_size=4)
+
+
 def scheduled(scheduler):
     """A federation of the kind that a Lightning Trainer gets, with a schedule."""
     net = network()
@@ -116,6 +135,32 @@ MISTAKES = {
     "loss: None": (lambda: federate(loss=of(lambda v: None)), "not None"),
     "loss: whole number": (lambda: federate(loss=of(lambda v: v.long())), "and type int64"),
     "loss: detached": (lambda: federate(loss=of(torch.detach)), "does not depend on the trained"),
+    "loss: of another network": (
+        lambda: federate(loss=partial(of_another, network())),
+        "The loss does not depend on the network that it is given; compute it from the outputs of",
+    ),
+    "loss: with weights of its own": (
+        lambda: federate(loss=partial(weighed, nn.Linear(2, 2))),
+        "parameters outside of the network, of shape [2, 2], [2], which no step would train; make",
+    ),
+    "loss: half of it of another network": (
+        lambda: federate(loss=partial(of_both, network())),
+        "The loss has parameters outside of the network, of shape [",
+    ),
+    "samples: NaN": (
+        lambda: federate(clients=[hospital("a"), with_bad_samples("b", torch.nan, 5)]),
+        "Client b, round 1, phase fit: the training loss became NaN or infinite, as a training "
+        "image holds NaN or infinity; mend that sample, or leave it out.",
+    ),
+    "samples: infinite": (
+        lambda: federate(clients=[with_bad_samples("a", torch.inf, 0)]),
+        "as a training image holds NaN or infinity",
+    ),
+    "rate: far too high": (lambda: federate(lr=1e38), "lower optimizer.lr or set local.clip"),
+    "network: complex": (
+        lambda: federate(network=nn.Linear(4, 2, dtype=torch.cfloat)),
+        "The parameter weight is complex, which no method averages; keep its real and its",
+    ),
     "loss: criterion": (
         lambda: federate(loss=nn.CrossEntropyLoss()),
         "write def loss(network, batch): return criterion(network(batch['image'])",
@@ -228,6 +273,36 @@ def test_a_mistake_costs_one_sentence(mistake):
 
 def same(one, other):
     return one.federation.digests() == other.federation.digests()
+
+
+def test_a_loss_may_use_frozen_layers_and_gradients_of_images():
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    seen = []
+
+    def smooth(net, batch):
+        image = batch["image"].clone().requires_grad_()
+        value = weighed(frozen, net, {**batch, "image": image})
+        if torch.is_grad_enabled():
+            (slope,) = torch.autograd.grad(value, image, create_graph=True)
+            seen.append(float(slope.detach().square().sum()))
+            value = value + slope.square().sum()
+        return value
+
+    federate(loss=smooth)
+    assert min(seen) > 0
+
+
+def test_an_error_in_a_loss_names_the_client_and_the_batch():
+    def other_type(net, batch):
+        return cross_entropy(net(batch["image"]), batch["label"].float())
+
+    with pytest.raises(RuntimeError) as caught:
+        federate(loss=other_type)
+    notes = [
+        "(in the loss of a batch of image [4, 4] float32, label [4] int64)",
+        "(client a, round 1, phase fit)",
+    ]
+    assert caught.value.__notes__ == notes
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, 1)])

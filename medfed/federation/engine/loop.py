@@ -146,9 +146,7 @@ class LocalTrainer:
         with plan.training(rate, how.get("rates"), memory):
             mean = self._steps(data, plan, key, steps, how)
         if not math.isfinite(mean):
-            raise NonFiniteError(
-                "the training loss became NaN or infinite; lower optimizer.lr or set local.clip"
-            )
+            raise _diverged(data)
         if memory is not None:
             memory.clear()
             # Copies, as the same optimizer serves the next client.
@@ -424,6 +422,20 @@ class LocalTrainer:
                 yield batch if device.type == "cpu" else to_device(batch, device)
         if empty:  # otherwise the stream of epochs would loop for ever without a batch
             raise ConfigError(f"Client {data.id} has no training batch.")
+
+
+def _diverged(data: ClientData) -> NonFiniteError:
+    """Returns the error of a loss that is not finite, which names the samples if they are not."""
+    for batch in data.train_batches(0):
+        for name in ("image", "label"):
+            if isinstance(values := batch.get(name), Tensor) and not bool(values.isfinite().all()):
+                return NonFiniteError(
+                    f"the training loss became NaN or infinite, as a training {name} holds NaN or "
+                    "infinity; mend that sample, or leave it out"
+                )
+    return NonFiniteError(
+        "the training loss became NaN or infinite; lower optimizer.lr or set local.clip"
+    )
 
 
 def _endless(
