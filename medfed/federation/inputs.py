@@ -61,6 +61,11 @@ def check_network(network: object) -> None:
     """Refuses what is no network, or one without parameters."""
     if not isinstance(network, nn.Module):
         raise ConfigError(f"The network must be an nn.Module, not {kind(network)}.")
+    if isinstance(network, torch.jit.ScriptModule):
+        raise ConfigError(
+            "The network is a TorchScript module, whose weights cannot be exchanged; give the "
+            "nn.Module that it was made from."
+        )
     if next(network.parameters(), None) is None:
         raise ConfigError(
             f"The network {type(network).__name__} has no parameters, so nothing can train; give "
@@ -71,6 +76,12 @@ def check_network(network: object) -> None:
             f"The parameter {name} is complex, which no method averages; keep its real and its "
             "imaginary part, as by torch.view_as_real."
         )
+
+
+def check_training_is_possible() -> None:
+    """Refuses to train where PyTorch records nothing for gradients."""
+    if torch.is_inference_mode_enabled():
+        raise ConfigError("Nothing trains within torch.inference_mode(); call medfed outside it.")
 
 
 def check_rounds(rounds: object) -> None:

@@ -211,6 +211,13 @@ class OtherState:
         for name, kind, key, *_ in _decoded(packed):
             self._put_back(self._holders[self._places[name, kind]], key)
 
+    def __reduce__(self) -> Any:
+        """A copy would look for the objects of this network in another one."""
+        raise ConfigError(
+            "A federation can be neither copied nor pickled; keep each hospital's weights, as by "
+            "done.weights(NAME)."
+        )
+
     def _tree(self) -> list[tuple[str, int]]:
         return [(name, id(module)) for name, module in self._network.named_modules()]
 

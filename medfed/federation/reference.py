@@ -199,7 +199,7 @@ def federate(
     *,
     rounds: int = 10,
     steps: int | None = None,
-    lr: float = 0.1,
+    lr: float | None = None,
     optimizer: OptimizerFactory | None = None,
     personal: str | Sequence[str] = (),
     buffers: BufferPolicy = "averaged",
@@ -222,7 +222,7 @@ def federate(
             :class:`medfed.federation.client.ClientData`.
         rounds: Federated rounds.
         steps: Gradient steps per client and round; ``None``: an epoch.
-        lr: Step size of SGD, if no optimizer is given.
+        lr: Step size of SGD, 0.1 by default; an optimizer has its own.
         optimizer: Makes an optimizer of a list of parameters.
         personal: The personal part for algorithms that ask for one: a pattern of parameter names,
             such as ``"class_layers.*"``, or several.
@@ -238,7 +238,13 @@ def federate(
         ConfigError: If the algorithm does not fit the network, or a name is unknown.
         NonFiniteError: If a loss becomes NaN or infinite; client, round and phase are named.
     """
+    inputs.check_training_is_possible()
     inputs.check_network(network)
+    if lr is not None and optimizer is not None:
+        raise ConfigError(
+            f"lr={lr} is the step size of SGD, which the optimizer replaces; give the step size to "
+            "the optimizer, as in partial(torch.optim.AdamW, lr=0.001)."
+        )
     inputs.check_kind("channel", channel, Channel | None)
     check_known("normalization", normalization, get_args(Normalization))
     inputs.check_kind("after_round", after_round, Callable | None)
@@ -256,7 +262,7 @@ def federate(
         clients,
         personal=personal,
         buffers=buffers,
-        optimizer=optimizer or partial(torch.optim.SGD, lr=lr),
+        optimizer=optimizer or partial(torch.optim.SGD, lr=0.1 if lr is None else lr),
         rounds=rounds,
         budget=LocalBudget(steps=steps),
         channel=None if channel is None else lambda _: channel,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from dataclasses import replace
 from functools import partial
 
@@ -80,6 +82,12 @@ def weighed(layer, net, batch):
     return cross_entropy(layer(net(batch["image"])), batch["label"])
 
 
+def traced(net):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.trace(net, torch.zeros(1, 4))
+
+
 def with_bad_samples(name, value, row):
     images, labels = rows(9)
     images[row, 1] = value
@@ -155,6 +163,22 @@ MISTAKES = {
     "samples: infinite": (
         lambda: federate(clients=[with_bad_samples("a", torch.inf, 0)]),
         "as a training image holds NaN or infinity",
+    ),
+    "network: TorchScript": (
+        lambda: federate(network=traced(network())),
+        "The network is a TorchScript module, whose weights cannot be exchanged; give the nn.Mod",
+    ),
+    "a rate beside an optimizer": (
+        lambda: federate(optimizer=torch.optim.Adam, lr=0.5),
+        "lr=0.5 is the step size of SGD, which the optimizer replaces; give the step size to the",
+    ),
+    "inference mode": (
+        torch.inference_mode()(federate),
+        "Nothing trains within torch.inference_mode(); call medfed outside it.",
+    ),
+    "a copy of a federation": (
+        lambda: copy.deepcopy(federate()),
+        "A federation can be neither copied nor pickled; keep each hospital's weights",
     ),
     "rate: far too high": (lambda: federate(lr=1e38), "lower optimizer.lr or set local.clip"),
     "network: complex": (
