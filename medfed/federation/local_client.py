@@ -232,10 +232,9 @@ class LocalClient:
 
         `again`: whether it may begin anew where the device's memory is full.
         """
-        gradients = self.trainer.gradients
 
         def counted() -> tuple[Passes, _T]:
-            return gradients.passes, work()
+            return self.trainer.gradients.passes, work()
 
         try:
             (back, on), done = self.trainer.residents.making_room(counted, again)
@@ -243,7 +242,7 @@ class LocalClient:
             if (sentence := of_one_sample(error)) is None:
                 raise
             raise ConfigError(f"Client {self.id} {sentence}.") from error
-        now, mine = gradients.passes, self.passes
+        now, mine = self.trainer.gradients.passes, self.passes
         self.passes = Passes(mine.gradient + now.gradient - back, mine.forward + now.forward - on)
         return done
 

@@ -15,13 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
     from medfed.federation.client import ClientData
-    from medfed.federation.local_client import LocalClient
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -32,6 +31,13 @@ _AHEAD = 2  # steps
 def on_gpu(device: torch.device) -> bool:
     """Returns whether batches may be made on a device, or ahead of its steps."""
     return device.type in DEVICES
+
+
+class Leaving(Protocol):
+    """A client whose state may be on a device."""
+
+    def offload(self) -> None:
+        """Moves it to main memory."""
 
 
 class Residents:
@@ -47,7 +53,7 @@ class Residents:
         # Each client, it on the device, and bytes; the one that trained the longest ago first.
         self._here: dict[str, tuple[ClientData, ClientData, int]] = {}
         # Clients whose states are there, with their bytes, but for the client that trains.
-        self.states: dict[LocalClient, int] = {}
+        self.states: dict[Leaving, int] = {}
         self._turns: dict[object, int] = {}  # the number of the last turn of each client
         self._number = count(1)
         self._latest: ClientData | None = None
@@ -95,7 +101,7 @@ class Residents:
             self.give_up()
         return data, 0
 
-    def keep(self, client: LocalClient, size: int) -> None:
+    def keep(self, client: Leaving, size: int) -> None:
         """Keeps a client's state on the device after its turn, if there is room, or moves it."""
         before, self._turns[client] = self._turns.get(client, 0), next(self._number)
         self.states[client] = size
