@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 _K = TypeVar("_K")
 Tensors = dict[str, Tensor]
 State = dict[str, Tensors]
 Layout = tuple[tuple[str, tuple[int, ...], str], ...]
 """Name, shape and dtype (such as ``"float32"``) of each tensor."""
+_SMALL = 2**20  # bytes; of a larger tensor the copy takes longer than its start
 
 
 def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
@@ -184,8 +186,26 @@ def map_state(state: Mapping[str, Tensors], function: Callable[[Tensor], Tensor]
     return {g: {n: function(t) for n, t in named.items()} for g, named in state.items()}
 
 
-def states_on(states: Mapping[_K, State], device: torch.device) -> dict[_K, State]:
+def distinct(states: Iterable[State]) -> dict[int, Tensor]:
+    """Returns the tensors of states by their ids; one that several states share is there once.
+
+    Example:
+        >>> one = torch.ones(1)
+        >>> list(distinct([{"g": {"a": one}}, {"g": {"b": one}}]).values())
+        [tensor([1.])]
+    """
+    return {id(t): t for state in states for named in state.values() for t in named.values()}
+
+
+def states_on(
+    states: Mapping[_K, State],
+    device: torch.device,
+    twins: dict[int, tuple[Tensor, Tensor]] | None = None,
+) -> dict[_K, State]:
     """Returns states on a device; a tensor that several states share is moved once.
+
+    `twins`: tensors by their ids with equal ones on the other device, which need not be moved;
+    what is moved is added, in both directions.
 
     Example:
         >>> one = torch.ones(1)
@@ -193,14 +213,29 @@ def states_on(states: Mapping[_K, State], device: torch.device) -> dict[_K, Stat
         >>> kept["a"]["g"]["w"] is one
         True
     """
-    moved: dict[int, Tensor] = {}
+    twins = {} if twins is None else twins
+    known = distinct(states.values()).items()
+    here = [t for key, t in known if t.device != device and key not in twins]
+    for tensor, twin in _moved(here, device):
+        twins |= {id(tensor): (tensor, twin), id(twin): (twin, tensor)}
 
     def move(tensor: Tensor) -> Tensor:
-        if tensor.device == device:
-            return tensor
-        return moved.setdefault(id(tensor), tensor.to(device))
+        return tensor if tensor.device == device else twins[id(tensor)][1]
 
     return {key: map_state(state, move) for key, state in states.items()}
+
+
+def _moved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields tensors with equal ones on another device; one copy moves all small ones of a type."""
+    small = [t for t in tensors if t.nbytes <= _SMALL]
+    yield from ((t, t.to(device)) for t in tensors if t.nbytes > _SMALL)
+    for dtype in {t.dtype for t in small}:
+        group = [t for t in small if t.dtype == dtype]
+        flat = _flatten_dense_tensors(group).to(device)
+        # In memory of their own, in their layouts: a view would keep the memory of all.
+        apart = [torch.empty_like(t, device=device) for t in group]
+        torch._foreach_copy_(apart, _unflatten_dense_tensors(flat, group))
+        yield from zip(group, apart, strict=True)
 
 
 def forget(tensors: Iterable[Tensor]) -> None:

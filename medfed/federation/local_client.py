@@ -17,13 +17,13 @@ from functools import partial
 from itertools import islice
 from math import ceil
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import torch
 from torch import Tensor
 
 from medfed.common.seeding import derive_seed, torch_rng
-from medfed.common.tensors import State, Tensors, map_state, states_on
+from medfed.common.tensors import State, Tensors, distinct, map_state, states_on
 from medfed.federation.budget import Passes
 from medfed.federation.client import (
     AmongOthers,
@@ -36,6 +36,7 @@ from medfed.federation.client import (
     batches_of,
     share_of,
 )
+from medfed.federation.engine.batches import on_gpu
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.optimizers import effective_step_length
 from medfed.federation.other_state import OTHER
@@ -43,16 +44,17 @@ from medfed.federation.split import ParameterSplit, of_one_sample
 from medfed.standalone.errors import CheckpointError, ConfigError
 
 Groups = dict[str, State]
+_T = TypeVar("_T")
+_MAIN = torch.device("cpu")
 
 
 def on_disk(groups: Mapping[str, State], folder: Path) -> Groups:
     """Returns states whose tensors are in a file without a name.
 
     `folder`: a folder with enough space; created if it does not exist. Returns the same states,
-    mapped; unchanged if a tensor is on another device, or there is none.
+    mapped; unchanged if there is no tensor.
     """
-    tensors = [t for state in groups.values() for named in state.values() for t in named.values()]
-    if not tensors or any(t.device.type != "cpu" for t in tensors):
+    if not distinct(groups.values()):
         return dict(groups)
     copies = {group: map_state(state, _alone) for group, state in groups.items()}
     try:
@@ -99,6 +101,8 @@ class LocalClient:
         # Passes of batches through the network so far, including those of the steps.
         self.passes = Passes()
         self._optimizers: State = {}
+        # The tensors of a state on a device, by their ids, with equal ones in main memory.
+        self._twins: dict[int, tuple[Tensor, Tensor]] = {}
         self.phase_index = 0
         self.passes_move_state = False
         self.moved_other_state = False  # whether training has changed what is no entry
@@ -187,19 +191,8 @@ class LocalClient:
         memory = None if self.fresh_optimizer else dict(self._optimizers.get(slot, {}))
         rate = self.learning_rate
         run = partial(self.trainer.run, self.data, start, key, rate, steps, memory, **how)
-        done: tuple[Tensors, float] | None = None
-        try:
-            with self._counted():
-                done = run()
-        except torch.OutOfMemoryError:
-            # A method's functions may remember what they were called with.
-            if any(map(callable, how.values())) or not self.trainer.residents.size:
-                raise
-        if done is None:  # only here, as the error keeps tensors
-            self.trainer.residents.give_up()
-            with self._counted():
-                done = run()
-        end, self.loss = done
+        # A method's functions may remember what they were called with.
+        end, self.loss = self._counted(run, again=not any(map(callable, how.values())))
         self.moved_other_state |= OTHER in end
         if memory is not None:
             self._optimizers[slot] = memory
@@ -212,8 +205,7 @@ class LocalClient:
     ) -> Tensors:
         """See :meth:`medfed.federation.client.Client.gradient`."""
         key = self._where() if same else self._key()
-        with self._counted():
-            gradient = self.trainer.gradient(self.data, at, key, **over)
+        gradient = self._counted(partial(self.trainer.gradient, self.data, at, key, **over))
         self.passes_move_state |= self.trainer.model.has_moved(at)
         return gradient
 
@@ -222,32 +214,37 @@ class LocalClient:
     ) -> float:
         """See :meth:`medfed.federation.client.Client.loss_at`."""
         # One key for all calls of a phase, so that their losses use the same batches.
-        with self._counted():
-            return self.trainer.mean_loss(self.data, at, self._where(), batches, split)
+        key = self._where()
+        return self._counted(partial(self.trainer.mean_loss, self.data, at, key, batches, split))
 
     def features(
         self, at: Mapping[str, Tensor], split: Split = "train", limit: int | None = None
     ) -> Features:
         """See :meth:`medfed.federation.client.Client.features`."""
-        with self._counted():
-            return self.trainer.features(self.data, at, split, limit)
+        return self._counted(partial(self.trainer.features, self.data, at, split, limit))
 
     def with_buffers(self, model: Tensors, buffers: Tensors) -> Tensors:
         """See :meth:`medfed.federation.client.Client.with_buffers`."""
         return self.trainer.model.with_buffers(model, buffers)
 
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        """Counts the shared trainer's work within the block as this client's."""
-        before = self.trainer.gradients.passes
+    def _counted(self, work: Callable[[], _T], again: bool = True) -> _T:
+        """Returns what the shared trainer does, and counts its passes as this client's.
+
+        `again`: whether it may begin anew where the device's memory is full.
+        """
+
+        def counted() -> tuple[Passes, _T]:
+            return self.trainer.gradients.passes, work()
+
         try:
-            yield
+            (back, on), done = self.trainer.residents.making_room(counted, again)
         except ValueError as error:
             if (sentence := of_one_sample(error)) is None:
                 raise
             raise ConfigError(f"Client {self.id} {sentence}.") from error
-        (back, on), now, mine = before, self.trainer.gradients.passes, self.passes
+        now, mine = self.trainer.gradients.passes, self.passes
         self.passes = Passes(mine.gradient + now.gradient - back, mine.forward + now.forward - on)
+        return done
 
     @property
     def _as_papers(self) -> bool:
@@ -265,33 +262,56 @@ class LocalClient:
     def _where(self) -> tuple[str | int, ...]:
         return (self._round, self.id, self._phase, self.phase_index)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the client's state, loadable with ``weights_only=True``."""
+    @property
+    def _states(self) -> Groups:
         return {"state": self.state, "optimizers": self._optimizers, "memory": self.memory}
 
-    def offload(self, folder: Path) -> None:
-        """Moves the client's state to disk until it is read."""
-        kept = on_disk(self.state_dict(), folder)
-        self.state, self._optimizers, self.memory = kept.values()
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the client's state in main memory, loadable with ``weights_only=True``.
+
+        What stays on a device is copied, once until it changes.
+        """
+        return states_on(self._states, _MAIN, self._twins)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restores the state from :meth:`state_dict`, in main memory, where it waits."""
-        self._keep(saved, torch.device("cpu"))
+        self._put({group: saved[group] for group in self._states}, _MAIN)
+        self.trainer.residents.states.pop(self, None)
+        self._twins.clear()
+
+    def offload(self, folder: Path | None = None) -> None:
+        """Moves the client's state to main memory, or to disk until it is read."""
+        saved = self.state_dict()
+        self.load_state_dict(on_disk(saved, folder) if folder else saved)
 
     @contextmanager
     def present(self) -> Iterator[Self]:
-        """Keeps the client's state on the network's device while it trains."""
-        if self.trainer.model.device == torch.device("cpu"):
+        """Keeps the client's state on the network's device while it trains.
+
+        A state that has changed there, or was there before, may stay.
+        """
+        device, residents = self.trainer.model.device, self.trainer.residents
+        stays = residents.states.pop(self, None) is not None
+        may = self.trainer.budget.resident_states and on_gpu(device)
+        if device == _MAIN and not (stays or may):
             yield self
             return
-        self._keep(self.state_dict(), self.trainer.model.device)
+        residents.making_room(lambda: self._put(self._states, device))
         try:
             yield self
         finally:
-            self._keep(self.state_dict(), torch.device("cpu"))
+            tensors = distinct(self._states.values())
+            self._twins = {n: self._twins[n] for n in tensors if n in self._twins}
+            if may and (stays or len(self._twins) < len(tensors)):
+                residents.keep(self, kept_bytes(tensors.values()))
+            else:
+                self.offload()
 
-    def _keep(self, saved: Mapping[str, Any], device: torch.device) -> None:
-        kept = states_on({group: saved[group] for group in self.state_dict()}, device)
+    def _put(self, states: Groups, device: torch.device) -> None:
+        for named in (named for state in states.values() for named in state.values()):
+            if OTHER in named:  # is read in main memory
+                self._twins[id(named[OTHER])] = named[OTHER], named[OTHER]
+        kept = states_on(states, device, self._twins)
         self.state, self._optimizers, self.memory = kept.values()
 
 

@@ -70,23 +70,23 @@ def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
 
 
 def _plain_step(optimizer: torch.optim.Optimizer) -> None:
+    ready: list[tuple[float, float, list[Tensor], list[Tensor], list[Any]]] = []
+    for group in optimizer.param_groups:
+        moving = [p for p in group["params"] if p.grad is not None]
+        along: list[Tensor] = [p.grad for p in moving]
+        momentum = group["momentum"]
+        buffers = [optimizer.state[p].get("momentum_buffer") for p in moving if momentum]
+        if any(g.is_sparse for g in along) or any(b is None for b in buffers):
+            optimizer.step()  # of all groups; it begins the momentum, too
+            return
+        if moving:
+            ready.append((group["lr"], momentum, moving, along, buffers))
     with torch.no_grad():
-        for group in optimizer.param_groups:
-            moving = [p for p in group["params"] if p.grad is not None]
-            along: list[Tensor] = [p.grad for p in moving]
-            if not moving:
-                continue
-            buffers: list[Any] = []
-            if momentum := group["momentum"]:
-                buffers = [optimizer.state[p].get("momentum_buffer") for p in moving]
-            if any(g.is_sparse for g in along) or any(b is None for b in buffers):
-                optimizer.step()  # which begins the momentum, too
-                return
+        for rate, momentum, moving, along, buffers in ready:
             if momentum:
                 torch._foreach_mul_(buffers, momentum)
                 torch._foreach_add_(buffers, along)
-                along = buffers
-            torch._foreach_add_(moving, along, alpha=-group["lr"])
+            torch._foreach_add_(moving, buffers or along, alpha=-rate)
 
 
 def takes_network(factory: OptimizerFactory) -> bool:

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypedDict
 import torch
 
 from medfed.common import schemas, scores, untrusted
-from medfed.common.tensors import Tensors, digest, map_state, to_device
+from medfed.common.tensors import Tensors, digest, to_device
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
@@ -364,8 +364,7 @@ class Site:
 
     def _state(self, number: int) -> Kept:
         """The client's state, without copies: tensors are replaced, never changed."""
-        client = self.client
-        kept = {g: map_state(state, lambda t: t) for g, state in client.state_dict().items()}
+        kept = self.client.state_dict()
         return {"site": self.name, "round": number, "client": kept, **self._spent()}
 
     def rounds(self) -> list[int]:

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from medfed.federation.algorithm import Cohort
-from medfed.federation.engine.working_network import WorkingNetwork
-from medfed.federation.local_client import LocalClient, on_disk
+from medfed.federation.local_client import on_disk
 from medfed.federation.reference import run_reference
 from medfed.standalone.errors import CheckpointError, ConfigError
 from tests.contract.harness import federation, lossy
@@ -49,21 +48,3 @@ def test_what_cannot_be_written_is_one_sentence(tmp_path):
         on_disk({"state": {"personal": {"w": torch.ones(1)}}}, tmp_path / "file")
     with pytest.raises(ConfigError, match="memory_gb must not be negative"):
         Cohort(memory_gb=-1)
-
-
-def test_a_client_has_its_state_on_the_device_for_its_turn(monkeypatch):
-    plain, other = (federation("ditto")[1] for _ in range(2))
-    keep, moves = LocalClient._keep, []
-
-    def kept(client, saved, device):
-        moves.append((client.id, client.steps_done, device))
-        keep(client, saved, device)
-
-    there = torch.device("cpu", 0)  # another name than main memory has
-    monkeypatch.setattr(WorkingNetwork, "device", there)
-    monkeypatch.setattr(LocalClient, "_keep", kept)
-    run_reference(other, 1)
-    done = {c: client.steps_done for c, client in other.clients.items()}
-    turns = [((c, 0, there), (c, done[c], torch.device("cpu"))) for c in other.ids]
-    assert moves == [move for turn in turns for move in turn]
-    assert other.digests() == run_reference(plain, 1).digests()

@@ -1,19 +1,21 @@
-"""Where and when training batches are made, with the same bits.
+"""What stays on a GPU, and where and when training batches are made, with the same bits.
 
 On a GPU a client's samples are copied once, and its batches are picked there in the order of the
 CPU. Samples that are augmented, joined from several clients, drawn for privacy or made by other
-processes stay in main memory; a thread may make their batches ahead of the steps.
+processes stay in main memory; a thread may make their batches ahead of the steps. Clients' states
+may stay between turns.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from itertools import count
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
@@ -31,8 +33,15 @@ def on_gpu(device: torch.device) -> bool:
     return device.type in DEVICES
 
 
+class Leaving(Protocol):
+    """A client whose state may be on a device."""
+
+    def offload(self) -> None:
+        """Moves it to main memory."""
+
+
 class Residents:
-    """Clients whose training samples are on a device, up to `limit` bytes.
+    """What of clients is on a device: up to `limit` bytes of samples, and as many of states.
 
     The client that trained the longest ago makes room, but only for one that has trained twice
     since: of clients that take turns, each would else be copied in every turn.
@@ -43,7 +52,10 @@ class Residents:
         self._device: torch.device | None = None
         # Each client, it on the device, and bytes; the one that trained the longest ago first.
         self._here: dict[str, tuple[ClientData, ClientData, int]] = {}
-        self._turns: dict[str, int] = {}  # the last turn of each client
+        # Clients whose states are there, with their bytes, but for the client that trains.
+        self.states: dict[Leaving, int] = {}
+        self._turns: dict[object, int] = {}  # the number of the last turn of each client
+        self._number = count(1)
         self._latest: ClientData | None = None
 
     @property
@@ -63,13 +75,13 @@ class Residents:
             self._device = device
         if not on_gpu(device) or data is self._latest:
             return
-        self._latest, before = data, self._turns.pop(data.id, 0)
+        self._latest, before = data, self._turns.get(data.id, 0)
         known, there, size = self._here.pop(data.id, (None, data, 0))
         if known is not data:
             there, size = self._put(data, device, before)
         if there is not data:
             self._here[data.id] = data, there, size
-        self._turns[data.id] = next(reversed(self._turns.values()), 0) + 1
+        self._turns[data.id] = next(self._number)
 
     def _put(self, data: ClientData, device: torch.device, before: int) -> tuple[ClientData, int]:
         # Looked up in the class: a user's wrapper may pass on attributes of what it wraps.
@@ -89,21 +101,40 @@ class Residents:
             self.give_up()
         return data, 0
 
+    def keep(self, client: Leaving, size: int) -> None:
+        """Keeps a client's state on the device after its turn, if there is room, or moves it."""
+        before, self._turns[client] = self._turns.get(client, 0), next(self._number)
+        self.states[client] = size
+        for leaving in [*(c for c in self.states if self._turns[c] < before), client]:
+            if sum(self.states.values()) > self.limit:
+                leaving.offload()
+
+    def making_room(self, act: Callable[[], _T], again: bool = True) -> _T:
+        """Returns what a function does; calls it `again` if it finds the device's memory full."""
+        try:
+            return act()
+        except torch.OutOfMemoryError:
+            if not again or not (self._here or self.states):
+                raise
+        self.give_up()  # only here, as the error keeps tensors
+        return act()
+
     def give_up(self) -> None:
         """Makes room on a full device, and takes no more."""
         self.limit = 0
         self.release()
         _log.warning(
-            "The device's memory is full: from now on batches are made in main memory; "
-            "local.resident_gib=0 does so from the start."
+            "The device's memory is full: from now on clients' samples and states wait in main "
+            "memory; local.resident_gib=0 does so from the start."
         )
 
     def release(self) -> None:
         """Gives the device's memory back."""
-        cached = bool(self._here) and self._device is not None and self._device.type == "cuda"
         self._here.clear()
         self._latest = None
-        if cached:
+        for client in [*self.states]:
+            client.offload()
+        if self._device is not None and self._device.type == "cuda":
             torch.cuda.empty_cache()
 
 

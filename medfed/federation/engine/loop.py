@@ -164,6 +164,8 @@ class LocalTrainer:
     def _begin(self, data: ClientData, update: Update) -> TrainableSet:
         """Returns the plan of training a part on a client's data."""
         self.gradients.begin(data.batch_size)
+        if self.budget.resident_states and not on_gpu(self.model.device):
+            self._say_once("resident_states", "the network is on no GPU")
         if self.gradients.private is None:
             self.residents.admit(data, self.model.device)
         return self.model.plan(update)
