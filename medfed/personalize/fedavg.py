@@ -53,7 +53,10 @@ class FedAvg(Algorithm):
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """The server holds the shared part, each client its personal part."""
         shared, personal = split.split(weights)
-        zero = {n: torch.zeros_like(weights[n]) for n in split.parameters("shared")}
+        # Of one number each in memory, as every client may refer to them for all rounds.
+        zero = {
+            n: weights[n].new_zeros(()).expand_as(weights[n]) for n in split.parameters("shared")
+        }
         server = {"shared": shared, "num_samples": client_sizes(clients)}
         client = {"personal": personal, **dict.fromkeys(self.client_zeros, zero)}
         more = self.client_start(weights, split)

@@ -145,15 +145,13 @@ class LocalTrainer:
         plan = self._begin(data, update)
         with plan.training(rate, how.get("rates"), memory):
             mean = self._steps(data, plan, key, steps, how)
-        if not math.isfinite(mean):
-            raise NonFiniteError(
-                "the training loss became NaN or infinite; lower optimizer.lr or set local.clip"
-            )
-        if memory is not None:
-            memory.clear()
-            # Copies, as the same optimizer serves the next client.
-            memory.update(save_optimizer(plan.optimizer))
-        forget(plan.parameters)  # a large model's gradients would wait for the next turn
+            if not math.isfinite(mean):
+                raise NonFiniteError(
+                    "the training loss became NaN or infinite; lower optimizer.lr or set local.clip"
+                )
+            if memory is not None:
+                memory.clear()
+                memory.update(save_optimizer(plan.optimizer))
         changing = {*self.split.names(update)}
         if how.get("statistics"):
             changing |= self.split.buffers.intersection(self.split.personal)
