@@ -90,8 +90,14 @@ class FedAvg(Algorithm):
 
     def fit(self, client: Client, message: Message) -> Message:
         """Trains from the received shared part and replies with its displacement."""
-        start = {**message.parts["shared"], **client.state["personal"]}
-        return self.displaced(client, message, self.local_steps(client, start))
+        received, method = message.parts["shared"], type(self)
+        end = self.local_steps(client, {**received, **client.state["personal"]})
+        if (method.local_steps, method.displaced) != (FedAvg.local_steps, FedAvg.displaced):
+            return self.displaced(client, message, end)
+        # Nobody else has these new tensors: the displacement takes their memory.
+        shared, client.state["personal"] = client.split.split(end)
+        update = weighted_sum(shared, received, -1)
+        return Message("fit", {"shared": update}, kinds={"shared": "update"})
 
     def displaced(self, client: Client, message: Message, end: Tensors) -> Message:
         """Keeps the personal part of a trained model; returns the shared part's displacement."""

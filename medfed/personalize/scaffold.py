@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from medfed.common.tensors import weighted_sum
 from medfed.functional.prox import Linear
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
