@@ -124,5 +124,4 @@ class Mix(Mapping[str, Tensor]):
     def follow(self, weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
         """Takes the step at the old w, then copies the optimizer's new w."""
         self.step(grad_at)
-        for name, tensor in self.w.items():
-            tensor.copy_(weights[name])
+        overwrite(self.w, weights)

@@ -15,12 +15,14 @@ from __future__ import annotations
 from medfed.method import *
 
 
-def displacement(after: Tensors, before: Tensors) -> Message:
+def displacement(after: Tensors, before: Tensors, new: bool = False) -> Message:
     """Returns the reply that holds how far the shared part has moved.
 
-    So a lossy codec spends its bits on the change.
+    So a lossy codec spends its bits on the change. If `new`, nobody else has the tensors of
+    `after`, and the result takes their memory.
     """
-    return Message("fit", {"shared": subtract(after, before)}, kinds={"shared": "update"})
+    moved = weighted_sum(after, before, -1) if new else subtract(after, before)
+    return Message("fit", {"shared": moved}, kinds={"shared": "update"})
 
 
 class KeepsModel:
@@ -54,9 +56,8 @@ class FedAvg(Algorithm):
         """The server holds the shared part, each client its personal part."""
         shared, personal = split.split(weights)
         # Of one number each in memory, as every client may refer to them for all rounds.
-        zero = {
-            n: weights[n].new_zeros(()).expand_as(weights[n]) for n in split.parameters("shared")
-        }
+        like = select(weights, split.parameters("shared"))
+        zero = {n: t.new_zeros(()).expand_as(t) for n, t in like.items()}
         server = {"shared": shared, "num_samples": client_sizes(clients)}
         client = {"personal": personal, **dict.fromkeys(self.client_zeros, zero)}
         more = self.client_start(weights, split)
@@ -94,10 +95,8 @@ class FedAvg(Algorithm):
         end = self.local_steps(client, {**received, **client.state["personal"]})
         if (method.local_steps, method.displaced) != (FedAvg.local_steps, FedAvg.displaced):
             return self.displaced(client, message, end)
-        # Nobody else has these new tensors: the displacement takes their memory.
         shared, client.state["personal"] = client.split.split(end)
-        update = weighted_sum(shared, received, -1)
-        return Message("fit", {"shared": update}, kinds={"shared": "update"})
+        return displacement(shared, received, new=True)
 
     def displaced(self, client: Client, message: Message, end: Tensors) -> Message:
         """Keeps the personal part of a trained model; returns the shared part's displacement."""

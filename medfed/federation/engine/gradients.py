@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from medfed.common.tensors import Tensors, forget, gradient_of
+from medfed.common.tensors import Tensors, forget, gradient_of, overwrite
 from medfed.federation.budget import Passes
 from medfed.federation.client import Batch, BatchPenalty, Outputs, Penalty
 from medfed.federation.other_state import OTHER
@@ -210,6 +210,7 @@ class StepGradient:
     taken: bool = True  # whether the step itself has passed its batches through the network
     loss: Tensor | None = None  # of the first call, if the step computes none
 
+    @torch.no_grad()
     def __call__(
         self, at: Mapping[str, Tensor], *, fresh: int = 0, term: BatchPenalty | None = None
     ) -> Tensors:
@@ -220,7 +221,7 @@ class StepGradient:
         forget(self.trained.values())
         others = {n: other for n, t in self.trained.items() if (other := at[n]) is not t}
         kept = {n: self.trained[n].detach().clone() for n in others}
-        self._put(others)
+        overwrite(self.trained, others)
         del others  # `at` may have made them for this call alone
         # Fresh batches come from the stream of the steps, so no later step uses them again.
         while len(self.groups) <= fresh:
@@ -229,16 +230,11 @@ class StepGradient:
         loss = self.gradients.add(self.groups[fresh], self.trained, self.network, watch=watch)
         result = {n: gradient_of(t).contiguous() for n, t in self.trained.items()}
         forget(self.trained.values())  # the result has their memory
-        self._put(kept)
+        overwrite(self.trained, kept)
         if self.taken or self.loss is not None:
             self.network.put_back(statistics)
         self.loss = loss if self.loss is None else self.loss
         return result
-
-    @torch.no_grad()
-    def _put(self, values: Mapping[str, Tensor]) -> None:
-        for name, value in values.items():
-            self.trained[name].copy_(value)
 
 
 @dataclass(eq=False)
