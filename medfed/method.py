@@ -32,7 +32,7 @@ from medfed.standalone.errors import ConfigError, NonFiniteError, did_you_mean
 from medfed.common.floors import Statistic
 from medfed.common.seeding import coin, derive_seed, numpy_rng, torch_rng
 from medfed.common.tensors import State, Tensors, add, cut, flatten, gradient_of, layout_of, numel
-from medfed.common.tensors import select, subtract, weighted_mean
+from medfed.common.tensors import overwrite, select, subtract, weighted_mean, weighted_sum
 
 __all__ = [
     # of Python and PyTorch
@@ -50,8 +50,8 @@ __all__ = [
     "Proximity", "TrainOptions", "Update",
     "batches_of", "put_back", "share_of", "statistics_at", "with_statistics",
     # algebra of named tensors
-    "State", "Tensors", "add", "cut", "flatten", "gradient_of", "layout_of", "numel", "select",
-    "subtract", "weighted_mean",
+    "State", "Tensors", "add", "cut", "flatten", "gradient_of", "layout_of", "numel", "overwrite",
+    "select", "subtract", "weighted_mean", "weighted_sum",
     # randomness that follows from the seed
     "coin", "derive_seed", "numpy_rng", "torch_rng",
     # ranges of hyper-parameters, errors and warnings

@@ -98,6 +98,19 @@ def weighted_sum(before: Tensors | None, item: Mapping[str, Tensor], weight: flo
     return before
 
 
+def overwrite(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Copies values into the tensors of the same names, if there are any.
+
+    Example:
+        >>> weights = {"a": torch.ones(1), "b": torch.ones(1)}
+        >>> overwrite(weights, {"a": torch.zeros(1)})
+        >>> weights
+        {'a': tensor([0.]), 'b': tensor([1.])}
+    """
+    for name in tensors.keys() & values.keys():
+        tensors[name].copy_(values[name])
+
+
 def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
     """Returns all elements as one vector of shape (d,), in the order of the names.
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack
 
 from torch import Tensor
 
-from medfed.common.tensors import State, Tensors
+from medfed.common.tensors import State, Tensors, overwrite
 from medfed.federation.other_state import OTHER
 from medfed.federation.split import ParameterSplit, Update
 
@@ -329,12 +329,7 @@ def statistics_at(client: Client, model: Tensors) -> Tensors:
 
 def put_back(fixed: Mapping[str, Tensor]) -> AfterStep:
     """Returns an ``after_step`` that puts some parameters back to values after each step."""
-
-    def restore(weights: Mapping[str, Tensor], _: GradientAt) -> None:
-        for name in weights.keys() & fixed.keys():
-            weights[name].copy_(fixed[name])
-
-    return restore
+    return lambda weights, _: overwrite(weights, fixed)
 
 
 def share_of(steps: int, index: int, parts: int) -> int:

@@ -70,8 +70,8 @@ class Federated:
         check_known("split", split, ("train", "val", "test"))
         fed = self.federation
         assert fed.trainer is not None  # a federation of this module trains here
-        at = {name: fed.personal_model(name, split) for name in fed.clients}
-        return {n: fed.trainer.evaluated(fed.clients[n].data, at[n], split) for n in at}
+        measure, model = fed.trainer.evaluated, fed.personal_model
+        return {n: measure(c.data, model(n, split), split) for n, c in fed.clients.items()}
 
     def levels(self, split: Literal["train", "val", "test"] = "val") -> dict[str, float]:
         """Returns what to add to each client's logit of class 1, so that its level is right.
@@ -297,6 +297,7 @@ def run_reference(
                 for client in current.recipients:
                     current.receive(client, current.fit(client))
                 is_open = current.close_phase()
+            del current  # its replies: of a large model, they would wait for the next round
             if after_round:
                 after_round(number)
     finally:

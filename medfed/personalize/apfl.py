@@ -70,14 +70,14 @@ class APFL(OnboardingRules, FedAvg):
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """Steps of w, each followed by one of v and alpha."""
-        mix = Mix(self, client, start)
+        mix = Mix(self, client, {n: t.clone() for n, t in start.items()})
         end = client.train(start, after_step=mix.follow)
         client.state["own"], client.state["alpha"] = mix.v, {"alpha": mix.alpha}
         return end
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
         w = super().personal_model(client, message)
-        return {**w, **Mix(self, client, w).model()}
+        return {**w, **Mix(self, client, w)}
 
     def onboard(self, client: Client, message: Message) -> Tensors:
         """An onboarded client's v starts as w, which stays; v and alpha take the steps."""
@@ -86,15 +86,15 @@ class APFL(OnboardingRules, FedAvg):
         mix = Mix(self, client, w)
         for _ in range(client.steps):
             mix.step(lambda at: client.gradient({**w, **at}, batches=1))
-        return with_statistics(client, {**w, **mix.model()})
+        return with_statistics(client, {**w, **mix})
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Any]:
         """A bar per client: the share of the local model in its mix."""
         return {"alphas": draw_shares(server["alphas"], "Share of the local model in the mix")}
 
 
-class Mix:
-    """v, w and alpha of one client while it trains."""
+class Mix(Mapping[str, Tensor]):
+    """The mix of one client while it trains, from v, w and alpha; made when it is read."""
 
     def __init__(self, method: APFL, client: Client, w: Mapping[str, Tensor]) -> None:
         self.v, self.alpha = client.state["own"], client.state["alpha"]["alpha"]
@@ -102,20 +102,26 @@ class Mix:
         rate = client.learning_rate
         self._rates = rate, rate if method.alpha_lr is None else method.alpha_lr
 
-    def model(self) -> Tensors:
-        """Returns the mix."""
-        alpha = float(self.alpha)
-        return {n: alpha * t + (1 - alpha) * self.w[n] for n, t in self.v.items()}
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.v)
 
-    def step(self, grad_at: Callable[[Tensors], Tensors]) -> None:
+    def __len__(self) -> int:
+        return len(self.v)
+
+    def __getitem__(self, name: str) -> Tensor:
+        alpha = float(self.alpha)
+        return alpha * self.v[name] + (1 - alpha) * self.w[name]
+
+    def step(self, grad_at: Callable[[Mapping[str, Tensor]], Tensors]) -> None:
         """Moves v and alpha at the present w."""
-        gradient, alpha, (lr, alpha_lr) = grad_at(self.model()), float(self.alpha), self._rates
+        gradient, alpha, (lr, alpha_lr) = grad_at(self), float(self.alpha), self._rates
         # Uses v and w before the step: alpha and v descend from the same point.
         slope = sum(((t - self.w[n]) * gradient[n]).sum().double() for n, t in self.v.items())
-        self.v = {n: t - lr * alpha * gradient[n] for n, t in self.v.items()}
+        # In the memory of the gradient, as the client keeps the v of its last round until the end.
+        self.v = {n: gradient[n].mul_(-lr * alpha).add_(t) for n, t in self.v.items()}
         self.alpha = (self.alpha - alpha_lr * slope).clamp(0, 1)
 
     def follow(self, weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
-        """Takes the step at the old w, then keeps the optimizer's new w."""
+        """Takes the step at the old w, then copies the optimizer's new w."""
         self.step(grad_at)
-        self.w = {n: t.clone() for n, t in weights.items()}
+        overwrite(self.w, weights)

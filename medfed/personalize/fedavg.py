@@ -15,12 +15,14 @@ from __future__ import annotations
 from medfed.method import *
 
 
-def displacement(after: Tensors, before: Tensors) -> Message:
+def displacement(after: Tensors, before: Tensors, new: bool = False) -> Message:
     """Returns the reply that holds how far the shared part has moved.
 
-    So a lossy codec spends its bits on the change.
+    So a lossy codec spends its bits on the change. If `new`, nobody else has the tensors of
+    `after`, and the result takes their memory.
     """
-    return Message("fit", {"shared": subtract(after, before)}, kinds={"shared": "update"})
+    moved = weighted_sum(after, before, -1) if new else subtract(after, before)
+    return Message("fit", {"shared": moved}, kinds={"shared": "update"})
 
 
 class KeepsModel:
@@ -53,7 +55,9 @@ class FedAvg(Algorithm):
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """The server holds the shared part, each client its personal part."""
         shared, personal = split.split(weights)
-        zero = {n: torch.zeros_like(weights[n]) for n in split.parameters("shared")}
+        # Of one number each in memory, as every client may refer to them for all rounds.
+        like = select(weights, split.parameters("shared"))
+        zero = {n: t.new_zeros(()).expand_as(t) for n, t in like.items()}
         server = {"shared": shared, "num_samples": client_sizes(clients)}
         client = {"personal": personal, **dict.fromkeys(self.client_zeros, zero)}
         more = self.client_start(weights, split)
@@ -87,8 +91,12 @@ class FedAvg(Algorithm):
 
     def fit(self, client: Client, message: Message) -> Message:
         """Trains from the received shared part and replies with its displacement."""
-        start = {**message.parts["shared"], **client.state["personal"]}
-        return self.displaced(client, message, self.local_steps(client, start))
+        received, method = message.parts["shared"], type(self)
+        end = self.local_steps(client, {**received, **client.state["personal"]})
+        if (method.local_steps, method.displaced) != (FedAvg.local_steps, FedAvg.displaced):
+            return self.displaced(client, message, end)
+        shared, client.state["personal"] = client.split.split(end)
+        return displacement(shared, received, new=True)
 
     def displaced(self, client: Client, message: Message, end: Tensors) -> Message:
         """Keeps the personal part of a trained model; returns the shared part's displacement."""

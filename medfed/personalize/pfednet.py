@@ -238,7 +238,7 @@ class PFedNet(OnboardingRules, Algorithm):
             names = client.split.parameters(part)
             first = partial(client.gradient, model, update="personal", batches=1)
             scalars["reach"] = client.effective_step_length(steps, lambda: flatten(first()))
-        update = subtract(select(end, names), model)
+        update = weighted_sum(select(end, names), model, -1)  # in the memory of new tensors
         return Message(part, {part: update}, scalars, {part: "update"})
 
     def broadcast(self, server: State, client: str) -> Message:

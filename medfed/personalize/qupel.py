@@ -31,6 +31,7 @@ free parameters of its quantised model; w does not change.
 from __future__ import annotations
 
 from medfed.method import *
+from medfed.personalize.fedavg import displacement
 from medfed.personalize.quantized import Quantized
 from medfed.personalize.quantized_base import TUNE
 
@@ -83,8 +84,7 @@ class QuPeL(Quantized):
         received = message.parts["shared"]
         tie = self.tie(select(received, client.split.parameters("shared")), message)
         self.train_tied(client, message, tie)
-        update = subtract(select({**client.state["model"], **tie.w}, received), received)
-        return Message("fit", {"shared": update}, kinds={"shared": "update"})
+        return displacement(select({**client.state["model"], **tie.w}, received), received)
 
     def tie(self, w: Tensors, message: Message) -> Tie:
         """Returns what couples the client's model and its copy of w."""

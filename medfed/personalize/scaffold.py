@@ -82,9 +82,9 @@ class Scaffold(FedAvg):
         # The gradient of a linear term is its slope, so each step is along grad f_i - c_i + c.
         shift = Linear(subtract(message.parts["control"], before))
         end = client.train({**received, **client.state["personal"]}, penalty=shift)
+        del shift  # of a large model
         shared, client.state["personal"] = client.split.split(end)
-        update = subtract(shared, received)
-        del shift, end, shared  # of a large model
+        update = weighted_sum(shared, received, -1)  # in the memory of new tensors
         if self.option == "I":
             at = {**received, **client.state["personal"]}
             change = subtract(client.gradient(at, update="shared"), before)

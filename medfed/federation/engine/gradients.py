@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from medfed.common.tensors import Tensors, forget, gradient_of
+from medfed.common.tensors import Tensors, forget, gradient_of, overwrite
 from medfed.federation.budget import Passes
 from medfed.federation.client import Batch, BatchPenalty, Outputs, Penalty
-from medfed.federation.layout import ordinary
 from medfed.federation.other_state import OTHER
 from medfed.federation.split import modules_of
 from medfed.standalone.errors import ConfigError, NonFiniteError, first_line
@@ -211,27 +210,27 @@ class StepGradient:
     taken: bool = True  # whether the step itself has passed its batches through the network
     loss: Tensor | None = None  # of the first call, if the step computes none
 
+    @torch.no_grad()
     def __call__(
         self, at: Mapping[str, Tensor], *, fresh: int = 0, term: BatchPenalty | None = None
     ) -> Tensors:
         """See :class:`medfed.federation.client.GradientAt`."""
-        names = list(self.trained)
-        live = [self.trained[n] for n in names]
         # The values are put into the live tensors, and not passed by functional_call: so the loss
         # may be any function that knows the network.
         statistics = self.network.statistics()
-        kept = [t.detach().clone() for t in live]
-        with torch.no_grad():
-            torch._foreach_copy_(live, [at[n] for n in names])
-        forget(live)
+        forget(self.trained.values())
+        others = {n: other for n, t in self.trained.items() if (other := at[n]) is not t}
+        kept = {n: self.trained[n].detach().clone() for n in others}
+        overwrite(self.trained, others)
+        del others  # `at` may have made them for this call alone
         # Fresh batches come from the stream of the steps, so no later step uses them again.
         while len(self.groups) <= fresh:
             self.groups.append(next(self.stream))
         watch = None if term is None else self.watch(term)
         loss = self.gradients.add(self.groups[fresh], self.trained, self.network, watch=watch)
-        result = {n: ordinary(gradient_of(t)) for n, t in zip(names, live, strict=True)}
-        with torch.no_grad():
-            torch._foreach_copy_(live, kept)
+        result = {n: gradient_of(t).contiguous() for n, t in self.trained.items()}
+        forget(self.trained.values())  # the result has their memory
+        overwrite(self.trained, kept)
         if self.taken or self.loss is not None:
             self.network.put_back(statistics)
         self.loss = loss if self.loss is None else self.loss

@@ -42,7 +42,6 @@ from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedF
 from medfed.federation.engine.graphs import GraphedSteps, obstacle
 from medfed.federation.engine.private import Drawable
 from medfed.federation.engine.working_network import TrainableSet, WorkingNetwork
-from medfed.federation.layout import ordinary
 from medfed.federation.optimizers import (
     OptimizerFactory,
     SchedulerFactory,
@@ -145,13 +144,11 @@ class LocalTrainer:
         plan = self._begin(data, update)
         with plan.training(rate, how.get("rates"), memory):
             mean = self._steps(data, plan, key, steps, how)
-        if not math.isfinite(mean):
-            raise _diverged(data)
-        if memory is not None:
-            memory.clear()
-            # Copies, as the same optimizer serves the next client.
-            memory.update(save_optimizer(plan.optimizer))
-        forget(plan.parameters)  # a large model's gradients would wait for the next turn
+            if not math.isfinite(mean):
+                raise _diverged(data)
+            if memory is not None:
+                memory.clear()
+                memory.update(save_optimizer(plan.optimizer))
         changing = {*self.split.names(update)}
         if how.get("statistics"):
             changing |= self.split.buffers.intersection(self.split.personal)
@@ -270,7 +267,7 @@ class LocalTrainer:
     ) -> Tensors:
         """Returns the gradient of the mean loss over an epoch, or its first batches."""
         plan = self._begin(data, over.get("update", "all"))
-        sums = {n: torch.zeros_like(ordinary(t)) for n, t in plan.trained.items()}
+        sums = {n: t.new_zeros(t.shape) for n, t in plan.trained.items()}
         seen = 0
         with plan.training(0.0):
             for batch, size in self._pass(data, at, key, over.get("batches")):

@@ -76,6 +76,9 @@ class TrainableSet:
         try:
             yield
         finally:
+            # Those of a large model would wait for the next turn.
+            forget(self.parameters)
+            self.optimizer.state.clear()
             # A parameter that is left without gradients is one that its owner has frozen.
             for parameter in self.fixed:
                 parameter.requires_grad_(True)

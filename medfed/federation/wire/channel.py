@@ -84,6 +84,7 @@ Mode = Literal["plain", "residual", "reference", "shift"]
 _log = logging.getLogger(__name__)
 _FACTOR = struct.Struct("<f")
 _LARGEST_FACTOR = 1024.0
+_BLOCK = 2**20
 _DENSE = Dense()
 
 
@@ -205,7 +206,7 @@ class Link:
         """Turns a vector into bytes.
 
         Args:
-            flat: ``(d,)`` finite floats.
+            flat: ``(d,)`` finite floats, which may change, as large ones should not be copied.
             layout: The tensors that it consists of.
             kind: Weights or an update.
             memory: What the sender remembers, ``(d,)``; ``None`` before the first transfer.
@@ -225,7 +226,7 @@ class Link:
         if memory is None:
             memory = torch.zeros_like(flat)
         # Adds the losses; a reference or a shift is already at the other end.
-        vector = flat + memory if mode == "residual" else flat - memory
+        vector = flat.add_(memory, alpha=1 if mode == "residual" else -1)
         data = self.codec.encode(self._transformed(vector, round), rng)
         decoded = self.codec.decode(data, flat.numel()).to(vector)
         factor = 1.0
@@ -292,7 +293,9 @@ class Link:
         if memory is None:
             memory = torch.zeros_like(decoded)
         if mode == "reference":
-            values = _checked(memory.add(decoded, alpha=factor), "A reference and its difference")
+            # In the memory of C(v); a sum with a factor is rounded once.
+            values = decoded.add_(memory) if factor == 1 else memory.add(decoded, alpha=factor)
+            values = _checked(values, "A reference and its difference")
             return Received(values, values)
         values = _checked(memory + decoded, "A shift and its message")
         step = factor if self.shift == "auto" else float(self.shift or 0)
@@ -327,9 +330,12 @@ def closest_factor(vector: Tensor, decoded: Tensor) -> float:
         >>> closest_factor(torch.ones(2), torch.zeros(2))
         0.0
     """
-    v, c = vector.double(), decoded.double()
-    energy = float(c.dot(c))
-    factor = float(v.dot(c)) / energy if energy > 0 else 0.0
+    energy = along = 0.0
+    for v, c in zip(vector.split(_BLOCK), decoded.split(_BLOCK), strict=True):
+        wide = c.double()  # of a large model, all doubles would be four of its sizes
+        energy += float(wide.dot(wide))
+        along += float(wide.dot(v.double()))
+    factor = along / energy if energy > 0 else 0.0
     return float(np.float32(min(max(factor, -_LARGEST_FACTOR), _LARGEST_FACTOR)))
 
 
@@ -759,7 +765,7 @@ class CER:
         gamma = self.strength(round)
         if not self.relative or flat.numel() == 0:
             return fused_lasso(flat, gamma)
-        mean = float(flat.double().abs().mean())
+        mean = float(flat.double().abs_().mean())
         # Infinity times zero is not a number, but the zero vector is its own solution.
         return fused_lasso(flat, gamma * mean if mean else 0.0)
 
