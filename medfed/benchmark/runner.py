@@ -15,7 +15,7 @@ from typing import Any
 
 from medfed.benchmark.plan import Group, best_trial
 from medfed.common.console import Steps
-from medfed.common.processes import begin_worker, worker_pool
+from medfed.common.processes import worker_pool
 from medfed.records.cells import Cell, read_cell, write_cell
 from medfed.run.cell import run_cell
 from medfed.standalone.errors import ConfigError, MedfedError, RankError, first_line
@@ -168,7 +168,7 @@ def _pool(workers: int) -> Iterator[Executor]:
     if workers == 0:
         yield _Here()
         return
-    with scratch() as folder, worker_pool(workers, ["medfed.run.cell"], _begin, folder) as pool:
+    with scratch() as folder, worker_pool(workers, TMPDIR=folder) as pool:
         yield pool
 
 
@@ -185,11 +185,6 @@ def scratch() -> Iterator[str]:
         locked(Path(folder)),
     ):
         yield folder
-
-
-def _begin(folder: str) -> None:
-    begin_worker()
-    tempfile.tempdir = folder
 
 
 def check_computed(broken: Mapping[str, str], what: str, kept: str) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from medfed.commands.command_line import command, loading
+from medfed.commands.command_line import command
+from medfed.common.processes import loading
 from medfed.config.allowed import method_yamls
 from medfed.config.check import check_value
 from medfed.config.description import RunDescription

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from medfed.commands.command_line import command, loading
+from medfed.commands.command_line import command
+from medfed.common.processes import loading
 from medfed.config.sections import Section, listed
 from medfed.standalone.errors import ConfigError
 

@@ -206,7 +206,7 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
     if {"-h", "--help"} & set(sys.argv):
         print_help(command.name, inspect.getmodule(inspect.unwrap(command.run)).__doc__ or "")
         return
-    with one_sentence(), loading():
+    with one_sentence(), processes.loading():
         flags = parsed(sys.argv[1:])
         engine, words = Engine.of(flags.overrides)
         sweeps = flags.multirun or "hydra.mode=MULTIRUN" in words
@@ -250,17 +250,6 @@ def parsed(arguments: Sequence[str]) -> Namespace:
             "--resolve has a meaning with --cfg alone; write --cfg job --resolve."
         )
     return flags
-
-
-@contextmanager
-def loading() -> Iterator[None]:
-    """Pauses the garbage collector: imported modules stay, so scanning them again wastes time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 @contextmanager

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
-from medfed.commands.command_line import loading, plain
+from medfed.commands.command_line import plain
 from medfed.commands.help import print_help
+from medfed.common.processes import loading
 from medfed.config import check, compose, description, sections
 from medfed.sites import actions
 from medfed.standalone.errors import ConfigError

@@ -14,9 +14,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from medfed.commands.command_line import loading, plain
+from medfed.commands.command_line import plain
 from medfed.commands.help import print_usage
 from medfed.common.console import say, wide_console
+from medfed.common.processes import loading
 from medfed.standalone.errors import ConfigError
 
 

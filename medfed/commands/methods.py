@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from medfed.commands.command_line import loading, plain
+from medfed.commands.command_line import plain
 from medfed.commands.help import keys, print_usage
 from medfed.common.console import Terminal
+from medfed.common.processes import loading
 from medfed.config.allowed import method_yamls
 from medfed.config.spelling import plugin_folders
 from medfed.standalone.errors import ConfigError, did_you_mean, few

@@ -21,8 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from medfed.commands.command_line import loading, plain
+from medfed.commands.command_line import plain
 from medfed.commands.help import print_usage
+from medfed.common.processes import loading
 from medfed.config.check import check_path
 from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full

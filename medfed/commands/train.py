@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from medfed.commands.command_line import command, loading
-from medfed.common.processes import go_by_rank, launched
+from medfed.commands.command_line import command
+from medfed.common.processes import go_by_rank, launched, loading
 from medfed.config.check import check_gpu, several
 from medfed.config.compose import build
 from medfed.config.description import RunDescription

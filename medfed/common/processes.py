@@ -10,6 +10,7 @@ A pool of worker processes notices the death of a worker even in the middle of a
 
 from __future__ import annotations
 
+import gc
 import getpass
 import itertools
 import multiprocessing
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -185,23 +186,40 @@ class WatchedPool(ProcessPoolExecutor):
             self._watch.join()
 
 
-def start_worker() -> None:
+@contextmanager
+def loading() -> Iterator[None]:
+    """Pauses the garbage collector: imported modules stay, so scanning them again wastes time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def start_worker(environ: Mapping[str, str] | None = None) -> None:
     """Prepares a worker process: one thread, no reaction to Ctrl-C, and an end with its parent."""
+    os.environ.update(environ or {})
     os.environ.update(OMP_NUM_THREADS="1", ITK_GLOBAL_DEFAULT_NUMBER_OF_THREADS="1")
+    tempfile.tempdir = None  # what TMPDIR of these variables names counts
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for systems that cannot block signals
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None
     _end_after(parent.join)  # otherwise the workers of a killed parent would wait for ever
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @contextmanager
-def worker_pool(
-    workers: int, preload: Sequence[str], begin: Callable[..., None], *arguments: object
-) -> Iterator[WatchedPool]:
-    """Gives processes that load libraries once and stay alive; they end with the block."""
-    context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
-    context.set_forkserver_preload(list(preload))
-    pool = WatchedPool(workers, mp_context=context, initializer=begin, initargs=arguments)
+def worker_pool(workers: int, **environ: str) -> Iterator[WatchedPool]:
+    """Gives processes that stay alive and have loaded what runs need; they end with the block."""
+    # On macOS, forked processes crash in the system's libraries.
+    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+    context.set_forkserver_preload(["medfed.run.ready"])
+    variables = {**os.environ, **environ}
+    pool = WatchedPool(workers, context, initializer=start_worker, initargs=(variables,))
     try:
         yield pool
     except BaseException:
@@ -210,16 +228,6 @@ def worker_pool(
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     pool.shutdown()
-
-
-def begin_worker(environ: Mapping[str, str] | None = None) -> None:
-    """Makes a process of a pool end with the one that started it, and use one thread."""
-    os.environ.update(environ or {})
-    start_worker()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    import torch
-
-    torch.set_num_threads(1)
 
 
 _gpu: list[Any] = []  # the lock that this process holds to its end

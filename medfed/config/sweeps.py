@@ -35,7 +35,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from medfed.common.processes import begin_worker, worker_pool
+from medfed.common.processes import worker_pool
 from medfed.config import compose
 from medfed.config.allowed import CONFIG_DIR
 from medfed.config.spelling import literal
@@ -246,8 +246,7 @@ class Sweep:
         waiting = self.jobs[::-1]
         running: dict[Future[str], Job] = {}
         while waiting or running:  # once more if a process has died
-            shared = begin_worker, dict(os.environ)
-            with worker_pool(workers, ["medfed.run.train"], *shared) as pool:
+            with worker_pool(workers) as pool:
                 try:
                     while waiting or running:
                         while waiting and len(running) < workers:

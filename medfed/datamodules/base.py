@@ -86,7 +86,6 @@ class BatchWorkers:
 
 def _start(clients: dict[str, ClientData]) -> None:
     start_worker()
-    torch.set_num_threads(1)
     _clients.update(clients)
 
 

@@ -7,6 +7,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from importlib.util import find_spec
@@ -17,9 +19,10 @@ from rich.console import Console
 
 from medfed.commands.main import main
 from medfed.common import console
-from medfed.common.processes import begin_worker, take_gpu, worker_pool
+from medfed.common.processes import take_gpu, worker_pool
 from medfed.config.sweeps import DIED, Engine, Sweep
 from medfed.standalone.errors import ConfigError
+from tests.integration.runs import ROOT
 
 TABLE = (
     *("data=breast_cancer", "model=mlp", "partition=round_robin", "partition.num_clients=3"),
@@ -183,6 +186,24 @@ def test_an_interrupt_ends_all_processes(tmp_path):
         assert not Path(f"/proc/{process}").exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="forks are safe on Linux alone")
+def test_a_process_has_loaded_what_runs_need_and_threads_of_libraries_work(tmp_path):
+    environ = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-m", "tests.integration.after_fork", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, check=True, timeout=600
+    )
+    state, sums = json.loads(done.stdout)
+    assert state == {
+        "loaded": True,
+        "threads of the server": 1,
+        "folder": str(tmp_path),
+        "threads": 1,
+        "cuda": False,
+    }
+    assert sums == [512.0**3, 512.0**3, 22.0**3 * 27, 512.0 * 512 - 2 * 512 + 1]
+
+
 def gpu(barrier):
     """What a process sees once it and the others have taken their GPUs."""
     take_gpu()
@@ -195,7 +216,7 @@ def test_each_process_takes_a_gpu_of_its_own_while_there_are_some(tmp_path, monk
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with multiprocessing.get_context("spawn").Manager() as manager:
         barrier = manager.Barrier(3)
-        with worker_pool(3, [], begin_worker, dict(os.environ)) as pool:
+        with worker_pool(3) as pool:
             futures = [pool.submit(gpu, barrier) for _ in range(3)]
             assert sorted(f.result()[0] for f in futures) == ["3", "3", "G"]
 
