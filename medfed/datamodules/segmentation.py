@@ -549,19 +549,13 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         rng, tumour = torch_rng(self.seed, "patches", case), mask.any(dim=0)
         of = self.patches_per_patient, self.background_share, self.size
         centres = patches.sample_centres(tumour, prepared.brain, *of, rng)
-        shape = tuple(mask.shape[1:])
-        volume = BoxedVolume(prepared.image.numpy(), None, mask.numpy(), (0, 0, 0), shape, ())
+        boxed = (0, 0, 0), tuple(mask.shape[1:]), (), prepared.present.numpy()
+        volume = BoxedVolume(prepared.image.numpy(), None, mask.numpy(), *boxed)
         at = np.pad(centres.numpy() - np.array(self.size) // 2, ((0, 0), (1, 0)))  # all of volume 0
-        images = PatchRows([volume], at, self.size, slices=self._slices)
+        rows = PatchRows([volume], at, self.size, slices=self._slices).block()
         every = torch.arange(len(at))
-        labels = replace(images, labels=True).take(every)
-        return {
-            "image": images.take(every),
-            "label": labels,
-            "case": torch.full_like(every, patient),
-            # A contrast includes its neighbours.
-            "present": prepared.present.repeat_interleave(self.slices).expand(len(at), -1),
-        }
+        cut = {name: gather(values, every) for name, values in rows.items()}
+        return {**cut, "case": torch.full_like(every, patient)}
 
     def evaluation_block(self, case: str, patient: int, plan: ClientPlan, every: int = 1) -> Batch:
         """Returns one case's whole axial slices, or the volume."""
