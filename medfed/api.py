@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -19,6 +18,7 @@ from medfed.config.allowed import method_name
 from medfed.config.check import several
 from medfed.config.compose import build, load
 from medfed.config.description import describe, written
+from medfed.config.spelling import as_text
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.inputs import check_network
 from medfed.federation.reference import Federated
@@ -49,7 +49,7 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: Any) -> Run
     """
     from medfed.run.train import train as trained  # late: it loads Lightning
 
-    given = [*overrides, *(f"{k.replace('__', '.')}={_written(v)}" for k, v in keys.items())]
+    given = [*overrides, *(f"{k.replace('__', '.')}={as_text(v)}" for k, v in keys.items())]
     source = written(load(given))
     if folder is None:
         method = method_name(source["algorithm"])
@@ -91,25 +91,6 @@ def federate(algorithm: Algorithm | str, *others: Any, **keys: Any) -> Federated
     if isinstance(network, nn.Module):
         keys.setdefault("personal", default_personal(network))
     return _federate(method, *others, **keys)
-
-
-def _written(value: Any) -> str:
-    """Writes a Python value as an override has it.
-
-    Example:
-        >>> _written(None), _written([1, "a"]), _written(0.5), _written(True), _written("a, b")
-        ('null', '[1,a]', '0.5', 'true', '"a, b"')
-    """
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(_written(v) for v in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{k}:{_written(v)}" for k, v in value.items()) + "}"
-    text = str(value)
-    return text if re.fullmatch(r"[\w./:@${}*+-]+", text) else '"' + text.replace('"', '\\"') + '"'
 
 
 @contextmanager

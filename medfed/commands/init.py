@@ -28,6 +28,7 @@ from medfed.commands.command_line import plain
 from medfed.commands.help import print_usage
 from medfed.common.console import say, wide_console
 from medfed.config import allowed, compose, description, sections, spelling
+from medfed.config.spelling import as_text
 from medfed.datamodules.readers.looks import FIRST, NO, Guess, Question
 from medfed.datamodules.segmentation import SegmentationDataModule
 from medfed.datamodules.splits import check_measurable
@@ -57,7 +58,7 @@ _KEY = re.compile(r"(?<![\w/])(data\.(?:reader\.)?\w+)(?:=(\[[^\]]*\]|[\w.-]*\w)
 
 def _plugins(keys: Mapping[str, Any], *more: str) -> list[str]:
     folders = [*sections.listed(keys.get("plugins")), *more]
-    return [f"plugins={folders[0] if len(folders) == 1 else _written(folders)}"] if folders else []
+    return [f"plugins={folders[0] if len(folders) == 1 else as_text(folders)}"] if folders else []
 
 
 def guessed(path: Path, answers: Mapping[str, Any]) -> Guess:
@@ -150,12 +151,12 @@ class Interview:
     def close(self, error: MedfedError | None = None) -> None:
         """Raises the error, or that questions are open, after printing what there is to answer."""
         for key, question in self.open.items():
-            otherwise = f", or take {_written(question.best)} by yes=true"
+            otherwise = f", or take {as_text(question.best)} by yes=true"
             otherwise *= question.best is not None
             self.say(f"{_shown(question)} Answer by {key}=VALUE{otherwise}.")
         answered = {k: v for k, v in self.answers.items() if k not in self.open}
         if answered and not self.yes and (error or self.open):
-            command = shlex.join(f"{key}={_written(value)}" for key, value in answered.items())
+            command = shlex.join(f"{key}={as_text(value)}" for key, value in answered.items())
             self.say(f"You have answered: {command}")
         if self.open:
             count = f"{len(self.open)} question{'s are' if len(self.open) > 1 else ' is'} open"
@@ -173,7 +174,7 @@ def _answer(key: str, question: Question) -> Any:
     """What the user answers, in the spelling of a command line; None without a terminal."""
     best = question.best
     try:
-        best_text = "" if best is None else _written(best)
+        best_text = "" if best is None else as_text(best)
         typed = input(f"{_shown(question)} [{best_text}] ").strip() if sys.stdin.isatty() else None
     except EOFError:
         typed = None
@@ -189,15 +190,6 @@ def _answer(key: str, question: Question) -> Any:
     numbers = isinstance(best, list) and isinstance(best[0], float)
     texts = isinstance(value, list) and not numbers
     return [str(v).strip() for v in value] if texts else value or "null"
-
-
-def _written(value: Any) -> str:
-    """A value as a command line has it."""
-    if isinstance(value, list):
-        return f"[{','.join(map(_written, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{k}: {_written(v)}' for k, v in value.items())}}}"
-    return "null" if value is None else str(value)
 
 
 def experiment(guess: Guess, keys: Mapping[str, Any], name: str, notes: Sequence[str] = ()) -> str:

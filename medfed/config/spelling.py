@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from medfed.config.allowed import add_plugin_folder, yamls_of
 from medfed.standalone.errors import ConfigError
@@ -242,3 +243,22 @@ def literal(text: str) -> str:
         'it\'s' 'a\\'
     """
     return "'" + re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + m[2].replace("'", r"\'"), text) + "'"
+
+
+def as_text(value: Any) -> str:
+    """Writes a Python value as an override has it.
+
+    Example:
+        >>> as_text(None), as_text([1, "a"]), as_text(0.5), as_text(True), as_text("a, b")
+        ('null', '[1,a]', '0.5', 'true', '"a, b"')
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(as_text, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{k}:{as_text(v)}" for k, v in value.items()) + "}"
+    text = str(value)
+    return text if re.fullmatch(r"[\w./:@${}*+-]+", text) else '"' + text.replace('"', '\\"') + '"'

@@ -234,6 +234,16 @@ class PatchRows:
         """See `Rows.some`."""
         return replace(self, at=self.at[index.numpy()])
 
+    def block(self) -> dict[str, Tensor | Rows]:
+        """Returns images with their labels, and the channels of each where volumes know theirs."""
+        block: dict[str, Tensor | Rows] = {"image": self, "label": replace(self, labels=True)}
+        there = [volume.present for volume in self.volumes if volume.present is not None]
+        if len(there) == len(self.volumes):
+            of = torch.from_numpy(np.stack(there)[self.at[:, 0]])
+            # A contrast includes its neighbours.
+            block["present"] = of.repeat_interleave(self.slices or 1, dim=1)
+        return block
+
 
 @dataclass(frozen=True)
 class FreshPatches:
@@ -256,14 +266,9 @@ class FreshPatches:
         firsts = np.cumsum([0, *map(len, self.patients)])
         starts = [self._draw(patient, rng) for patient in self.patients]
         at = [d + np.array([n, 0, 0, 0]) for d, n in zip(starts, firsts, strict=False)]
-        images = PatchRows(volumes, np.concatenate(at), self.size, slices=self.slices)
         case = torch.arange(len(self.patients)).repeat_interleave(self.count)
-        block: dict[str, Tensor | Rows] = {"image": images, "label": replace(images, labels=True)}
-        there = [volume.present for volume in volumes if volume.present is not None]
-        if len(there) == len(volumes):
-            of = torch.from_numpy(np.stack(there)[images.at[:, 0]])
-            block["present"] = of.repeat_interleave(self.slices or 1, dim=1)
-        return {**block, "case": case}
+        rows = PatchRows(volumes, np.concatenate(at), self.size, slices=self.slices)
+        return {**rows.block(), "case": case}
 
     def some(self, cases: Sequence[int]) -> FreshPatches:
         """Restricts the patches to some of the patients."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -222,52 +222,48 @@ class Planner:
         memory = preset.gb if self.memory_gb is None else self.memory_gb
         room = preset.maps[dims] * (memory / preset.gb)
         if self.patch_size is None:
-            strides, kernels, patch = self._patch(spacing, median, room)
+            net = self._largest(spacing, median, room)
         else:
             given = tuple(self.patch_size[axis] for axis in order)
-            strides, kernels, patch, divisor = _topology(spacing, given)
-            if patch != given:
+            net = _topology(spacing, given)
+            if net.patch != given:
                 raise ConfigError(
                     f"data.patch_size={list(self.patch_size)} must be a multiple of "
-                    f"{[divisor[order.index(axis)] for axis in range(dims)]} for its network."
+                    f"{[net.divisor[order.index(axis)] for axis in range(dims)]} for its network."
                 )
         batch = self.batch_size
         if batch is None:
-            covered = round(voxels * preset.covered / math.prod(patch))
-            fits = round(room / self._maps(strides, patch) * _USUAL_BATCH[dims])
+            covered = round(voxels * preset.covered / math.prod(net.patch))
+            fits = round(room / self._maps(net) * _USUAL_BATCH[dims])
             batch = max(min(fits, covered), _LEAST_BATCH)
-        stages = len(strides)
-        features = self._features(stages, dims)
-        mm, blocks = tuple(spacing.tolist()), self._blocks(stages)
-        of = patch, batch, strides, kernels, features, *blocks
-        return Plan(configuration, self.residual, mm, *of)
+        stages = len(net.strides)
+        more = self._features(stages, dims), *self._blocks(stages)
+        of = net.patch, batch, net.strides, net.kernels, *more
+        return Plan(configuration, self.residual, tuple(spacing.tolist()), *of)
 
-    def _patch(
-        self, spacing: Floats, median: Floats, room: float
-    ) -> tuple[tuple[Ints, ...], tuple[Ints, ...], Ints]:
-        """The strides, kernel sizes and voxels of the largest patch that fits."""
+    def _largest(self, spacing: Floats, median: Floats, room: float) -> _Topology:
+        """The network of the largest patch that fits."""
         dims = len(spacing)
         # `room` is counted for the usual batch, which may be larger than the least.
         most = room if self.residual else room * _USUAL_BATCH[dims] / _LEAST_BATCH
         finest = 1 / spacing
         start = finest * (_LARGEST[dims] ** dims / finest.prod()) ** (1 / dims)
         first = [min(round(n), m) for n, m in zip(start, median, strict=True)]
-        strides, kernels, patch, divisor = _topology(spacing, first)
-        while self._maps(strides, patch) > most:
+        net = _topology(spacing, first)
+        while self._maps(net) > most:
             # The axis that is largest relative to a median case gets shorter by one step.
+            patch = net.patch
             axis = max(range(dims), key=lambda a: (patch[a] / median[a], a))
             shorter = list(patch)
-            shorter[axis] -= divisor[axis]
+            shorter[axis] -= net.divisor[axis]
             if min(shorter) < EDGE:
                 raise ConfigError(
                     f"data.planning.memory_gb={self.memory_gb} is too small for any patch of these "
                     "cases; set more."
                 )
-            step = _topology(spacing, shorter)[3]
-            shorter = list(patch)
-            shorter[axis] -= step[axis]
-            strides, kernels, patch, divisor = _topology(spacing, shorter)
-        return strides, kernels, patch
+            shorter[axis] = patch[axis] - _topology(spacing, shorter).divisor[axis]
+            net = _topology(spacing, shorter)
+        return net
 
     def _features(self, stages: int, dims: int) -> Ints:
         return tuple(min(_WIDEST[dims], self.features * 2**stage) for stage in range(stages))
@@ -278,15 +274,15 @@ class Planner:
         last = _RESIDUAL_BLOCKS[-1]
         return (*_RESIDUAL_BLOCKS, *[last] * stages)[:stages], (1,) * (stages - 1)
 
-    def _maps(self, strides: Sequence[Ints], patch: Ints) -> float:
+    def _maps(self, net: _Topology) -> float:
         """The numbers in all feature maps of a sample."""
-        stages = len(strides)
+        stages, patch = len(net.strides), net.patch
         features = self._features(stages, len(patch))
         blocks, decoder_blocks = self._blocks(stages)
         size, maps = np.array(patch), float(self.labels * math.prod(patch))
         if self.residual:
             maps += features[0] * math.prod(patch)  # the stem
-        for stage, stride in enumerate(strides):
+        for stage, stride in enumerate(net.strides):
             size = size // np.array(stride)
             of_stage = float(features[stage] * size.prod())
             count = blocks[stage]
@@ -301,9 +297,16 @@ class Planner:
 _LARGEST = {2: 2048, 3: 256}  # sides of a patch from which the search begins
 
 
-def _topology(
-    spacing: Sequence[float] | Floats, size: Sequence[float]
-) -> tuple[tuple[Ints, ...], tuple[Ints, ...], Ints, Ints]:
+class _Topology(NamedTuple):
+    """What each stage of a network does, by axis."""
+
+    strides: tuple[Ints, ...]
+    kernels: tuple[Ints, ...]
+    patch: Ints  # voxels, a multiple of
+    divisor: Ints
+
+
+def _topology(spacing: Sequence[float] | Floats, size: Sequence[float]) -> _Topology:
     """Decides which axes each stage halves.
 
     Example:
@@ -333,4 +336,4 @@ def _topology(
     kernels.append((3,) * dims)
     divisor = tuple(math.prod(stride[axis] for stride in strides) for axis in range(dims))
     whole = tuple(math.ceil(n / by) * by for n, by in zip(size, divisor, strict=True))
-    return tuple(strides), tuple(kernels), whole, divisor
+    return _Topology(tuple(strides), tuple(kernels), whole, divisor)

@@ -82,7 +82,7 @@ def test_an_outcome_that_is_no_number_is_named(tmp_path, cell):
 @sweep(
     ("options", "message"),
     [
-        ({"partition": LabelImbalance(2)}, r"needs one label, 0 or 1, per patient"),
+        ({"partition": LabelImbalance(2)}, r"row_0 has no label; .* not a continuous outcome"),
         ({"partition": Dirichlet(2)}, r"row_0 has no label; .* not a continuous outcome"),
         (
             {"outcome": "continous"},

@@ -148,5 +148,5 @@ def test_bad_label_settings(settings, message):
 
 
 def test_label_imbalance_needs_binary_labels():
-    with pytest.raises(ConfigError, match="Patient x has label None"):
+    with pytest.raises(ConfigError, match="Patient x has no label; a partition by label"):
         LabelImbalance(1).assign([Patient("x")], 0)

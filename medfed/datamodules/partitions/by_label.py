@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from numpy.typing import ArrayLike
@@ -150,17 +151,19 @@ class LabelImbalance(base.Dealt):
             >>> LabelImbalance(2, 3.0, samples_per_client=4).deal(patients, seed=0)
             array([-1,  1,  0,  1,  0,  0,  1, -1,  0,  1])
         """
-        shares = self.fractions()
-        if any(p.counts is not None for p in patients):
-            return self._deal_whole(patients, shares, seed)
-        negatives, positives = self._pools(patients, seed)
-        size = self._size(shares, len(negatives), len(positives))
-        owner = np.full(len(patients), -1)
-        for client, share in enumerate(shares):
-            count = _half_up(size * share)
-            chosen = [positives.pop() for _ in range(count)]
-            chosen += [negatives.pop() for _ in range(size - count)]
-            owner[chosen] = client
+        wishes = np.array([(1 - f, f) for f in self.fractions()])
+        counts = _two_classes(patients)
+        whole = any(p.counts is not None for p in patients)
+        attempt = partial(_deal_patients if whole else _deal_samples, counts, wishes, seed)
+        sizes = range(1, int(counts.sum()) + 1)
+        size = self.samples_per_client or bisect_left(sizes, True, key=lambda n: attempt(n) is None)
+        if size == 0 or (owner := attempt(size)) is None:
+            negatives, positives = counts.sum(axis=0)
+            raise ConfigError(
+                f"{negatives} negatives and {positives} positives are too few for "
+                f"{self.num_clients} clients of {size or 1} samples with these label ratios; use "
+                "fewer clients, a smaller delta or fewer samples_per_client."
+            )
         return owner
 
     def class_shares(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Shares]:
@@ -170,68 +173,35 @@ class LabelImbalance(base.Dealt):
             raise ConfigError(f"partition=label_imbalance {what}; use partition=dirichlet.")
         return {c: (1 - f, f) for c, f in zip(clients, self.fractions(), strict=True)}
 
-    def _deal_whole(self, patients: Sequence[Patient], shares: list[float], seed: int) -> Owners:
-        """Assigns whole patients so that every client can be thinned to this many samples."""
-        counts = base.count_classes(patients)
-        beyond = counts[:, 2:].any(axis=1)
-        if beyond.any():
-            what = f"Patient {patients[int(beyond.argmax())].id} has samples beyond classes 0 and 1"
-            raise ConfigError(f"{what}; partition=label_imbalance needs 2 classes.")
-        counts = np.pad(counts, ((0, 0), (0, 2 - counts.shape[1])))
-        wishes = np.array([(1 - f, f) for f in shares])
-        seed = derive_seed(seed, "label_imbalance")
 
-        def deal(size: int) -> tuple[Owners, bool]:
-            owner = deal_whole(counts, wishes * size, seed, spare=False)
-            have = [counts[owner == n].sum(axis=0) for n in range(len(shares))]
-            return owner, bool((have >= wishes * size - 1e-6).all())
-
-        sizes = range(1, int(counts.sum()) + 1)
-        size = self.samples_per_client or bisect_left(sizes, True, key=lambda n: not deal(n)[1])
-        owner, enough = deal(size)
-        if size == 0 or not enough:
-            negatives, positives = counts.sum(axis=0)
-            raise ConfigError(_too_few(negatives, positives, len(shares), size))
-        return owner
-
-    def _pools(self, patients: Sequence[Patient], seed: int) -> tuple[list[int], list[int]]:
-        """The negative and the positive patients, each in random order."""
-        pools: dict[int, list[int]] = {0: [], 1: []}
-        for n, patient in enumerate(patients):
-            if patient.label not in pools:
-                what = f"Patient {patient.id} has label {patient.label}"
-                mend = "partition=label_imbalance needs one label, 0 or 1, per patient"
-                raise ConfigError(f"{what}; {mend}.")
-            pools[patient.label].append(n)
-        for label, members in pools.items():
-            numpy_rng(seed, "label_imbalance", label).shuffle(members)
-        return pools[0], pools[1]
-
-    def _size(self, shares: Sequence[float], negatives: int, positives: int) -> int:
-        """The configured client size, or the largest that both labels allow."""
-
-        def fits(size: int) -> bool:
-            used = sum(_half_up(size * share) for share in shares)
-            return used <= positives and size * len(shares) - used <= negatives
-
-        largest = (negatives + positives) // len(shares)
-        size = self.samples_per_client or next((n for n in range(largest, 0, -1) if fits(n)), 0)
-        if size == 0 or not fits(size):
-            raise ConfigError(_too_few(negatives, positives, len(shares), size))
-        return size
+def _two_classes(patients: Sequence[Patient]) -> Ints:
+    """(P, 2) samples of every patient; refuses further classes."""
+    counts = base.count_classes(patients)
+    beyond = counts[:, 2:].any(axis=1)
+    if beyond.any():
+        what = f"Patient {patients[int(beyond.argmax())].id} has samples beyond classes 0 and 1"
+        raise ConfigError(f"{what}; partition=label_imbalance needs 2 classes.")
+    return np.pad(counts[:, :2], ((0, 0), (0, max(2 - counts.shape[1], 0))))
 
 
-def _half_up(value: float) -> int:
-    """Rounds half up; Python rounds half to even, which would favour one label."""
-    return int(value + 0.5)
+def _deal_samples(counts: Ints, wishes: Floats, seed: int, size: int) -> Owners | None:
+    """Deals patients of one sample: `size` to each client, in its ratio; None if they are few."""
+    positives = np.floor(size * wishes[:, 1] + 0.5).astype(int)  # half up, for either label
+    needed = np.stack([size - positives, positives], axis=1)
+    if (needed.sum(axis=0) > counts.sum(axis=0)).any():
+        return None
+    owner = np.full(len(counts), -1)
+    for k, of_clients in enumerate(needed.T):
+        members = numpy_rng(seed, "label_imbalance", k).permutation(np.flatnonzero(counts[:, k]))
+        owner[members[::-1][: of_clients.sum()]] = np.repeat(np.arange(len(wishes)), of_clients)
+    return owner
 
 
-def _too_few(negatives: int, positives: int, clients: int, size: int) -> str:
-    return (
-        f"{negatives} negatives and {positives} positives are too few for {clients} clients of "
-        f"{size or 1} samples with these label ratios; use fewer clients, a smaller delta or fewer "
-        "samples_per_client."
-    )
+def _deal_patients(counts: Ints, wishes: Floats, seed: int, size: int) -> Owners | None:
+    """Deals whole patients, so that each client can be thinned to `size`; None if they are few."""
+    owner = deal_whole(counts, wishes * size, derive_seed(seed, "label_imbalance"), spare=False)
+    have = [counts[owner == n].sum(axis=0) for n in range(len(wishes))]
+    return owner if (have >= wishes * size - 1e-6).all() else None
 
 
 @dataclass(frozen=True)
