@@ -112,7 +112,7 @@ class _Coded(nn.Module):
         self.network, self.books = network, books
         self.centers = nn.ParameterList(book.centers.clone() for book in books.values())
         for name in books:  # its elements are read from the centres instead
-            network.get_parameter(name).requires_grad_(requires_grad=False)
+            network.get_parameter(name).requires_grad_(False)
 
     def forward(self, image: Tensor) -> Tensor:
         pairs = zip(self.books.items(), self.centers, strict=True)
