@@ -95,7 +95,6 @@ def main() -> None:
             repeats=given.repeats,
             out=given.out,
             workers=given.workers,
-            quiet=True,
         )
         own, alone = (tested(overrides, m, given.out, seed) for m in (found.shown, ALONE))
         gains = compare(found, own, alone)

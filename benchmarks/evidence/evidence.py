@@ -118,7 +118,7 @@ def advise_one(task: tuple[int, list[str], Path, Path]) -> None:
         writer.writerows(rows)
     keys = ["experiment=stroke", f"data.path={place / 'table.csv'}"]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        found, _ = advise(keys, METHODS, folds=5, repeats=1, out=place, workers=0, quiet=True)
+        found, _ = advise(keys, METHODS, folds=5, repeats=1, out=place, workers=0)
         own, alone = (tested(keys, m, place, 0) for m in (found.shown, ALONE))
     test = compare(found, own, alone)
     gain = found.methods[found.shown].gain

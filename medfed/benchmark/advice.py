@@ -59,24 +59,36 @@ class PilotSplit:
 
 
 @dataclass(frozen=True)
+class PilotData:
+    """The data and settings that advice is about, and the patients that the pilot may use."""
+
+    overrides: tuple[str, ...]  # what the user would train with
+    name: str  # the experiment's
+    rounds: int  # of the user's runs
+    patients: Mapping[str, Sequence[str]]  # by client, the patients that the pilot may use
+    kept_out: int  # the number of test patients
+    divisions: tuple[PilotSplit, ...]  # the divisions of the pilot, one for each repetition
+    folds: int  # the number of folds
+
+    @property
+    def count(self) -> int:
+        """The number of patients that the pilot may use."""
+        return sum(map(len, self.patients.values()))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pilot(Group):
     """A method on the divisions."""
 
-    overrides: tuple[str, ...] = ()  # what the user would train with
-    divisions: tuple[PilotSplit, ...] = ()  # the divisions of the patients, one for each repetition
-    out: Path = Path()  # where cells and divisions are kept
+    asked: PilotData
+    out: Path  # where cells and divisions are kept
     rounds: int | None = None  # rounds of a run of the pilot; None: as many as the user's
     absent: Mapping[str, frozenset[str]] = field(default_factory=dict)  # hospitals by variant
-
-    @property
-    def settings(self) -> list[dict[str, float]]:  # type: ignore[override]
-        """What the user has set, untuned."""
-        return [{}]
 
     def config(self, variant: str, as_arm: bool = False) -> RunDescription:
         """Composes what the user would train with, by this method, without absent hospitals."""
         if not self._composed:
-            config = composed(self.overrides, self.method.name)
+            config = composed(self.asked.overrides, self.method.name)
             rounds = min(self.rounds or config.rounds, config.rounds)
             changed = {"rounds": rounds, "evaluation.every": min(config.evaluation.every, rounds)}
             # Its seeds stay, whatever initial weights a repetition starts from.
@@ -93,12 +105,11 @@ class Pilot(Group):
 
     def cell(self, variant: str, stage: Stage, trial: int, split: int, setting: Setting) -> Cell:
         """Returns a cell; its key knows what a division holds, not where it lies."""
-        division = self.divisions[split]
-        key, _ = cell_key(self._on_division(variant, split, Path(division.name)), stage, False)
-        file = self.out / "divisions" / division.name
-        plain = written(self._on_division(variant, split, file.resolve()))
-        name = self.method.name
-        return Cell(self.suite.name, variant, name, stage, trial, split, plain, key)  # type: ignore[arg-type]
+        name = self.asked.divisions[split].name
+        key, _ = cell_key(self._on_division(variant, split, Path(name)), stage, False)
+        file = (self.out / "divisions" / name).resolve()
+        plain = written(self._on_division(variant, split, file))
+        return Cell(self.suite.name, variant, self.method.name, stage, trial, split, plain, key)
 
     def _on_division(self, variant: str, split: int, file: Path) -> RunDescription:
         config = self.config(variant)
@@ -120,24 +131,6 @@ def composed(overrides: Sequence[str], method: str) -> RunDescription:
             "leave it out, and workers=N computes N of them at once."
         )
     return config
-
-
-@dataclass(frozen=True)
-class PilotData:
-    """The data and settings that advice is about, and the patients that the pilot may use."""
-
-    overrides: tuple[str, ...]  # what the user would train with
-    name: str  # the experiment's
-    rounds: int  # of the user's runs
-    patients: Mapping[str, Sequence[str]]  # by client, the patients that the pilot may use
-    kept_out: int  # the number of test patients
-    divisions: tuple[PilotSplit, ...]  # the divisions of the pilot
-    folds: int  # the number of folds
-
-    @property
-    def count(self) -> int:
-        """The number of patients that the pilot may use."""
-        return sum(map(len, self.patients.values()))
 
 
 def pilot_data(overrides: Sequence[str], folds: int, repeats: int) -> PilotData:
@@ -211,10 +204,9 @@ def pilots(
         name="pilot", title="A pilot", experiment=asked.name, lr=(1.0, 1.0), splits="folds",
         variants={variant: Variant()}, sizes={}, folds=asked.folds, passes=math.inf,
     )  # fmt: skip
+    own: dict[str, Any] = {"asked": asked, "out": out, "rounds": rounds}
     size = Size(len(asked.divisions), 1)
-    about: dict[str, Any] = {"overrides": asked.overrides, "divisions": asked.divisions, "out": out}
-    named = (Method.of(name) for name in methods)
-    return [Pilot(suite, one, (variant,), size, **about, rounds=rounds) for one in named]
+    return [Pilot(suite, Method.of(name), (variant,), size, **own) for name in methods]
 
 
 ALL = "all"
@@ -419,20 +411,15 @@ def _hospitals(asked: PilotData, task: Task, verdict: Verdict) -> dict[str, Gain
     """A method against training alone, at each hospital."""
     if verdict.harm is None:
         return {}
-    defined = map(_defined, (verdict.scores.values - task.scores[ALONE].values).T)
-    gains, count = verdict.harm.gains, len(task.clients)
-    known = {
-        client: gain_of(
-            task, gain.difference, gain.verdict, known, len(asked.patients[client]), gain.p, count
-        )
-        for client, known in zip(task.clients, defined, strict=True)
-        for gain in (gains[client],)
-    }
-    nothing = Difference(*[math.nan] * 6)
+    sizes, known = {c: len(ids) for c, ids in asked.patients.items()}, dict[str, Gain]()
+    values = (verdict.scores.values - task.scores[ALONE].values).T
+    for client, of in zip(task.clients, values, strict=True):
+        d, says, p, _ = verdict.harm.gains[client]
+        known[client] = gain_of(task, d, says, _defined(of), sizes[client], p, len(task.clients))
     for client, has in task.small.items():
-        gain = gain_of(task, nothing, UNDECIDED, 0, len(asked.patients[client]), math.nan)
         why = f"{has} are too few; a verdict takes {LEAST_CASES} or more"
-        known[client] = replace(gain, why=why)
+        unknown = (math.nan,) * 4
+        known[client] = Gain(*unknown, "cannot tell", why, 0, sizes[client], math.nan)
     return {client: known[client] for client in asked.patients}
 
 
@@ -538,7 +525,6 @@ def advise(
     rounds: int | None = None,
     out: Path = Path("outputs/advice"),
     workers: int = 1,
-    quiet: bool = False,
 ) -> tuple[Advice, Path]:
     """Runs the pilot's cells that are missing, then writes and prints the advice."""
     question = pilot_data(overrides, folds, repeats)
@@ -546,19 +532,17 @@ def advise(
     with writing(out, "choose another out=FOLDER"):
         groups = pilots(question, [ALONE, *(m for m in methods if m != ALONE)], out, rounds)
         folder, console = out / pilot_folder(question, groups), wide_console()
-        if not quiet:
-            each = groups[0].config(groups[0].variants[0]).rounds
-            many = {"methods": len(groups), "splits": len(question.divisions), "rounds": each}
-            say(console, filled(_TEMPLATES / "begins.txt", asked=question, **many).strip())
-        progress = runner.computed(groups, out, workers, quiet)
+        each = groups[0].config(groups[0].variants[0]).rounds
+        many = {"methods": len(groups), "splits": len(question.divisions), "rounds": each}
+        say(console, filled(_TEMPLATES / "begins.txt", asked=question, **many).strip())
+        progress = runner.computed(groups, out, workers)
     advice = choose(question, progress)
     command = _advice_command(question, advice)
     with writing(folder, "choose another out=FOLDER"):
         write_json(folder / "advice.json", advice.plain())
         write_text(folder / "advice.md", markdown(advice, command))
-    if not quiet:
-        print_advice(advice, command)
-        say(console, f"Advice: {folder / 'advice.md'}")
+    print_advice(advice, command)
+    say(console, f"Advice: {folder / 'advice.md'}")
     return advice, folder
 
 

@@ -35,7 +35,6 @@ def benchmark(
     figures: bool = True,
     target: float | None = None,
     published: str | Path | None = None,
-    quiet: bool = False,
 ) -> Report:
     """Runs the cells that are missing, then writes and prints the report."""
     chosen, by_suite, further = wanted_of(suite, methods, size, arms, plugins, published)
@@ -46,9 +45,8 @@ def benchmark(
     if not mine:
         raise ConfigError(" ".join(notes) or f"shard={shard} leaves nothing to do; use fewer.")
     console = wide_console()
-    if not quiet:
-        say(console, *notes)
-    broken = {} if report_only else runner.run_groups(mine, out, workers, quiet)
+    say(console, *notes)
+    broken = {} if report_only else runner.run_groups(mine, out, workers)
     read = runner.found_groups(mine, out)
     if stale := [*stale_cells(out, [cell for one in read for cell in one.wanted])]:
         notes.append(
@@ -68,13 +66,12 @@ def benchmark(
         raise CheckpointError(f"There is nothing to report in {out}: {lost.rstrip('.')}.{ending}")
     with writing(out, "choose another out=FOLDER"):
         if repeated:
-            report.notes += write_published(out / "published.md", repeated, quiet)
+            report.notes += write_published(out / "published.md", repeated)
         if progress:
             write(out / "report", report, figures)
-    if not quiet:
-        print_tables(report)
-        page = [f"Report: {out / 'report' / 'report.html'}"] * bool(progress)
-        say(console, *report.sentences, *page)
+    print_tables(report)
+    page = [f"Report: {out / 'report' / 'report.html'}"] * bool(progress)
+    say(console, *report.sentences, *page)
     runner.check_computed(broken, "cells", "cells")
     return report
 

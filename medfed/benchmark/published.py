@@ -100,7 +100,7 @@ def _spread(values: Sequence[float]) -> str:
     return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
 
 
-def write(file: Path, progress: Sequence[Progress], quiet: bool) -> list[str]:
+def write(file: Path, progress: Sequence[Progress]) -> list[str]:
     """Writes and prints the tables; returns the sentences below them."""
     every = [*tables(progress)]
     hours = sum(r["cpu_seconds"] for one in progress for r in one.final.values()) / 3600
@@ -115,6 +115,6 @@ def write(file: Path, progress: Sequence[Progress], quiet: bool) -> list[str]:
     }
     page, _, below = filled(_TEMPLATE, **words).partition("====\n")
     write_text(file, page + below)
-    for title, table in every if not quiet else ():
+    for title, table in every:
         wide_console().print(table.printed(title))
     return [*below.splitlines(), f"Page: {file}"]

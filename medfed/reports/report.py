@@ -44,7 +44,6 @@ def report_runs(
     out: Path | None = None,
     metric: str | None = None,
     figures: bool = True,
-    quiet: bool = False,
 ) -> Report:
     """Judges finished runs, prints the table and writes the page and its files."""
     folders = find_runs(runs)
@@ -58,9 +57,8 @@ def report_runs(
     report.notes += _unfinished(runs, folders)
     with writing(folder, "choose another out=FOLDER"):
         write(folder, report, figures)
-    if not quiet:
-        print_tables(report)
-        say(wide_console(), *report.sentences, f"Report: {html}")
+    print_tables(report)
+    say(wide_console(), *report.sentences, f"Report: {html}")
     return report
 
 

@@ -15,15 +15,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from medfed.common import scores
 from medfed.common.console import shown
-from medfed.common.scores import (
-    WITHOUT_SMALL,
-    failure_sentences,
-    federation_statistics,
-    smaller_is_better,
-    span,
-    undefined_sentences,
-)
 from medfed.config.compose import changed_keys
 from medfed.config.sections import has, leaves, select
 from medfed.federation.card import CEILINGS, REFERENCES
@@ -178,8 +171,8 @@ def value_at(summary: Mapping[str, Any], metric: str, place: str, clients: Itera
     if place in of:
         return float(of[place].get(metric, math.nan))
     values = [float(of[c].get(metric, math.nan)) for c in clients]
-    kind = "mean" if place == WITHOUT_SMALL else place
-    return federation_statistics(values, smaller_is_better(metric))[kind]
+    kind = "mean" if place == scores.WITHOUT_SMALL else place
+    return scores.federation_statistics(values, scores.smaller_is_better(metric))[kind]
 
 
 def without_repeats(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
@@ -249,13 +242,13 @@ def with_references(methods: Runs) -> tuple[dict[str, Sequence[Run]], list[str]]
 
 def _validated(runs: Sequence[Run]) -> float:
     """What validation gave at the selected rounds, larger is better."""
-    scores = []
+    each = []
     for run in runs:
         metric = run.summary["selection"][0]
-        sign = -1 if smaller_is_better(metric) else 1
+        sign = -1 if scores.smaller_is_better(metric) else 1
         at = run.summary["selected_round"]
-        scores += [sign * r.metrics[metric] for r in run.history() if r.round == at]
-    return float(np.mean(scores)) if scores else -math.inf
+        each += [sign * r.metrics[metric] for r in run.history() if r.round == at]
+    return float(np.mean(each)) if each else -math.inf
 
 
 def method_names(runs: Sequence[Run]) -> list[str]:
@@ -313,11 +306,11 @@ def facts_of(methods: Runs, clients: Sequence[str]) -> dict[str, Any]:
     keys = {key for other in others for key in differences(first, other)}
     return {
         "differing": {
-            kind: {name: span(counts) for name, counts in of.items()}
+            kind: {name: scores.span(counts) for name, counts in of.items()}
             for kind, of in spent.items()
             if any(a != b for a, b in pairwise(of.values()))
         },
-        "steps": span(next(iter(spent["steps"].values()))),
+        "steps": scores.span(next(iter(spent["steps"].values()))),
         "labelled": [f"{shown(client)} {', '.join(of)}" for client, of in labels.items()],
         "settings": sorted(key for key in keys if not key.startswith("algorithm.")),
         "improving": [f"{n} in {k} of {len(methods[n])} runs" for n, k in rising.items() if k],
@@ -339,9 +332,9 @@ def _score_notes(methods: Runs) -> Iterator[str]:
     for name, runs in methods.items():
         for run in runs:
             clients = run.summary["clients"]
-            for sentence in undefined_sentences(clients, "test"):
+            for sentence in scores.undefined_sentences(clients, "test"):
                 seeds.setdefault(sentence, {})[run.seed] = None
-            for sentence in failure_sentences(clients, "test"):
+            for sentence in scores.failure_sentences(clients, "test"):
                 seeds.setdefault(f"{name}: {sentence}", {})[run.seed] = None
     for sentence, of in seeds.items():
         yield f"Seed{'s' * (len(of) > 1)} {few([*map(str, of)])}: {sentence}"

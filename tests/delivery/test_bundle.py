@@ -366,7 +366,7 @@ DAMAGES = {
     "is no bundle": lambda f: (f / METADATA).unlink(),
     r"metadata\.json cannot be read": lambda f: (f / METADATA).write_text("{"),
     "no bundle of medfed export": lambda f: (f / METADATA).write_text("{}"),
-    "has version 8, but this program reads versions 6 and 7": lambda f: change(f, format_version=8),
+    "has version 8, but this program reads version 7": lambda f: change(f, format_version=8),
     "network: expected object, got null": lambda f: change(f, network=None),
     "has no hash of models/model.pt": lambda f: change_hashes(f),
     "model.pt is missing": lambda f: (f / MODEL).unlink(),
@@ -380,9 +380,9 @@ DAMAGES = {
     r"model\.pt cannot be read \(\[\.\.\.\]: expected Tensor": lambda f: replace_weights(
         f, {"a": 1}
     ),
-    "has version 7": lambda f: replace_weights(f, {"format": "medfed-bundle", "version": 7}),
+    "has version 7": lambda f: replace_weights(f, [{"format": "medfed-bundle", "version": 7}]),
     r"model\.pt cannot be read \(.*\); export": lambda f: replace_weights(
-        f, {"format": "medfed-bundle", "version": 1, "dense": {"a": 1}, "packed": {}}
+        f, [{"format": "medfed-bundle", "version": 1, "dense": {"a": 1}, "packed": {}}]
     ),
 }
 
@@ -403,7 +403,7 @@ def test_an_index_beyond_the_centres(tmp_path, hospital):
     save_packed(tmp_path / "model.pt", {}, {"w": book})
     (content,) = torch.load(tmp_path / "model.pt", weights_only=True)
     content["packed"]["w"]["centers"] = content["packed"]["w"]["centers"][:2]
-    replace_weights(folder, content)
+    replace_weights(folder, [content])
     with pytest.raises(CheckpointError, match="an index of 2 for 2 centres"):
         read_bundle(folder)
 

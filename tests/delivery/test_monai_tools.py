@@ -27,7 +27,6 @@ from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.config.spelling import with_plugins
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
-from medfed.delivery.bundle.metadata import READ_VERSIONS
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.delivery.predict.prediction import predict
 from medfed.records.bundles import METADATA, MODEL, PACKED
@@ -40,7 +39,6 @@ from tests.delivery.hospitals import (
     run_by_monai,
     same_files,
 )
-from tests.delivery.test_bundle import change
 from tests.delivery.test_mixtures import mixture_bundle
 from tests.toys import assert_alike
 
@@ -309,7 +307,7 @@ def same_results(monai: Path, medfed: Path) -> None:
         assert (monai / name).stat().st_size
 
 
-@pytest.mark.parametrize("form", ["fp32", "quantised", "packed alone", "version 6"])
+@pytest.mark.parametrize("form", ["fp32", "quantised", "packed alone"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_monai_runs_what_medfed_predicts(hospital, bundles, kind, form, tmp_path, monkeypatch):
     bundle = Path(shutil.copytree(bundles(kind, form != "fp32"), tmp_path / "bundle"))
@@ -320,25 +318,9 @@ def test_monai_runs_what_medfed_predicts(hospital, bundles, kind, form, tmp_path
     if window_batch := read_bundle(bundle).facts["window_batch"]:  # as MONAI's run has it
         keys["batch_size"] = window_batch
     predicted(bundle, source, tmp_path / "medfed/", keys)
-    if form == "version 6":
-        with monkeypatch.context() as patch:
-            earlier(bundle, patch)
-        predicted(bundle, source, tmp_path / "monai/", keys)
-        for file in (tmp_path / "monai", tmp_path / "medfed"):
-            for path in file.rglob("*.json"):
-                path.unlink()
-    else:
-        texts = {k: str(v) for k, v in keys.items() if k != "batch_size"}
-        run_by_monai(bundle, source, tmp_path / "monai", monkeypatch, **texts)
+    texts = {k: str(v) for k, v in keys.items() if k != "batch_size"}
+    run_by_monai(bundle, source, tmp_path / "monai", monkeypatch, **texts)
     same_results(tmp_path / "monai", tmp_path / "medfed")
-
-
-def earlier(bundle: Path, patch: pytest.MonkeyPatch) -> None:
-    """Rewrites a bundle as its earlier version was: one weight file, a mapping of both kinds."""
-    (content,) = torch.load(bundle / PACKED, weights_only=True)
-    torch.save(content, bundle / MODEL)
-    (bundle / PACKED).unlink()
-    change(bundle, format_version=READ_VERSIONS[0])
 
 
 def test_monai_runs_on_a_dicom_series(bundles, tmp_path, monkeypatch):

@@ -96,7 +96,7 @@ def all_of_run(folder: Path) -> None:
     RunRecord.read(folder)
     if int(folder.name) % 20 == 0:
         compare_runs(str(folder), folder.parent / "compared", kind="none")
-        report_runs(str(folder), folder.parent / "reported", figures=False, quiet=True)
+        report_runs(str(folder), folder.parent / "reported", figures=False)
         evaluate_run(folder)
 
 

@@ -280,7 +280,7 @@ def test_evaluate_compare_and_report_know_lesions(exported, tmp_path):
     assert evaluate_run(copy)["clients"] == summary["clients"]
     compare_runs(str(copy), tmp_path / "compared", kind="none")
     assert "lesion_cpm" in (tmp_path / "compared" / "comparison.csv").read_text()
-    report_runs(str(copy), tmp_path / "report", figures=False, quiet=True)
+    report_runs(str(copy), tmp_path / "report", figures=False)
     page = (tmp_path / "report" / "report.html").read_text()
     assert "lesion cpm, larger is better" in page
 

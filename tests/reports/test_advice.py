@@ -90,7 +90,7 @@ def asks(folder, name="table.csv", *more):
 
 
 def ask(folder, name="table.csv", out="out", **own):
-    given = {"folds": 3, "repeats": 1, "workers": 0, "quiet": True, **own}
+    given = {"folds": 3, "repeats": 1, "workers": 0, **own}
     return advise(asks(folder, name), METHODS, out=folder / out, **given)
 
 

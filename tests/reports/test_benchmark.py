@@ -50,7 +50,7 @@ REPORT = ("table.csv", "clients.csv", "findings.json", "report.md")
 
 
 def run(plugins, out, **own):
-    usual = {"size": "smoke", "workers": 0, "quiet": True, "figures": False}
+    usual = {"size": "smoke", "workers": 0, "figures": False}
     given = {**usual, "plugins": [str(plugins)], **own}
     return benchmark("two", ["ditto"], out=out, **given)
 

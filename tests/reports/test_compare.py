@@ -155,7 +155,7 @@ def test_it_says_what_a_report_of_the_same_runs_says(runs, tmp_path, capsys):
     folders = [str(runs / "fedavg_0"), str(runs / "local_0")]
     compared = compare_runs(folders, tmp_path / "compare", kind="none")
     printed = capsys.readouterr().out
-    reported = report_runs(folders, tmp_path / "report", figures=False, quiet=True)
+    reported = report_runs(folders, tmp_path / "report", figures=False)
     assert compared.answers == reported.answers
     assert compared.remark == reported.remark
     table = read_csv(tmp_path / "compare" / "comparison.csv")

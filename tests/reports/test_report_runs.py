@@ -41,7 +41,7 @@ def sweep(tmp_path_factory):
 
 
 def report(runs, out, **own):
-    given = {"metric": "auroc", "figures": False, "quiet": True, **own}
+    given = {"metric": "auroc", "figures": False, **own}
     return report_runs(str(runs), out, **given)
 
 
@@ -148,7 +148,7 @@ def test_reading_numbers_needs_no_pytorch(sweep, tmp_path):
     script = (
         "import sys; from medfed.reports.report import report_runs; "
         "from medfed.reports.comparison import compare_runs; "
-        "report_runs(sys.argv[1], quiet=True, figures=False); compare_runs(sys.argv[1]); "
+        "report_runs(sys.argv[1], figures=False); compare_runs(sys.argv[1]); "
         "assert not {'torch', 'monai', 'pytorch_lightning'} & {*sys.modules}"
     )
     shutil.copytree(sweep / "split_0", tmp_path / "runs")

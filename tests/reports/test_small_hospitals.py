@@ -118,7 +118,7 @@ def test_a_chosen_value_that_equals_a_derived_one_elsewhere_is_a_difference(runs
 
 
 def test_a_sweep_over_seeds_is_reported_and_small_clinics_decide_nothing(runs, tmp_path):
-    report = report_runs(str(runs), tmp_path / "report", quiet=True)
+    report = report_runs(str(runs), tmp_path / "report")
     ((task, verdicts),) = report.tasks
     assert task.clients == ("Basel", "Bern", "Chur")
     assert set(task.small) == {"Zug", "Uri"}
@@ -234,7 +234,7 @@ def test_runs_that_differ_by_choice_are_refused_by_their_names(runs, tmp_path):
     with pytest.raises(
         CheckpointError, match=r"No seed was run with every method .*fedavg: 0; local: 1"
     ):
-        report_runs([str(runs / "fedavg_0"), str(runs / "local_1")], tmp_path / "out", quiet=True)
+        report_runs([str(runs / "fedavg_0"), str(runs / "local_1")], tmp_path / "out")
 
 
 @pytest.mark.parametrize(

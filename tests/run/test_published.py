@@ -123,7 +123,7 @@ def test_a_shipped_table_names_methods_its_source_and_how_to_get_the_data(name):
 
 def test_without_the_data_a_sentence_says_what_to_fetch_and_where_to_put_it(tmp_path):
     with pytest.raises(ConfigError) as caught:
-        benchmark("published", out=tmp_path, workers=0, quiet=True)
+        benchmark("published", out=tmp_path, workers=0)
     for name, suite in REPEATS.items():
         way = f"it needs data ({suite.fetch}); name their folder by paths.{name}=FOLDER."
         assert way in str(caught.value)
@@ -135,7 +135,7 @@ def test_a_folder_in_another_layout_is_told_what_the_suite_needs(tmp_path):
     smaller("bladder", tmp_path / "plug", splits=1)
     with pytest.raises(CheckpointError) as caught:
         benchmark(
-            "bladder", out=tmp_path / "out", workers=0, quiet=True,
+            "bladder", out=tmp_path / "out", workers=0,
             plugins=[str(tmp_path / "plug")], paths={"bladder": str(tmp_path / "data")},
         )  # fmt: skip
     assert "dataset.json does not exist" in str(caught.value)
@@ -178,7 +178,7 @@ def test_a_page_says_why_a_row_is_not_computed(tmp_path):
     (tmp_path / "plug" / "suites" / "paper.yaml").write_text(
         refused + "methods: [fedavg, fednova]\n"
     )
-    benchmark("paper", out=tmp_path, workers=0, plugins=[str(tmp_path / "plug")], quiet=True)
+    benchmark("paper", out=tmp_path, workers=0, plugins=[str(tmp_path / "plug")])
     page = (tmp_path / "published.md").read_text()
     assert "paper/plain/fednova/final_trial_0_split_0 and 1 more could not be computed: " in page
     assert rows_of(tmp_path / "published.md")["fednova"] == ["", "", "", "not computed"]
@@ -194,7 +194,7 @@ def test_what_this_machine_lacks_is_no_result(tmp_path, monkeypatch):
 
     def run():
         plugins = [str(tmp_path / "plug")]
-        benchmark("paper", out=tmp_path, workers=0, plugins=plugins, quiet=True)
+        benchmark("paper", out=tmp_path, workers=0, plugins=plugins)
 
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "zstandard", None)

@@ -222,11 +222,11 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
     facts = content.get("medfed") if isinstance(content, dict) else None
     if not isinstance(facts, dict):
         raise CheckpointError(f"{folder} is no bundle of medfed export, and no other is read.")
-    number, known = facts.get("format_version"), metadata.READ_VERSIONS
-    if number not in known or isinstance(number, bool):
+    number, known = facts.get("format_version"), metadata.FORMAT_VERSION
+    if number != known:
         raise CheckpointError(
-            f"{folder} has version {reprlib.repr(number)}, but this program reads versions "
-            f"{' and '.join(map(str, known))}; export the bundle anew, or update the program."
+            f"{folder} has version {reprlib.repr(number)}, but this program reads version "
+            f"{known}; export the bundle anew, or update the program."
         )
     return content
 

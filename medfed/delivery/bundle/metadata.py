@@ -5,8 +5,7 @@ of these, too (:mod:`medfed.delivery.bundle.bundle`).
 
 What a prediction goes by is :class:`Facts`, which is checked before; the rest is for people
 (:meth:`medfed.delivery.export.run_record.RunRecord.facts`). The hashes of all files, these
-among them, are in ``configs/manifest.json``. Bundles of version 6, whose ``models/model.pt`` has
-the form of ``models/packed.pt``, are read, too; those of other versions are not.
+among them, are in ``configs/manifest.json``.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from medfed.standalone.preparation import Preparation, rules_from
 
 Plain = dict[str, Any]
 FORMAT_VERSION = 7
-READ_VERSIONS = (6, FORMAT_VERSION)
 ANY_SIDE = 64
 """Voxels along an axis that a network takes where whole slices or volumes go in, and multiples."""
 _TEMPLATE = Path(__file__).parent / "templates" / "metadata.json"

@@ -232,15 +232,14 @@ def load_weights(path: Path) -> Tensors:
         size = path.stat().st_size
         check_archive(path, size)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    content = content[0] if isinstance(content, list) and len(content) == 1 else content
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is no weight file of a bundle; export the model anew.")
     with reading(path, "export the bundle anew, or update the program"):
-        if content.get("format") != FORMAT:
+        if isinstance(content, dict):
             return _check_plain(content, size)
-        check_version(content)
-        _check_content(content, size)
-        return decode_content(content)
+        if isinstance(content, list) and [*map(type, content)] == [dict]:
+            check_version(content[0])
+            _check_content(content[0], size)
+            return decode_content(content[0])
+    raise CheckpointError(f"{path} is no weight file of a bundle; export the model anew.")
 
 
 def _together(tensors: Mapping[str, Tensor]) -> Tensors:

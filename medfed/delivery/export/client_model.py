@@ -71,47 +71,26 @@ def checked(plain: dict[str, Any], weights: Tensors, source: str) -> ClientModel
 def from_canonical(
     network: Canonical, plain: dict[str, Any], places: list[str], loaded: Tensors, source: str
 ) -> ClientModel:
-    """Puts a canonical model into the form that a bundle holds."""
+    """Puts a canonical model into the form that a bundle holds; keeps the instances in use."""
     _check_entries(network, loaded, source)
-    if network.mix == "parameters":
-        fill(network.to(next(iter(loaded.values())).dtype), loaded)
-        return checked(plain, collapse(network), source)
-    whole = fill(network, loaded).state_dict()
-    return checked(*used_instances(plain, places, network.activation, whole), source)
+    fill(network.to(next(iter(loaded.values())).dtype), loaded)
+    used = (network.membership >= NEGLIGIBLE).nonzero().flatten().tolist()
+    if network.mix == "parameters" or len(used) == 1:
+        return checked(dict(plain), collapse(network, used[0]), source)
+    network.canonical = nn.ModuleList(network.canonical[k] for k in used)
+    network.membership = nn.Parameter(network.membership[used].detach())
+    mixture = describe_mixture(plain, places, len(used), network.activation)
+    return checked(mixture, _distinct(network), source)
 
 
-def used_instances(
-    plain: dict[str, Any], places: list[str], activation: str, loaded: Tensors
-) -> tuple[dict[str, Any], Tensors]:
-    """Keeps of mixed outputs what the client uses."""
-    membership = loaded["membership"]
-    kept = (membership >= NEGLIGIBLE).nonzero().flatten().tolist()
-    if len(kept) == 1:
-        found: Tensors = {}
-        for name, entry in _names(build_network(plain)).items():
-            if (there := _entry(name, places, kept[0])) in loaded:
-                found.setdefault(entry, loaded[there])
-        return dict(plain), found
-    instances = {
-        f"canonical.{i}.{n.split('.', 2)[2]}": t
-        for i, k in enumerate(kept)
-        for n, t in loaded.items()
-        if n.startswith(f"canonical.{k}.")
-    }
-    common = {n: t for n, t in loaded.items() if n.startswith("common.")}
-    every = {"membership": membership[kept], **common, **instances}
-    network = describe_mixture(plain, places, len(kept), activation)
-    first = _names(build_network(network))
-    return network, {n: every[n] for n, entry in first.items() if n == entry and n in every}
+def _distinct(network: nn.Module) -> Tensors:
+    """The state dict, each tensor under the first of its names."""
+    first = aliases(network)
+    return {n: t.clone() for n, t in network.state_dict().items() if first.get(n, n) == n}
 
 
-def _names(network: nn.Module) -> dict[str, str]:
-    """Every name in a state dict, with the first one of the tensor."""
-    return {n: n for n in network.state_dict()} | aliases(network)
-
-
-def collapse(network: Canonical) -> Tensors:
-    """Returns the entries of the one network that mixed parameters amount to.
+def collapse(network: Canonical, instance: int = 0) -> Tensors:
+    """Returns the entries of one network: with one instance, or with the mixed parameters.
 
     Example:
         >>> nets = [nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)) for _ in range(2)]
@@ -120,10 +99,10 @@ def collapse(network: Canonical) -> Tensors:
         >>> list(state), torch.allclose(state["1.weight"], both.mean(0))
         (['0.weight', '0.bias', '1.weight', '1.bias'], True)
     """
-    with torch.no_grad(), network._instance(0):
-        kept = network.common.state_dict()
-        state = {n: kept[n].clone() for n, first in _names(network.common).items() if n == first}
-        state |= network.mixed()
+    with torch.no_grad(), network._instance(instance):
+        state = _distinct(network.common)
+        if network.mix == "parameters":
+            state |= network.mixed()
     boxed = all(name.startswith("network.") for name in state)
     return {n.removeprefix("network.") if boxed else n: t for n, t in state.items()}
 

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import mse_loss
-from torch.nn.utils.parametrize import register_parametrization
 
 from medfed.common.console import shown
 from medfed.common.tensors import Tensors
@@ -42,7 +42,7 @@ from medfed.delivery.bundle.onnx_file import OnnxNetwork
 from medfed.delivery.bundle.weights import Codebook, with_codebooks
 from medfed.delivery.export.client_model import ClientModel, quantise
 from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.split import ParameterSplit, aliases
+from medfed.federation.split import ParameterSplit
 from medfed.models.meters import Batch
 from medfed.standalone.decode import fill
 from medfed.standalone.errors import ConfigError, DataError, NonFiniteError
@@ -85,59 +85,39 @@ def distil(
         return start, dict(books)
     teacher, student = (only_logits(copy.deepcopy(network)) for _ in range(2))
     fill(teacher, trained)
-    tables = _with_tables(fill(student, start), books)
+    coded = _Coded(fill(student, start), books)
 
     def loss(batch: Batch) -> Tensor:
-        student.eval()  # as it will compute at the hospital
-        image = batch["image"].to(next(student.parameters()))
+        coded.eval()  # as it will compute at the hospital
+        image = batch["image"].to(next(coded.parameters()))
         with torch.no_grad():
             wanted = teacher(image)
-        return mse_loss(student(image), wanted)
+        return mse_loss(coded(image), wanted)
 
-    split = ParameterSplit.of(student, (), "frozen")
-    trainer = LocalTrainer(student, loss, split, torch.optim.Adam, seed=seed)
+    split = ParameterSplit.of(coded, (), "frozen")
+    trainer = LocalTrainer(coded, loss, split, torch.optim.Adam, seed=seed)
     nothing: dict[str, Any] = dict.fromkeys(("penalty", "after_step", "memory"))
     place = data, trainer.model.initial(), ("export", data.id), rate
     end, _ = trainer.run(*place, update="all", steps=steps, **nothing)
-    trainer.model.load(end)
-    tuned = {n: _sorted(b, tables[n].detach()) for n, b in books.items()}
-    return with_codebooks({n: end.get(n, start[n]) for n in start}, tuned), tuned
+    centers = (end[f"centers.{number}"] for number in range(len(books)))
+    tuned = {n: _sorted(b, c) for (n, b), c in zip(books.items(), centers, strict=True)}
+    return with_codebooks({n: end.get(f"network.{n}", t) for n, t in start.items()}, tuned), tuned
 
 
-class _Table(nn.Module):
-    """A weight as the centres that its elements have, for PyTorch's parametrizations."""
+class _Coded(nn.Module):
+    """A network whose quantised weights are the centres that their elements have."""
 
-    index: Tensor
-
-    def __init__(self, book: Codebook) -> None:
+    def __init__(self, network: nn.Module, books: Mapping[str, Codebook]) -> None:
         super().__init__()
-        self.register_buffer("index", book.indices, persistent=False)
-        self.book = book
+        self.network, self.books = network, books
+        self.centers = nn.ParameterList(book.centers.clone() for book in books.values())
+        for name in books:  # its elements are read from the centres instead
+            network.get_parameter(name).requires_grad_(False)
 
-    def forward(self, centers: Tensor) -> Tensor:
-        return centers.index_select(0, self.index).reshape(self.book.shape)
-
-    def right_inverse(self, _: Tensor) -> Tensor:
-        return self.book.centers.clone()
-
-
-def _with_tables(network: nn.Module, books: Mapping[str, Codebook]) -> dict[str, nn.Parameter]:
-    """Replaces quantised weights by their centres; those with several names share them."""
-    tables: dict[str, nn.Parameter] = {}
-    entries = {n: entry for n, entry in aliases(network).items() if entry in books}
-    seen: set[tuple[int, str]] = set()
-    for name, entry in entries.items():
-        place, _, leaf = name.rpartition(".")
-        module = network.get_submodule(place)
-        if (id(module), leaf) in seen:  # a layer that stands in two places
-            continue
-        seen.add((id(module), leaf))
-        register_parametrization(module, leaf, _Table(books[entry]), unsafe=True)
-        parametrized: Any = module.parametrizations[leaf]  # type: ignore[index]
-        if entry in tables:
-            parametrized.original = tables[entry]
-        tables[entry] = parametrized.original
-    return tables
+    def forward(self, image: Tensor) -> Tensor:
+        pairs = zip(self.books.items(), self.centers, strict=True)
+        dense = {name: replace(book, centers=c).dense() for (name, book), c in pairs}
+        return functional_call(self.network, dense, (image,))  # type: ignore[no-any-return]
 
 
 def _sorted(book: Codebook, centers: Tensor) -> Codebook:
