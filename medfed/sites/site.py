@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 import torch
 
@@ -65,33 +65,12 @@ class _Round(TypedDict):
     client: dict[str, dict[str, Any]]
 
 
-class Keeper(Protocol):
-    """Keeps a site's results in its folder: :class:`medfed.sites.site_folder.SiteFolder`."""
-
-    def begin(self, site: Site, asked: wire.Begin) -> None:
-        """Called at the start of a session."""
-
-    def guard(self, site: Site) -> None:
-        """Called when the site has joined a federation, before it trains."""
-
-    def after(self, site: Site, asked: Request, reply: Reply) -> None:
-        """Called before the answer to a request leaves; an error it raises becomes the answer."""
-
-    def joined(self, site: Site, new: Newcomer, model: Tensors, metrics: dict[str, float]) -> None:
-        """Called with the model of a site that has joined a trained federation."""
-
-    def epsilon(self, site: Site) -> float | None:
-        """Returns what the run has spent on the site's patients, if it may be said."""
-
-
 @dataclass(eq=False)
 class Site:
     """Answers a coordinator; see :class:`medfed.sites.wire.Answers`."""
 
     workplace: Agreement
-    # Of the kept rounds of one federation; with a keeper the prefix of the folders of all.
-    folder: Path
-    keeper: Keeper | None = None
+    folder: Path  # of the kept rounds of a federation
     signer: masks.Signer | None = None  # of the keys of masks; ``None``: they are not signed
     counted: policy.Counted | None = None  # what the site has answered; ``None``: in its folder
 
@@ -151,8 +130,7 @@ class Site:
             return known
         self.gate.admit(asked)
         reply = self._reply(asked)
-        if self.keeper is not None:
-            self.keeper.after(self, asked, reply)
+        self.after(asked, reply)
         data = reply.to_bytes()
         self.log.info("%s was answered: %s.", _said(asked), RULES[type(asked)].leaves)
         if not isinstance(asked, wire.Hello | wire.Agree | wire.Begin):
@@ -189,8 +167,7 @@ class Site:
         self.gate.phase_names = self.federation.algorithm.phases
         self.gate.tested = RunFolder(self.folder).summary_json.is_file()
         self._states = {START: self._state(START)}
-        if self.keeper is not None:
-            self.keeper.begin(self, asked)
+        self.begun(asked)
         return wire.Begun.to(asked, rounds=self.rounds())
 
     @_reply.register
@@ -287,10 +264,9 @@ class Site:
             digest_file(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
         self.gate.here = asked.round
-        epsilon = None if self.keeper is None else self.keeper.epsilon(self)
         if (loss := self.client.training_loss) is not None:
             loss = scores.rounded(loss)
-        return wire.Committed.to(asked, **self._spent(), loss=loss, epsilon=epsilon)
+        return wire.Committed.to(asked, **self._spent(), loss=loss, epsilon=self.epsilon())
 
     @_reply.register
     def _load(self, asked: wire.Load) -> Reply:
@@ -305,26 +281,37 @@ class Site:
             module = self.module = self.workplace.join(sizes)
             self._newcomer = newcomers.newcomer_of(module, self.name, self.workplace.joins)
             self.gate.start("", [c.id for c in sizes])  # no longer part of another session
-            if self.keeper is not None:
-                self.keeper.guard(self)
+            self.guard()
         assert self._newcomer is not None
         packet, body, metrics = self._packet(asked), b"", dict[str, float]()
         if asked.last:
             model, metrics = newcomers.learned(self._newcomer, self._module, packet, asked.point)
-            if self.keeper is None:
-                save_tensors(self._root.parent / f"{self._root.name}-joined.safetensors", model)
-            else:
-                self.keeper.joined(self, self._newcomer, model, metrics)
+            self.joined(self._newcomer, model, metrics)
         else:
             body = self._newcomer.answer(packet).to_bytes()
         self.gate.questions_answered = self._newcomer.phase
         return wire.Joined.to(asked, metrics=_leaving(metrics), body=body)
 
     def _folder_of(self, asked: wire.Begin | wire.Onboard, more: str = "") -> Path:
-        """Returns a federation's folder; joining has another folder than training."""
-        if self.keeper is None:
-            return self._root
-        return self._root.with_name(f"{self._root.name}-{asked.job[:8]}{more}")
+        """Returns the folder of a federation."""
+        return self._root
+
+    def begun(self, asked: wire.Begin) -> None:
+        """Called at the start of a session."""
+
+    def guard(self) -> None:
+        """Called when the site has joined a federation, before it trains."""
+
+    def after(self, asked: Request, reply: Reply) -> None:
+        """Called before the answer to a request leaves; an error it raises becomes the answer."""
+
+    def joined(self, newcomer: Newcomer, model: Tensors, metrics: dict[str, float]) -> None:
+        """Called with the model of a site that has joined a trained federation."""
+        save_tensors(self._root.parent / f"{self._root.name}-joined.safetensors", model)
+
+    def epsilon(self) -> float | None:
+        """Returns what the run has spent on the site's patients, if it may be said."""
+        return None
 
     @contextmanager
     def arrived(self, packet: Packet) -> Iterator[None]:

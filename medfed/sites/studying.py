@@ -211,7 +211,7 @@ def study_site(
     place = place_of(agreed, file, file.config(agreed), open_bundle)
     listen(file.site, file.folder)
     counted = Counted(file.folder / COUNTED, agreed.digest)
-    return StudySite(place, file.folder / "study", None, signer, counted)
+    return StudySite(place, file.folder / "study", signer, counted)
 
 
 @dataclass(eq=False)
