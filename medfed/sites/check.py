@@ -24,7 +24,7 @@ from medfed.common.tables import Table
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.claims import Merging
-from medfed.datamodules.one_site import OwnData, setup_alone
+from medfed.datamodules.one_site import setup_alone
 from medfed.datamodules.tables.agreement import converse_here
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.algorithm import Cohort
@@ -32,7 +32,7 @@ from medfed.federation.federation import Federation
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.models.task import TaskModule
 from medfed.reports.look import write_look
-from medfed.run.assembly import task_for, unread_data
+from medfed.run.assembly import task_for
 from medfed.run.cohort import cohort_record, print_cohort
 from medfed.run.experiment import read_start
 from medfed.run.federating import federate, statistics_of
@@ -40,9 +40,11 @@ from medfed.run.privacy import exact, protections
 from medfed.sites import policy
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints, words_for
 from medfed.sites.installed import TEMPLATES
+from medfed.sites.site import own_data
 from medfed.sites.studying import place_of
 from medfed.standalone.errors import ConfigError, few
 from medfed.standalone.files import filled
+from medfed.studies import parts
 from medfed.studies.described import described
 from medfed.studies.parts import Separate
 
@@ -225,11 +227,11 @@ def check_plan(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
         for one in place.plan.bundles
     )
     say(console, *opened)
-    lines, rows = list[list[str]](), place.scored(examples=True)
+    lines = list[list[str]]()
+    rows = place.cohort.with_examples(place.rows, [bundle.name for bundle in place.plan.bundles])
     for part in place.parts:
         if isinstance(part, Separate):
-            told = part.estimate(rows).values()
-            count = sum(2 * len(of) for of in told if not isinstance(of, str))
+            count = parts.numbers_in(part.estimate(rows))
             lines.append([part.name, str(count), str(len(patients)), "in four digits"])
         else:
             sums = part.ask(rows, next(part.talk()))
@@ -259,10 +261,7 @@ def _keep_patients(file: SiteFile, data: FederatedDataModule, where: str, keep: 
 
 
 def _data_of(terms: Agreed, file: SiteFile, config: RunDescription) -> FederatedDataModule:
-    data = unread_data(config)
-    if not terms.cut:
-        data.partition = OwnData(data.partition, file.site, terms.sites)
-    return data
+    return own_data(config, file.site, None if terms.cut else terms.sites)
 
 
 def read_by_itself(data: FederatedDataModule, site: str) -> None:

@@ -434,9 +434,7 @@ class ConfiguredSite:
         if self._greeting is None:
             agreed = agreement.fingerprints(self.config.values)
             self._start, self.config = experiment.read_start(self.config)
-            data = assembly.unread_data(self.config)
-            if self.sites is not None:
-                data.partition = OwnData(data.partition, self.name, self.sites)
+            data = own_data(self.config, self.name, self.sites)
             self._agreeing: Generator[bytes, bytes, None] = setup_alone(data, self.name)
             self._statements = [next(self._agreeing, None)]
             tells, steps = self._statements != [None], self.joins or None
@@ -520,6 +518,14 @@ class ConfiguredSite:
         module.to(trainer.strategy.root_device)
         module.on_fit_start()
         return module
+
+
+def own_data(config: RunDescription, name: str, sites: Sequence[str] | None) -> FederatedDataModule:
+    """Returns the data of a site before they are read; without `sites` others share their files."""
+    data = assembly.unread_data(config)
+    if sites is not None:
+        data.partition = OwnData(data.partition, name, sites)
+    return data
 
 
 def facts_of(config: RunDescription, data: FederatedDataModule) -> dict[str, Any]:
