@@ -26,7 +26,7 @@ from medfed.common import schemas, scores, untrusted
 from medfed.common.tensors import Tensors, digest, map_state, to_device
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
-from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.base import Exchanged, FederatedDataModule
 from medfed.datamodules.one_site import OwnData, setup_alone
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.budget import Passes
@@ -419,6 +419,9 @@ class ConfiguredSite:
         self._start = start.Start()
         self._statements: list[bytes | None] = []
         self._answers: list[bytes] = []
+        self.exchanged: list[
+            Exchanged
+        ] = []  # the sizes of its messages about its data, and answers
         self._facts: Facts | None = None
 
     @classmethod
@@ -453,6 +456,8 @@ class ConfiguredSite:
             )
         if number == len(self._statements) and number:
             self._answers.append(answer)
+            for way, content in (("up", self._statements[-1] or b""), ("down", answer)):
+                self.exchanged.append((self.name, way, len(content)))  # type: ignore[arg-type]
             try:
                 statement = self._agreeing.send(answer)
                 self.policy.check_statistics(self.data.summaries(self.name))
@@ -476,11 +481,6 @@ class ConfiguredSite:
         self._initial: Tensors = {n: t.detach().clone() for n, t in entries.items()}
         facts, absent = facts_of(self.config, self.data), self.data.absent
         self._facts = Facts(client.num_samples, digest(self._initial), facts, absent)
-
-    @property
-    def exchanged(self) -> tuple[list[bytes], list[bytes]]:
-        """The site's messages about its data, and the answers."""
-        return [one for one in self._statements if one is not None], list(self._answers)
 
     def facts(self) -> Facts | None:
         """Returns the facts about the model, after the agreement; None before."""

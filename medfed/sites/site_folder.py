@@ -21,7 +21,6 @@ from medfed.common import schemas, untrusted
 from medfed.common.scores import Record, failures_count, undefined_in
 from medfed.common.tensors import Tensors, digest
 from medfed.config.description import RunDescription
-from medfed.datamodules.base import Exchanged
 from medfed.federation.budget import Passes
 from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.reference import Newcomer
@@ -92,7 +91,7 @@ class RecordingSite(Site):
         run = RunFolder(self.folder)
         self._hospitals = len(asked.clients)
         config = self._opened(run, str(run.folder) if run.config_yaml.is_file() else None)
-        self.ledger, self.history = Ledger(preprocessing(self._exchanged())), []
+        self.ledger, self.history = Ledger(preprocessing(self.workplace.exchanged)), []
         self.guard()
         if self._protection is not None:
             self.spending.check(run.folder.name, self._protection)
@@ -164,7 +163,9 @@ class RecordingSite(Site):
         run, federation, client = RunFolder(self.folder), self.federation, newcomer.client
         config = self._opened(run, None)
         save_tensors(run.files("models", [self.name])[self.name], model)
-        federation.ledger = Ledger([*preprocessing(self._exchanged()), *newcomer.ledger.entries])
+        federation.ledger = Ledger(
+            [*preprocessing(self.workplace.exchanged), *newcomer.ledger.entries]
+        )
         self._hospitals = len(federation.ids) + 1
         self._report(self._experiment(config, metrics), None, (client.steps_done, client.passes))
         self._test(digest(model).encode())
@@ -181,11 +182,6 @@ class RecordingSite(Site):
         if self._protection is None:
             return 0
         return self._protection.uses * self.spending.draws(self.folder.name)
-
-    def _exchanged(self) -> list[Exchanged]:
-        statements, answers = self.workplace.exchanged
-        pairs = zip(statements, answers, strict=True)
-        return [(self.name, way, len(b)) for t, a in pairs for way, b in (("up", t), ("down", a))]  # type: ignore[misc]
 
     def _finish(self, asked: wire.Evaluate) -> None:
         """Writes the model of the selected round, its metrics, and its bundle."""
