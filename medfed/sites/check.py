@@ -13,8 +13,9 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
@@ -44,30 +45,19 @@ from medfed.sites.site import own_data
 from medfed.sites.studying import place_of
 from medfed.standalone.errors import ConfigError, few
 from medfed.standalone.files import filled
-from medfed.studies import parts
 from medfed.studies.described import described
-from medfed.studies.parts import Separate
+from medfed.studies.parts import Separate, numbers_in
 
 OTHER = "a part specific to the method, see its page"
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(NamedTuple):
     """The bytes of one part of the messages in one direction."""
 
     direction: Direction  # ``up`` leaves the site
     part: str  # its name
     first: int  # bytes in the first round, including those before it
     further: int  # bytes in the second round; about the same in every later one
-
-    @property
-    def meaning(self) -> str:
-        """Its meaning, in words."""
-        return words_for("parts").get(self.part, OTHER)
-
-    def total(self, rounds: int) -> int:
-        """Approximate bytes of all rounds."""
-        return self.first + self.further * (rounds - 1)
 
 
 def try_rounds(
@@ -121,8 +111,10 @@ def print_traffic(traffic: Sequence[Traffic], rounds: int, console: Console) -> 
     come_in = "What would come in, in addition to models to evaluate"
     for way, title in (("up", "What would leave this site"), ("down", come_in)):
         rows = [t for t in traffic if t.direction == way]
-        counts = [(t.first, t.further, t.total(rounds)) for t in rows]
-        lines = [[t.part, *map(size, n), t.meaning] for t, n in zip(rows, counts, strict=True)]
+        counts = [(t.first, t.further, t.first + t.further * (rounds - 1)) for t in rows]
+        words = (words_for("parts").get(t.part, OTHER) for t in rows)
+        each = zip(rows, counts, words, strict=True)
+        lines = [[t.part, *map(size, n), meaning] for t, n, meaning in each]
         if len(rows) > 1:
             lines.append(["all", *(size(sum(column)) for column in zip(*counts, strict=True)), ""])
         table = Table.of(head, lines, prose=(0, 4)).printed(title)
@@ -172,7 +164,7 @@ def warnings(
 _log = logging.getLogger(__name__)
 
 
-def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Traffic]:
+def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
     """Reads a site's data, and reports what would leave.
 
     Nothing is sent, and nothing is kept except the site's data cache. `config`: the configuration
@@ -180,7 +172,7 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     """
     if terms.plan is not None:
         check_plan(terms, file, config)
-        return []
+        return
     policy.check_study(file.policy, config)
     start, config = read_start(config)
     hashes = fingerprints(config.values)
@@ -196,8 +188,7 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     config, task = task_for(config, data)
     start.begin(config, task, {"channels": data.channel_names, "labels": data.class_names})
     federation = try_rounds(config, data, task, terms.sites)
-    traffic = traffic_of(federation.ledger, file.site)
-    print_traffic(traffic, config.rounds, console)
+    print_traffic(traffic_of(federation.ledger, file.site), config.rounds, console)
     say(console, *sentences(config, data, federation, file))
     say(console, *warnings(config, data, federation, file, terms.joins or None), style="red")
     steps, statistics = terms.joins or None, statistics_of(federation.algorithm, data)
@@ -209,7 +200,6 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     for planned in protections(config, data.clients, federation).values():
         spending.check("this study", planned)
     say(console, file.approval(terms), f"Site {file.site} is ready.")
-    return traffic
 
 
 def check_plan(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
@@ -231,7 +221,7 @@ def check_plan(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
     rows = place.cohort.with_examples(place.rows, [bundle.name for bundle in place.plan.bundles])
     for part in place.parts:
         if isinstance(part, Separate):
-            count = parts.numbers_in(part.estimate(rows))
+            count = numbers_in(part.estimate(rows))
             lines.append([part.name, str(count), str(len(patients)), "in four digits"])
         else:
             sums = part.ask(rows, next(part.talk()))

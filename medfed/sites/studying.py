@@ -33,7 +33,6 @@ from medfed.sites.coordinator import Lost, Masks
 from medfed.sites.gate import Refusal
 from medfed.sites.policy import COUNTED, Counted, Policy, VetoError, check_noise
 from medfed.sites.site import Site, own_data, versions_here
-from medfed.sites.site_folder import listen
 from medfed.sites.wire import Facts, Greeting, Reply, Request
 from medfed.sites.withdrawal import replayed
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError, SiteError
@@ -211,7 +210,6 @@ def study_site(
     """Makes a site from the agreement of a study and its file."""
     file.check_approved(agreed)
     place = place_of(agreed, file, file.config(agreed), open_bundle)
-    listen(file.site, file.folder)
     counted = Counted(file.folder / COUNTED, agreed.digest)
     return StudySite(place, file.folder / "study", signer, counted)
 
