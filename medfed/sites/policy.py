@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
@@ -254,8 +254,7 @@ class FullError(Exception):
     """A counter has reached its most."""
 
 
-@dataclass(frozen=True)
-class Counted:
+class Counted(msgspec.Struct, frozen=True):
     """What a site has answered of an agreement, over all its jobs, processes and restarts."""
 
     path: Path  # the file that remembers it, of all federations of the site
@@ -335,8 +334,7 @@ def fewest_in_combinations(sets: Sequence[Sequence[str]]) -> float:
     return round(1 / float((axes[sizes > 1e-9 * sizes[0]] ** 2).sum(axis=0).max()), 6)
 
 
-@dataclass
-class _Spent:
+class _Spent(msgspec.Struct):
     """What one run has spent."""
 
     run: str
@@ -345,8 +343,7 @@ class _Spent:
     draws: schemas.Count
 
 
-@dataclass(frozen=True)
-class Spending:
+class Spending(msgspec.Struct, frozen=True):
     """Adds up what all runs of a site's file have spent on its patients."""
 
     ceiling: Ceiling | None  # the most; ``None``: any amount, which is recorded

@@ -12,10 +12,10 @@ import json
 import logging
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytorch_lightning as pl
 
 from medfed.common import scores, tensors, untrusted
@@ -219,7 +219,7 @@ def _coordinate(
     said = [answer.decode() for answer in answers]
     installed = {c: dict(there.versions) for c, there in greetings.items()}
     record = SitesRecord(job, dict(greeting.data), {c: facts[c] for c in sites}, said, installed)
-    write_json(run.sites_json, asdict(record))
+    write_json(run.sites_json, msgspec.to_builtins(record))
     ends = ended(status, caller.traffic, run)
     with ends, loggers.marked_as_failed(trainer.logger), ranks_end_together(trainer):
         trainer.fit(module, ckpt_path=checkpoint, weights_only=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
@@ -124,8 +124,7 @@ def numbers_in(estimates: Estimates) -> int:
     return sum(2 * len(of) for of in estimates.values() if not isinstance(of, str))
 
 
-@dataclass(frozen=True)
-class Groups:
+class Groups(msgspec.Struct, frozen=True):
     """The groups that a part compares."""
 
     by: str | None = None  # the column of categories; ``None``: all patients are one group

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from medfed.common.tensors import digest
@@ -36,7 +37,7 @@ class Late(Toy):
         self.name, self.data = NEW, toy_data(4, batch=4)[3]
 
     def facts(self) -> Facts:
-        return replace(super().facts(), num_samples=self.data.num_samples)
+        return msgspec.structs.replace(super().facts(), num_samples=self.data.num_samples)
 
     def join(self, everyone) -> FederatedModule:
         task, fed, local = federation(self.method, **self.settings())
