@@ -1,8 +1,8 @@
 """A hospital that joins after the others have trained.
 
-The two halves of :mod:`medfed.federation.reference` run in two processes. The newcomer receives the
-start of the method's rule, trains on its patients, evaluates its test patients, and keeps the
-model. The federation does not change.
+The two halves of :mod:`medfed.federation.reference` run in two processes: here the server's, in
+:mod:`medfed.sites.site` the newcomer's. It receives the start of the method's rule, trains on its
+patients, evaluates its test patients, and keeps the model. The federation does not change.
 
 The result is that of :func:`medfed.run.onboarding.onboard` in a simulation, by the method's rule
 and with all training patients of the newcomer.
@@ -17,11 +17,10 @@ from typing import TypedDict
 
 from medfed.common.console import say, shown, size, wide_console
 from medfed.common.scores import label_of, number
-from medfed.common.tensors import Tensors
 from medfed.common.untrusted import read_checkpoint, read_json
 from medfed.config.allowed import check_plugins
 from medfed.config.description import RunDescription
-from medfed.federation import algorithm, onboarding, reference
+from medfed.federation import algorithm, reference
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire.ledger import Ledger
@@ -30,7 +29,7 @@ from medfed.functional.conformal import for_newcomer
 from medfed.records.folder import Run, RunFolder, with_nan
 from medfed.run.experiment import best_checkpoint, read_start, reopened
 from medfed.run.federating import preprocessing, server_half
-from medfed.run.onboarding import tested, to_csv
+from medfed.run.onboarding import to_csv
 from medfed.sites import wire
 from medfed.sites.agreement import Agreed, fingerprints
 from medfed.sites.calls import Caller, Terms, catch_up, compare, compare_models
@@ -85,25 +84,6 @@ def onboard(
             raise
         raise SiteError(f"{shown(site)}: its message has no {error.args[0]!s:.60}.") from error
     return info.num_samples, metrics, ledger
-
-
-def newcomer_of(module: FederatedModule, site: str, steps: int) -> reference.Newcomer:
-    """Returns a newcomer in the state that all began with, which may take so many steps."""
-    module.local.budget = replace(module.local.budget, steps=steps)
-    return reference.Newcomer(module.federation, module.federation.clients[site])
-
-
-def learned(
-    newcomer: reference.Newcomer,
-    module: FederatedModule,
-    packet: Packet,
-    others: Mapping[str, float] | None = None,
-) -> tuple[Tensors, dict[str, float]]:
-    """Trains by the method's rule on the last message; the newcomer's half."""
-    rules, client = onboarding.rules_of(module.federation.algorithm), newcomer.client
-    model = rules.onboard(client, newcomer.begin(packet))
-    model, metrics = tested(module, client, model, others)
-    return module.local.model.whole(model), metrics
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import logging
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import singledispatchmethod
 from pathlib import Path
 from typing import Any, TypedDict
@@ -35,6 +35,7 @@ from medfed.federation.federation import Federation
 from medfed.federation.lightning.checkpoint import digest_file, is_whole, save_sealed
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient
+from medfed.federation.onboarding import rules_of
 from medfed.federation.reference import Newcomer
 from medfed.federation.split import float_entries
 from medfed.federation.wire.channel import Channel, MessageContext
@@ -43,7 +44,8 @@ from medfed.federation.wire.packet import Packet
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder, commit_here, save_tensors, versions
 from medfed.run import assembly, experiment, federating, loggers, start
-from medfed.sites import agreement, masks, newcomers, policy, wire
+from medfed.run.onboarding import tested
+from medfed.sites import agreement, masks, policy, wire
 from medfed.sites.gate import RULES, Agreement, Gate, Refusal, sum_key
 from medfed.sites.policy import NO_LIMITS, Policy
 from medfed.sites.wire import START, Facts, Greeting, Reply, Request
@@ -279,14 +281,17 @@ class Site:
             sizes = [ClientInfo(c.id, c.num_samples) for c in asked.clients]
             self.folder = self._folder_of(asked, "-joined")
             module = self.module = self.workplace.join(sizes)
-            self._newcomer = newcomers.newcomer_of(module, self.name, self.workplace.joins)
+            self._newcomer = newcomer_of(module, self.name, self.workplace.joins)
             self.gate.start("", [c.id for c in sizes])  # no longer part of another session
             self.guard()
         assert self._newcomer is not None
         packet, body, metrics = self._packet(asked), b"", dict[str, float]()
         if asked.last:
-            model, metrics = newcomers.learned(self._newcomer, self._module, packet, asked.point)
-            self.joined(self._newcomer, model, metrics)
+            module, client = self._module, self._newcomer.client
+            rules = rules_of(module.federation.algorithm)
+            model = rules.onboard(client, self._newcomer.begin(packet))
+            model, metrics = tested(module, client, model, asked.point)
+            self.joined(self._newcomer, module.local.model.whole(model), metrics)
         else:
             body = self._newcomer.answer(packet).to_bytes()
         self.gate.questions_answered = self._newcomer.phase
@@ -372,6 +377,12 @@ class Site:
         except ValueError as error:
             raise CheckpointError(f"{path} is not a round of {self.name} ({error}).") from error
         return kept
+
+
+def newcomer_of(module: FederatedModule, site: str, steps: int) -> Newcomer:
+    """Returns a newcomer in the state that all began with, which may take so many steps."""
+    module.local.budget = replace(module.local.budget, steps=steps)
+    return Newcomer(module.federation, module.federation.clients[site])
 
 
 def _said(asked: Request) -> str:
