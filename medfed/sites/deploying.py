@@ -29,20 +29,12 @@ from medfed.common.console import levels, shown
 from medfed.config import compose, description, sections
 from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full
-from medfed.sites import (
-    agreement,
-    calls,
-    masks,
-    newcomers,
-    policy,
-    run,
-    site_folder,
-    studying,
-    withdrawal,
-)
+from medfed.sites import agreement, calls, masks, newcomers, run, site_folder, studying
 from medfed.sites.flare import LOST, PREFIXES, SITE, check_flare, write_job
 from medfed.sites.installed import code
+from medfed.sites.policy import VetoError
 from medfed.sites.wire import Answers, Request, Transport, declined, unreadable
+from medfed.sites.withdrawal import withdrawn_of
 from medfed.standalone.errors import CodecError, ConfigError, MedfedError, SiteError
 from medfed.standalone.files import write_json
 from medfed.studies.cohorts import Opener
@@ -80,7 +72,7 @@ class Deployment:
         """Names of the sites that take part, without those that have withdrawn."""
         if self.onboard:
             return [self.onboard]
-        gone = withdrawal.withdrawn_of(Path(self.folder)) if self.resume else []
+        gone = withdrawn_of(Path(self.folder)) if self.resume else []
         return [site for site in self.agreed["sites"] if site not in gone]
 
     def resumed(self) -> Deployment:
@@ -186,7 +178,7 @@ def start_site(
         if terms.plan is not None:
             return studying.study_site(terms, file, signer, open_bundle)
         return site_folder.hospital(terms, file, keep_bundle, signer)
-    except policy.VetoError as veto:
+    except VetoError as veto:
         log.getChild("refused").error("The site %s does not take part: %s", name, veto)
         return Broken(name, veto.reason, "refused")
     except Exception as error:

@@ -38,19 +38,10 @@ from medfed.sites.withdrawal import replayed
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError, SiteError
 from medfed.studies.cohorts import Cohort, Opener
 from medfed.studies.page import write_study
-from medfed.studies.parts import (
-    Estimates,
-    Part,
-    Separate,
-    State,
-    Table,
-    Whole,
-    answered,
-    numbers_in,
-)
+from medfed.studies.parts import Estimates, Part, Separate, State, Table, Whole, numbers_in
 from medfed.studies.plan import Plan, plan_of
 from medfed.studies.rows import Rows
-from medfed.studies.simulation import parts
+from medfed.studies.simulation import answered, parts
 
 _log = logging.getLogger(__name__)
 _MASKED = np.uint64

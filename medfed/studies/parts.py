@@ -8,7 +8,7 @@ simulation and hospitals under masks get the same integers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -98,25 +98,6 @@ class Separate(Protocol):
 
     def join(self, each: Mapping[str, Estimates]) -> list[Table]:
         """The other half: receives the hospitals' estimates, returns results."""
-
-
-def answered(
-    part: Part | Separate,
-    estimates: Callable[[Separate], Mapping[str, Estimates]],
-    total: Callable[[Part, int, State], Whole],
-) -> list[Table]:
-    """Returns the results of a part, from the estimates of hospitals or the total of every step."""
-    if isinstance(part, Separate):
-        return part.join(estimates(part))
-    talk, step = part.talk(), 0
-    state = next(talk)
-    while True:
-        try:
-            state = talk.send(total(part, step, state))
-        except StopIteration as end:
-            results: list[Table] = end.value
-            return results
-        step += 1
 
 
 def numbers_in(estimates: Estimates) -> int:

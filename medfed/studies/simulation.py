@@ -1,8 +1,8 @@
-"""A study of hospitals whose rows lie in one place: the same integers as across hospitals."""
+"""How a study is asked, and one of hospitals whose rows lie in one place: the same integers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -13,7 +13,7 @@ from medfed.federation.wire.fixed_point import FEWEST
 from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.studies.describing import Column, Curves
 from medfed.studies.evaluating import Areas, Detections, Scores
-from medfed.studies.parts import Estimates, Groups, Part, Separate, State, Table, Whole, answered
+from medfed.studies.parts import Estimates, Groups, Part, Separate, State, Table, Whole
 from medfed.studies.plan import Plan
 from medfed.studies.regressions import ByHospital, Coefficients
 from medfed.studies.rows import Rows
@@ -37,6 +37,25 @@ def parts(plan: Plan) -> Iterator[Part | Separate]:
             yield from (Areas(score, groups, ends=ends) for score in plan.evaluate.scores)
         if levels := tuple(plan.evaluate.thresholds):
             yield from (Detections(score, levels) for score in plan.evaluate.scores)
+
+
+def answered(
+    part: Part | Separate,
+    estimates: Callable[[Separate], Mapping[str, Estimates]],
+    total: Callable[[Part, int, State], Whole],
+) -> list[Table]:
+    """Returns the results of a part, from the estimates of hospitals or the total of every step."""
+    if isinstance(part, Separate):
+        return part.join(estimates(part))
+    talk, step = part.talk(), 0
+    state = next(talk)
+    while True:
+        try:
+            state = talk.send(total(part, step, state))
+        except StopIteration as end:
+            results: list[Table] = end.value
+            return results
+        step += 1
 
 
 def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], list[str]]:
