@@ -98,13 +98,11 @@ class Caller:
         thread.start()
         return future
 
-    def request(self, kind: Callable[..., Asked], site: str, **rest: Any) -> Asked:
+    def request(self, kind: type[Asked], site: str, **rest: Any) -> Asked:
         """Returns a request of this session."""
         return kind(site, self.session, **rest)
 
-    def requests(
-        self, kind: Callable[..., Asked], to: Iterable[str], **rest: Any
-    ) -> dict[str, Asked]:
+    def requests(self, kind: type[Asked], to: Iterable[str], **rest: Any) -> dict[str, Asked]:
         """Returns the same request to each of some sites."""
         return {site: self.request(kind, site, **rest) for site in to}
 

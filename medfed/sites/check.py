@@ -139,15 +139,10 @@ def sentences(
 
 
 def warnings(
-    config: RunDescription,
-    data: FederatedDataModule,
-    federation: Federation,
-    file: SiteFile,
-    joins: int | None = None,
+    config: RunDescription, data: FederatedDataModule, file: SiteFile, joins: int
 ) -> list[str]:
-    """Says what could single out a patient."""
-    plan, every = data.plans[file.site].patients, statistics_of(federation.algorithm, data)
-    lines = [line for one in every if (line := one.too_few(file.policy.least))]
+    """Says what else could single out a patient."""
+    plan, lines = data.plans[file.site].patients, list[str]()
     patients = policy.patients_of_message(config, data, file.site, joins)
     noise = config.privacy.example
     if noise is None and patients < policy.FEW:
@@ -173,7 +168,7 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
     if terms.plan is not None:
         check_plan(terms, file, config)
         return
-    policy.check_study(file.policy, config)
+    file.policy.check_study(config)
     start, config = read_start(config)
     hashes = fingerprints(config.values)
     data = _data_of(terms, file, config)
@@ -190,9 +185,10 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
     federation = try_rounds(config, data, task, terms.sites)
     print_traffic(traffic_of(federation.ledger, file.site), config.rounds, console)
     say(console, *sentences(config, data, federation, file))
-    say(console, *warnings(config, data, federation, file, terms.joins or None), style="red")
-    steps, statistics = terms.joins or None, statistics_of(federation.algorithm, data)
-    policy.check_data(file.policy, config, data, file.site, bool(data.exchanged), steps)
+    statistics = statistics_of(federation.algorithm, data)
+    few_behind = [line for one in statistics if (line := one.too_few(file.policy.least))]
+    say(console, *few_behind, *warnings(config, data, file, terms.joins), style="red")
+    file.policy.check_data(config, data, file.site, bool(data.exchanged), terms.joins)
     file.policy.check_statistics(statistics)
     if statistics:
         _keep_patients(file, data, str(config.data.get("path")), keep=False)
@@ -236,7 +232,7 @@ def check_plan(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
 
 def describe_site(terms: Agreed, file: SiteFile, config: RunDescription, folder: Path) -> None:
     """Writes what a site has, without numbers of fewer patients than its policy and all allow."""
-    policy.check_study(file.policy, config)
+    file.policy.check_study(config)
     data = _data_of(terms, file, read_start(config)[1])
     data.plan()
     _keep_patients(file, data, str(config.data.get("path")), keep=True)

@@ -38,7 +38,7 @@ from medfed.sites.withdrawal import withdrawn_of
 from medfed.standalone.errors import CodecError, ConfigError, MedfedError, SiteError
 from medfed.standalone.files import write_json
 from medfed.studies.cohorts import Opener
-from medfed.studies.plan import read_plan
+from medfed.studies.plan import plan_of, read_plan
 
 if TYPE_CHECKING:
     from medfed.sites.flare.console import Console
@@ -145,8 +145,9 @@ def _coordinate(deployment: Deployment, transport: Transport) -> None:
         source["data"]["path"] = None  # the data are the sites'
     config, terms = description.describe(source), calls.Terms(**deployment.terms)
     if (plan := deployment.agreed.get("plan")) is not None:
-        where = deployment.agreed["sites"], Path(config.folder)
-        studying.conduct(plan, transport, *where, terms, deployment.bundles)
+        with calls.Caller(transport, deployment.agreed["sites"], terms) as caller:
+            asked = plan_of(plan, "The agreement")
+            studying.conduct(caller, asked, deployment.bundles, Path(config.folder))
         return
     if deployment.onboard:
         newcomers.join(config, transport, deployment.onboard, deployment.agreed["joins"], terms)

@@ -10,7 +10,7 @@ and with all training patients of the newcomer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypedDict
@@ -26,6 +26,7 @@ from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire.ledger import Ledger
 from medfed.federation.wire.packet import Packet
 from medfed.functional.conformal import for_newcomer
+from medfed.functional.points import Point
 from medfed.records.folder import Run, RunFolder, with_nan
 from medfed.run.experiment import best_checkpoint, read_start, reopened
 from medfed.run.federating import preprocessing, server_half
@@ -41,26 +42,21 @@ from medfed.standalone.files import write_json, write_text
 
 
 def onboard(
-    caller: Caller,
-    federation: Federation,
-    site: str,
-    answers: Sequence[bytes],
-    job: str = "0",
-    like: Facts | None = None,
-    point: Mapping[str, float] | None = None,
+    caller: Caller, federation: Federation, site: str, run: SitesRecord, point: Point | None = None
 ) -> tuple[int, dict[str, float], Ledger]:
     """Onboards a newcomer by the method's rule; the coordinator's half."""
     if site in federation.ids:
         raise SiteError(f"Site {shown(site)} has already trained with the others: it cannot join.")
+    answers = [answer.encode() for answer in run.answers]
     facts, exchanged = catch_up(caller, site, answers)
     if isinstance(facts, str):
         raise SiteError(f"{shown(site)}: {facts}.")
-    if like is not None:
+    for like in run.clients.values():
         compare_models(like, facts, "the run", site)
     info, ledger = algorithm.ClientInfo(site, facts.num_samples), Ledger(preprocessing(exchanged))
     sizes = federation.server.get("num_samples", {})
     clients = [wire.Client(c, int(sizes[c]) if c in sizes else 1) for c in federation.ids]
-    said = {"clients": clients, "job": job, "point": point}
+    said = {"clients": clients, "job": run.job, "point": point}
     packets, metrics = list[Packet](), dict[str, float]()
 
     def send(packet: Packet, last: bool) -> Packet:
@@ -135,9 +131,8 @@ def join(
         raise SiteError(f"{shown(site)}: {reply}; check the site, and onboard it again.")
     agreed = Greeting(fingerprints(config.values), kept.greeting)
     compare(agreed, reply.greeting, "the run", site)
-    at = caller, federation, site, [answer.encode() for answer in kept.answers], kept.job
-    like, point = next(iter(kept.clients.values())), for_newcomer(run.summary.get("points", {}))
-    samples, metrics, ledger = onboard(*at, like, point)
+    point = for_newcomer(run.summary.get("points", {}))
+    samples, metrics, ledger = onboard(caller, federation, site, kept, point)
     names = frozenset(name for of in run.summary["clients"].values() for name in of)
     if wrong := impossible(metrics, names):
         raise SiteError(f"{shown(site)}: {wrong}.")

@@ -424,15 +424,13 @@ class ConfiguredSite:
     task: TaskModule = field(init=False, repr=False)  # the task, after the agreement
 
     def __post_init__(self) -> None:
-        policy.check_study(self.policy, self.config)
+        self.policy.check_study(self.config)
         self.rounds = self.config.rounds
         self._greeting: Greeting | None = None
         self._start = start.Start()
         self._statements: list[bytes | None] = []
         self._answers: list[bytes] = []
-        self.exchanged: list[
-            Exchanged
-        ] = []  # the sizes of its messages about its data, and answers
+        self.exchanged: list[Exchanged] = []  # sizes of what it says of its data, and of answers
         self._facts: Facts | None = None
 
     @classmethod
@@ -451,8 +449,8 @@ class ConfiguredSite:
             data = own_data(self.config, self.name, self.sites)
             self._agreeing: Generator[bytes, bytes, None] = setup_alone(data, self.name)
             self._statements = [next(self._agreeing, None)]
-            tells, steps = self._statements != [None], self.joins or None
-            policy.check_data(self.policy, self.config, data, self.name, tells, steps)
+            tells = self._statements != [None]
+            self.policy.check_data(self.config, data, self.name, tells, self.joins)
             versions = versions_here(str(self.config.trainer.accelerator))
             self.data, self._greeting = data, Greeting(agreed, data.facts(), versions)
             self._settle()

@@ -40,6 +40,8 @@ from medfed.sites.site import ConfiguredSite, Site
 from medfed.sites.wire import START, Reply, Request
 from medfed.standalone import errors, files
 
+KeepBundle = Callable[[Path], object]
+"""Makes the bundle of a finished run's folder."""
 # In the folder of all federations:
 LOG, REFUSALS = "log.txt", "refusals.txt"
 # The content of ``validation.json``: metrics by round, null if undefined.
@@ -47,19 +49,15 @@ _Validation = list[tuple[schemas.Count, dict[str, float | None]]]
 
 
 def hospital(
-    agreed: Agreed,
-    file: SiteFile,
-    keep_bundle: Callable[[Path], object],
-    signer: Signer | None = None,
+    agreed: Agreed, file: SiteFile, keep_bundle: KeepBundle, signer: Signer | None = None
 ) -> Site:
     """Makes a site from the agreement and its file; each federation has a separate folder."""
     workplace = ConfiguredSite.of(agreed, file)
     name = re.sub(r"[^\w.-]", "_", str(workplace.config.name))[:40]
     counted = Counted(file.folder / COUNTED, agreed.digest)
     spending = Spending(file.policy.privacy, file.folder / SPENT)
-    site = RecordingSite(
-        workplace, file.folder / name, signer, counted, keep_bundle=keep_bundle, spending=spending
-    )
+    place = workplace, file.folder / name, signer, counted
+    site = RecordingSite(*place, keep_bundle=keep_bundle, spending=spending)
     listen(file.site, file.folder)
     if file.approved is None:
         site.log.warning(file.approval(agreed))
@@ -71,7 +69,7 @@ class RecordingSite(Site):
     """A site that keeps its results in its folder, and counts what leaves it, over all jobs."""
 
     workplace: ConfiguredSite
-    keep_bundle: Callable[[Path], object] = field(kw_only=True)  # of a finished run's folder
+    keep_bundle: KeepBundle = field(kw_only=True)
     spending: Spending = field(kw_only=True)
 
     def __post_init__(self) -> None:
@@ -163,9 +161,8 @@ class RecordingSite(Site):
         run, federation, client = RunFolder(self.folder), self.federation, newcomer.client
         config = self._opened(run, None)
         save_tensors(run.files("models", [self.name])[self.name], model)
-        federation.ledger = Ledger(
-            [*preprocessing(self.workplace.exchanged), *newcomer.ledger.entries]
-        )
+        before = preprocessing(self.workplace.exchanged)
+        federation.ledger = Ledger([*before, *newcomer.ledger.entries])
         self._hospitals = len(federation.ids) + 1
         self._report(self._experiment(config, metrics), None, (client.steps_done, client.passes))
         self._test(digest(model).encode())

@@ -31,7 +31,7 @@ from medfed.sites import calls, masks, wire
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints
 from medfed.sites.coordinator import Lost, Masks
 from medfed.sites.gate import Refusal
-from medfed.sites.policy import COUNTED, Counted, Policy, VetoError, check_noise
+from medfed.sites.policy import COUNTED, Counted, Policy, VetoError
 from medfed.sites.site import Site, own_data, versions_here
 from medfed.sites.wire import Facts, Greeting, Reply, Request
 from medfed.sites.withdrawal import replayed
@@ -65,7 +65,7 @@ class StudyPlace:
     parts: Sequence[Part | Separate] = field(init=False)
 
     def __post_init__(self) -> None:
-        check_noise(self.policy, self.config)
+        self.policy.check_noise(self.config)
         self.parts = [*parts(self.plan)]
         self.rounds = len(self.parts)
 
@@ -304,18 +304,9 @@ class Conductor:
         self.remarks += [f"{shown(site)} took no part in {name}: {w}." for site, w in why.items()]
 
 
-def conduct(
-    content: Mapping[str, Any],
-    transport: wire.Transport,
-    sites: Sequence[str],
-    folder: Path,
-    terms: calls.Terms,
-    bundles: Mapping[str, str],
-) -> None:
+def conduct(caller: calls.Caller, plan: Plan, bundles: Mapping[str, str], folder: Path) -> None:
     """Runs a study across sites, and writes its page."""
-    plan = plan_of(content, "The agreement")
     models = {name: packed(Path(place)) for name, place in bundles.items()}
-    with calls.Caller(transport, sites, terms) as caller:
-        conductor = Conductor(caller, plan, secrets.token_hex(8), models)
-        tables = conductor.run()
+    conductor = Conductor(caller, plan, secrets.token_hex(8), models)
+    tables = conductor.run()
     write_study(plan, tables, conductor.remarks, folder)
