@@ -513,7 +513,7 @@ def _side_entrance() -> Iterator[None]:
 
     with (
         mock.patch.dict(gate.RULES, {wire.Onboard: rule}),
-        mock.patch("medfed.sites.newcomers.newcomer_of", _one_step),
+        mock.patch("medfed.sites.site.newcomer_of", _one_step),
     ):
         yield
 

@@ -78,7 +78,7 @@ class Places:
     agreed_json = _Place("agreed.json")  # what all have agreed on, for hospitals that join
     # ... and at a hospital, whose folder is as that of a run with one client.
     job_json = _Place("job.json")  # of which federation it is
-    validation_json = _Place("validation.json")  # metrics and steps until now
+    validation_json = _Place("validation.json")  # metrics until now
     bundle = _Place("bundle")
 
 

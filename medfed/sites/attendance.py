@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -31,19 +31,18 @@ _log = logging.getLogger(__name__)
 INNOCENT = (calls.SILENT, calls.BUSY, calls.UNREADY)  # reasons that do not count against a site
 
 
-@dataclass
-class SitesProgress:
+class SitesProgress(msgspec.Struct):
     """The progress of the sites, which the coordinator's checkpoints hold for resuming."""
 
     at: dict[str, int]  # the last round that each site took part in
     spent: dict[str, tuple[int, Passes]]  # steps and passes of each
-    absent: dict[int, list[str]] = field(default_factory=dict)  # the absent sites of each round
+    absent: dict[int, list[str]] = {}  # the absent sites of each round
     # ``at`` after the last rounds and the best one, which sites may have to restore.
-    rounds: dict[int, dict[str, int]] = field(default_factory=dict)
+    rounds: dict[int, dict[str, int]] = {}
     # Round, site and reason, each time that a site was left out.
-    left_out: list[tuple[int, str, str]] = field(default_factory=list)
+    left_out: list[tuple[int, str, str]] = []
     # What the run has spent on a site's patients, as the site declares it.
-    epsilons: dict[str, float] = field(default_factory=dict)
+    epsilons: dict[str, float] = {}
 
     @classmethod
     def new(cls, sites: Sequence[str]) -> SitesProgress:

@@ -98,21 +98,22 @@ class Caller:
         thread.start()
         return future
 
-    def request(self, kind: Callable[..., Asked], site: str, **rest: Any) -> Asked:
+    def request(self, kind: type[Asked], site: str, **rest: Any) -> Asked:
         """Returns a request of this session."""
         return kind(site, self.session, **rest)
 
-    def requests(
-        self, kind: Callable[..., Asked], to: Iterable[str], **rest: Any
-    ) -> dict[str, Asked]:
+    def requests(self, kind: type[Asked], to: Iterable[str], **rest: Any) -> dict[str, Asked]:
         """Returns the same request to each of some sites."""
         return {site: self.request(kind, site, **rest) for site in to}
 
     def all(self, requests: Mapping[str, Asking[Answer]]) -> Divided[Answer]:
         """Sends requests to several sites in parallel."""
-        waits = self.terms.timeout
-        futures = {c: self.in_thread(self.one, r, waits) for c, r in requests.items()}
-        return _divided({c: future.result() for c, future in futures.items()})
+        return _divided(self._sent(self.one, requests, self.terms.timeout))
+
+    def _sent(
+        self, way: Callable[..., Answer | str], requests: Mapping[str, Asking[Answer]], waits: float
+    ) -> dict[str, Future[Answer | str]]:
+        return {c: self.in_thread(way, asked, waits) for c, asked in requests.items()}
 
     def one(self, asked: Asking[Answer], timeout: float) -> Answer | str:
         """Sends a request to one site; retries once without a reply, which may have been lost."""
@@ -141,9 +142,7 @@ class Caller:
 
     def everyone(self, requests: Mapping[str, Asking[Answer]]) -> dict[str, Answer]:
         """Sends a request to all sites before the first round; all must answer."""
-        waits = self.terms.hello
-        futures = {c: self.in_thread(self.hello, r, waits) for c, r in requests.items()}
-        replies, wrong = _divided({c: future.result() for c, future in futures.items()})
+        replies, wrong = _divided(self._sent(self.hello, requests, self.terms.hello))
         if wrong:
             raise SiteError(
                 f"{sentence(wrong)}. All sites must answer before the first round: check them, "
@@ -157,7 +156,7 @@ class Caller:
         A site may need as long as before the first round, as it may have been started again. Once
         a quorum answers, the others have no longer than for any request.
         """
-        futures = {c: self.in_thread(self.hello, r, self.terms.hello) for c, r in requests.items()}
+        futures = self._sent(self.hello, requests, self.terms.hello)
         end, least = time.monotonic() + self.terms.hello, self.terms.quorum * len(futures)
         while waiting := [f for f in futures.values() if not f.done()]:
             answers = (f.result() for f in futures.values() if f.done())
@@ -166,8 +165,8 @@ class Caller:
             if (left := end - time.monotonic()) <= 0:
                 break
             wait(waiting, left, return_when=FIRST_COMPLETED)
-        known = {c: f.result() if f.done() else SILENT for c, f in futures.items()}
-        replies, self.lacking = _divided(known)
+        replies, late = _divided({c: future for c, future in futures.items() if future.done()})
+        self.lacking = {c: late.get(c, SILENT) for c in futures if c not in replies}
         if not replies:
             raise SiteError(f"No site answers: {sentence(self.lacking)}.")
         self.sites = list(replies)
@@ -183,10 +182,11 @@ class Caller:
             self._ended.wait(min(1.0, max(0.0, end - time.monotonic())))
 
 
-def _divided(answers: Mapping[str, Answer | str]) -> Divided[Answer]:
+def _divided(answers: Mapping[str, Future[Answer | str]]) -> Divided[Answer]:
     """Divides answers into replies and reasons why there are none."""
-    replies = {c: reply for c, reply in answers.items() if not isinstance(reply, str)}
-    return replies, {c: why for c, why in answers.items() if isinstance(why, str)}
+    every = {c: future.result() for c, future in answers.items()}
+    replies = {c: reply for c, reply in every.items() if not isinstance(reply, str)}
+    return replies, {c: why for c, why in every.items() if isinstance(why, str)}
 
 
 def refusal(reply: wire.Reply) -> str:
@@ -275,10 +275,8 @@ def catch_up(caller: Caller, site: str, answers: Sequence[bytes]) -> CaughtUp:
 
 def compare(one: Greeting, other: Greeting, name: str, site: str) -> None:
     """Checks that two ends have the same experiment."""
-    if differ := _differing(one.agreed, other.agreed):
-        raise _differs(f"another configuration than {shown(name)}", differ, site)
-    if differ := _differing(one.data, other.data):
-        raise _differs(f"other data than {shown(name)}", differ, site)
+    _check_equal(one.agreed, other.agreed, f"another configuration than {shown(name)}", site)
+    _check_equal(one.data, other.data, f"other data than {shown(name)}", site)
 
 
 def other_versions(here: Mapping[str, str], sites: Mapping[str, Greeting]) -> list[str]:
@@ -304,8 +302,7 @@ def other_versions(here: Mapping[str, str], sites: Mapping[str, Greeting]) -> li
 
 def compare_models(one: Facts, other: Facts, name: str, site: str) -> None:
     """Checks that two ends have built the same model; arguments as in :func:`compare`."""
-    if differ := _differing(one.data, other.data):
-        raise _differs(f"another kind of data than {shown(name)}", differ, site)
+    _check_equal(one.data, other.data, f"another kind of data than {shown(name)}", site)
     if one.weights != other.weights:
         raise SiteError(
             f"Site {shown(site)} starts from other weights than {shown(name)}, although the "
@@ -324,17 +321,15 @@ def other_samples(before: Facts, now: Facts) -> str:
     )
 
 
-def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    return [k for k in dict.fromkeys([*one, *other]) if one.get(k) != other.get(k)]
-
-
-def _differs(what: str, keys: Sequence[str], site: str) -> SiteError:
-    more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
-    named = ", ".join(shown(k, 60) for k in keys[:5])
-    verb = "differs" if len(keys) == 1 else "differ"
-    return SiteError(
-        f"Site {shown(site)} has {what}: {named}{more} {verb}; make them equal, and start again."
-    )
+def _check_equal(one: Mapping[str, Any], other: Mapping[str, Any], what: str, site: str) -> None:
+    if keys := [k for k in dict.fromkeys([*one, *other]) if one.get(k) != other.get(k)]:
+        more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+        named = ", ".join(shown(k, 60) for k in keys[:5])
+        verb = "differs" if len(keys) == 1 else "differ"
+        raise SiteError(
+            f"Site {shown(site)} has {what}: {named}{more} {verb}; make them equal, and start "
+            "again."
+        )
 
 
 def sentence(why: Mapping[str, str]) -> str:

@@ -13,8 +13,9 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
@@ -24,7 +25,7 @@ from medfed.common.tables import Table
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.claims import Merging
-from medfed.datamodules.one_site import OwnData, setup_alone
+from medfed.datamodules.one_site import setup_alone
 from medfed.datamodules.tables.agreement import converse_here
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.algorithm import Cohort
@@ -32,7 +33,7 @@ from medfed.federation.federation import Federation
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.models.task import TaskModule
 from medfed.reports.look import write_look
-from medfed.run.assembly import task_for, unread_data
+from medfed.run.assembly import task_for
 from medfed.run.cohort import cohort_record, print_cohort
 from medfed.run.experiment import read_start
 from medfed.run.federating import federate, statistics_of
@@ -40,32 +41,23 @@ from medfed.run.privacy import exact, protections
 from medfed.sites import policy
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints, words_for
 from medfed.sites.installed import TEMPLATES
+from medfed.sites.site import own_data
 from medfed.sites.studying import place_of
 from medfed.standalone.errors import ConfigError, few
 from medfed.standalone.files import filled
 from medfed.studies.described import described
-from medfed.studies.parts import Separate
+from medfed.studies.parts import Separate, numbers_in
 
 OTHER = "a part specific to the method, see its page"
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(NamedTuple):
     """The bytes of one part of the messages in one direction."""
 
     direction: Direction  # ``up`` leaves the site
     part: str  # its name
     first: int  # bytes in the first round, including those before it
     further: int  # bytes in the second round; about the same in every later one
-
-    @property
-    def meaning(self) -> str:
-        """Its meaning, in words."""
-        return words_for("parts").get(self.part, OTHER)
-
-    def total(self, rounds: int) -> int:
-        """Approximate bytes of all rounds."""
-        return self.first + self.further * (rounds - 1)
 
 
 def try_rounds(
@@ -119,8 +111,10 @@ def print_traffic(traffic: Sequence[Traffic], rounds: int, console: Console) -> 
     come_in = "What would come in, in addition to models to evaluate"
     for way, title in (("up", "What would leave this site"), ("down", come_in)):
         rows = [t for t in traffic if t.direction == way]
-        counts = [(t.first, t.further, t.total(rounds)) for t in rows]
-        lines = [[t.part, *map(size, n), t.meaning] for t, n in zip(rows, counts, strict=True)]
+        counts = [(t.first, t.further, t.first + t.further * (rounds - 1)) for t in rows]
+        words = (words_for("parts").get(t.part, OTHER) for t in rows)
+        each = zip(rows, counts, words, strict=True)
+        lines = [[t.part, *map(size, n), meaning] for t, n, meaning in each]
         if len(rows) > 1:
             lines.append(["all", *(size(sum(column)) for column in zip(*counts, strict=True)), ""])
         table = Table.of(head, lines, prose=(0, 4)).printed(title)
@@ -145,15 +139,10 @@ def sentences(
 
 
 def warnings(
-    config: RunDescription,
-    data: FederatedDataModule,
-    federation: Federation,
-    file: SiteFile,
-    joins: int | None = None,
+    config: RunDescription, data: FederatedDataModule, file: SiteFile, joins: int
 ) -> list[str]:
-    """Says what could single out a patient."""
-    plan, every = data.plans[file.site].patients, statistics_of(federation.algorithm, data)
-    lines = [line for one in every if (line := one.too_few(file.policy.least))]
+    """Says what else could single out a patient."""
+    plan, lines = data.plans[file.site].patients, list[str]()
     patients = policy.patients_of_message(config, data, file.site, joins)
     noise = config.privacy.example
     if noise is None and patients < policy.FEW:
@@ -170,7 +159,7 @@ def warnings(
 _log = logging.getLogger(__name__)
 
 
-def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Traffic]:
+def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
     """Reads a site's data, and reports what would leave.
 
     Nothing is sent, and nothing is kept except the site's data cache. `config`: the configuration
@@ -178,8 +167,8 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     """
     if terms.plan is not None:
         check_plan(terms, file, config)
-        return []
-    policy.check_study(file.policy, config)
+        return
+    file.policy.check_study(config)
     start, config = read_start(config)
     hashes = fingerprints(config.values)
     data = _data_of(terms, file, config)
@@ -194,12 +183,12 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     config, task = task_for(config, data)
     start.begin(config, task, {"channels": data.channel_names, "labels": data.class_names})
     federation = try_rounds(config, data, task, terms.sites)
-    traffic = traffic_of(federation.ledger, file.site)
-    print_traffic(traffic, config.rounds, console)
+    print_traffic(traffic_of(federation.ledger, file.site), config.rounds, console)
     say(console, *sentences(config, data, federation, file))
-    say(console, *warnings(config, data, federation, file, terms.joins or None), style="red")
-    steps, statistics = terms.joins or None, statistics_of(federation.algorithm, data)
-    policy.check_data(file.policy, config, data, file.site, bool(data.exchanged), steps)
+    statistics = statistics_of(federation.algorithm, data)
+    few_behind = [line for one in statistics if (line := one.too_few(file.policy.least))]
+    say(console, *few_behind, *warnings(config, data, file, terms.joins), style="red")
+    file.policy.check_data(config, data, file.site, bool(data.exchanged), terms.joins)
     file.policy.check_statistics(statistics)
     if statistics:
         _keep_patients(file, data, str(config.data.get("path")), keep=False)
@@ -207,7 +196,6 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     for planned in protections(config, data.clients, federation).values():
         spending.check("this study", planned)
     say(console, file.approval(terms), f"Site {file.site} is ready.")
-    return traffic
 
 
 def check_plan(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
@@ -225,11 +213,11 @@ def check_plan(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
         for one in place.plan.bundles
     )
     say(console, *opened)
-    lines, rows = list[list[str]](), place.scored(examples=True)
+    lines = list[list[str]]()
+    rows = place.cohort.with_examples(place.rows, [bundle.name for bundle in place.plan.bundles])
     for part in place.parts:
         if isinstance(part, Separate):
-            told = part.estimate(rows).values()
-            count = sum(2 * len(of) for of in told if not isinstance(of, str))
+            count = numbers_in(part.estimate(rows))
             lines.append([part.name, str(count), str(len(patients)), "in four digits"])
         else:
             sums = part.ask(rows, next(part.talk()))
@@ -244,7 +232,7 @@ def check_plan(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
 
 def describe_site(terms: Agreed, file: SiteFile, config: RunDescription, folder: Path) -> None:
     """Writes what a site has, without numbers of fewer patients than its policy and all allow."""
-    policy.check_study(file.policy, config)
+    file.policy.check_study(config)
     data = _data_of(terms, file, read_start(config)[1])
     data.plan()
     _keep_patients(file, data, str(config.data.get("path")), keep=True)
@@ -259,10 +247,7 @@ def _keep_patients(file: SiteFile, data: FederatedDataModule, where: str, keep: 
 
 
 def _data_of(terms: Agreed, file: SiteFile, config: RunDescription) -> FederatedDataModule:
-    data = unread_data(config)
-    if not terms.cut:
-        data.partition = OwnData(data.partition, file.site, terms.sites)
-    return data
+    return own_data(config, file.site, None if terms.cut else terms.sites)
 
 
 def read_by_itself(data: FederatedDataModule, site: str) -> None:

@@ -24,7 +24,6 @@ from msgspec.structs import replace
 
 from medfed.common.console import shown
 from medfed.common.scores import limits_of
-from medfed.common.tensors import State
 from medfed.federation.aggregation import Norms
 from medfed.federation.budget import Passes
 from medfed.federation.federation import Round
@@ -43,6 +42,7 @@ from medfed.standalone.errors import CodecError, NonFiniteError, SiteError, firs
 _log = logging.getLogger(__name__)
 _AskShares = Callable[..., Mapping[str, wire.Shared]]
 Metrics = dict[str, dict[str, float]]
+Where = Mapping[str, int]  # a round and its attempt
 Kind = TypeVar("Kind", bound=wire.Request)
 _ROUNDING = 1e-6  # by which a metric may exceed its limits
 _FAR = 1e6  # times what most sites send; no training comes near
@@ -110,13 +110,13 @@ class Requests:
         self._largest = ""  # the site whose last message was far larger than those of the others
 
     def of_phase(
-        self, kind: type[Kind], current: Round, where: Mapping[str, int], **more: Any
+        self, kind: type[Kind], current: Round, where: Where, **more: Any
     ) -> dict[str, Kind]:
         """Returns a request to each site of the open phase of a round."""
         place, at = {"phase": current.position, **where, **more}, self.attendance.progress.at
         return {c: self.caller.request(kind, c, at=at[c], **place) for c in current.recipients}
 
-    def keys(self, current: Round, where: Mapping[str, int]) -> Masks:
+    def keys(self, current: Round, where: Where) -> Masks:
         """Lets the sites of a phase make keys for masks, and share their secrets."""
         sites = current.recipients
         if self.federation.channel.sums is None or len(sites) < FEWEST:
@@ -135,7 +135,7 @@ class Requests:
         return Masks.of(announced, ask)
 
     def unmasked(
-        self, current: Round, where: Mapping[str, int], masks: Masks, packets: dict[str, Packet]
+        self, current: Round, where: Where, masks: Masks, packets: dict[str, Packet]
     ) -> dict[str, Packet]:
         """Returns packets whose sum has no mask; each of them still has."""
         sums, sites = self.federation.channel.sums, current.recipients
@@ -304,7 +304,8 @@ class Coordinator:
 
     def _train(self, where: dict[str, int], cohort: Sequence[str]) -> list[str]:
         """Runs all phases with the cohort; returns the sites that were sent anything."""
-        federation, memory = self.federation, dict(self.federation.memory)
+        federation = self.federation
+        self._memory = dict(federation.memory)
         current = federation.open(where["round"])
         trained, is_open = set[str](), True
         while is_open:
@@ -327,7 +328,7 @@ class Coordinator:
                     wrong[site] = f"its message cannot be used: {str(error).rstrip('.')}"
                 self.requests.note(site, reply)
             if wrong:
-                current = self._reopened(current, packets, wrong, memory)
+                current = self._reopened(current, packets, wrong)
             packets = self.requests.unmasked(current, where, masks, packets)
             trained.update(packets)
             names = {c: {*packet.parts, *packet.scalars} for c, packet in packets.items()}
@@ -349,11 +350,7 @@ class Coordinator:
         return [c for c in federation.ids if c in trained]
 
     def _reopened(
-        self,
-        current: Round,
-        packets: Mapping[str, Packet],
-        lost: Mapping[str, str],
-        memory: dict[Direction, State],
+        self, current: Round, packets: Mapping[str, Packet], lost: Mapping[str, str]
     ) -> Round:
         """Continues a round without sites that sent nothing usable, if the sum can be unmasked."""
         federation, number, there = self.federation, current.number, list(packets)
@@ -363,7 +360,7 @@ class Coordinator:
             raise Lost(lost)
         sent = {c: current.sent[c].to_bytes() for c in there}
         self.attendance.of_round(number, there)
-        federation.memory = memory
+        federation.memory = self._memory
         again = federation.open(number)
         if again.recipients != there or any(again.sent[c].to_bytes() != sent[c] for c in there):
             raise Lost(lost)

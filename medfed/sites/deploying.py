@@ -29,24 +29,16 @@ from medfed.common.console import levels, shown
 from medfed.config import compose, description, sections
 from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full
-from medfed.sites import (
-    agreement,
-    calls,
-    masks,
-    newcomers,
-    policy,
-    run,
-    site_folder,
-    studying,
-    withdrawal,
-)
+from medfed.sites import agreement, calls, masks, newcomers, run, site_folder, studying
 from medfed.sites.flare import LOST, PREFIXES, SITE, check_flare, write_job
 from medfed.sites.installed import code
+from medfed.sites.policy import VetoError
 from medfed.sites.wire import Answers, Request, Transport, declined, unreadable
+from medfed.sites.withdrawal import withdrawn_of
 from medfed.standalone.errors import CodecError, ConfigError, MedfedError, SiteError
 from medfed.standalone.files import write_json
 from medfed.studies.cohorts import Opener
-from medfed.studies.plan import read_plan
+from medfed.studies.plan import plan_of, read_plan
 
 if TYPE_CHECKING:
     from medfed.sites.flare.console import Console
@@ -80,7 +72,7 @@ class Deployment:
         """Names of the sites that take part, without those that have withdrawn."""
         if self.onboard:
             return [self.onboard]
-        gone = withdrawal.withdrawn_of(Path(self.folder)) if self.resume else []
+        gone = withdrawn_of(Path(self.folder)) if self.resume else []
         return [site for site in self.agreed["sites"] if site not in gone]
 
     def resumed(self) -> Deployment:
@@ -153,8 +145,9 @@ def _coordinate(deployment: Deployment, transport: Transport) -> None:
         source["data"]["path"] = None  # the data are the sites'
     config, terms = description.describe(source), calls.Terms(**deployment.terms)
     if (plan := deployment.agreed.get("plan")) is not None:
-        where = deployment.agreed["sites"], Path(config.folder)
-        studying.conduct(plan, transport, *where, terms, deployment.bundles)
+        with calls.Caller(transport, deployment.agreed["sites"], terms) as caller:
+            asked = plan_of(plan, "The agreement")
+            studying.conduct(caller, asked, deployment.bundles, Path(config.folder))
         return
     if deployment.onboard:
         newcomers.join(config, transport, deployment.onboard, deployment.agreed["joins"], terms)
@@ -186,7 +179,7 @@ def start_site(
         if terms.plan is not None:
             return studying.study_site(terms, file, signer, open_bundle)
         return site_folder.hospital(terms, file, keep_bundle, signer)
-    except policy.VetoError as veto:
+    except VetoError as veto:
         log.getChild("refused").error("The site %s does not take part: %s", name, veto)
         return Broken(name, veto.reason, "refused")
     except Exception as error:

@@ -38,6 +38,8 @@ from medfed.standalone.errors import CodecError
 
 Keys = Mapping[str, PublicKeys]
 """Of each site what it has announced."""
+Shares = Mapping[str, Mapping[str, str]]
+"""Of each site the shares that it gives, by the site whose secret they are of."""
 _PRIME = 2**521 - 1
 _SHARE = 66  # bytes of a number below the prime
 
@@ -201,9 +203,8 @@ class Half:
         from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
         other = receiver if sender == self.name else sender
-        return ChaCha20Poly1305(
-            _derived(self._box, self._keys[other].box, self._context, "box", sender, receiver)
-        )
+        about = self._context, "box", sender, receiver
+        return ChaCha20Poly1305(_derived(self._box, self._keys[other].box, *about))
 
     def masked(self, sums: FixedPoint, packet: Packet, boxes: Mapping[str, str]) -> Packet:
         """Returns the site's message with masks on what is summed, which `sums` says."""
@@ -240,9 +241,9 @@ def unmasked(
     context: str,
     keys: Keys,
     sent: Sequence[str],
-    shares: Mapping[str, Mapping[str, str]],
+    shares: Shares,
     length: int,
-    kind: type[Any] = np.uint32,
+    kind: Any = np.uint32,
 ) -> Any:
     """Returns what to add to the sum of the sites' numbers, so that no mask is left in it."""
     sites, least = sorted(keys), needed(len(keys))

@@ -1,8 +1,8 @@
 """A hospital that joins after the others have trained.
 
-The two halves of :mod:`medfed.federation.reference` run in two processes. The newcomer receives the
-start of the method's rule, trains on its patients, evaluates its test patients, and keeps the
-model. The federation does not change.
+The two halves of :mod:`medfed.federation.reference` run in two processes: here the server's, in
+:mod:`medfed.sites.site` the newcomer's. It receives the start of the method's rule, trains on its
+patients, evaluates its test patients, and keeps the model. The federation does not change.
 
 The result is that of :func:`medfed.run.onboarding.onboard` in a simulation, by the method's rule
 and with all training patients of the newcomer.
@@ -10,26 +10,26 @@ and with all training patients of the newcomer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from medfed.common.console import say, shown, size, wide_console
 from medfed.common.scores import label_of, number
-from medfed.common.tensors import Tensors
 from medfed.common.untrusted import read_checkpoint
 from medfed.config.allowed import check_plugins
 from medfed.config.description import RunDescription
-from medfed.federation import algorithm, onboarding, reference
+from medfed.federation import algorithm, reference
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire.ledger import Ledger
 from medfed.federation.wire.packet import Packet
 from medfed.functional.conformal import for_newcomer
+from medfed.functional.points import Point
 from medfed.records.folder import Run, RunFolder, with_nan
 from medfed.run.experiment import best_checkpoint, read_start, reopened
 from medfed.run.federating import preprocessing, server_half
-from medfed.run.onboarding import add_rows, earlier_rows, tested
+from medfed.run.onboarding import add_rows, earlier_rows
 from medfed.sites import wire
 from medfed.sites.agreement import Agreed, fingerprints
 from medfed.sites.calls import Caller, Terms, catch_up, compare, compare_models
@@ -40,26 +40,21 @@ from medfed.standalone.errors import CheckpointError, CodecError, ConfigError, S
 
 
 def onboard(
-    caller: Caller,
-    federation: Federation,
-    site: str,
-    answers: Sequence[bytes],
-    job: str = "0",
-    like: Facts | None = None,
-    point: Mapping[str, float] | None = None,
+    caller: Caller, federation: Federation, site: str, run: SitesRecord, point: Point | None = None
 ) -> tuple[int, dict[str, float], Ledger]:
     """Onboards a newcomer by the method's rule; the coordinator's half."""
     if site in federation.ids:
         raise SiteError(f"Site {shown(site)} has already trained with the others: it cannot join.")
+    answers = [answer.encode() for answer in run.answers]
     facts, exchanged = catch_up(caller, site, answers)
     if isinstance(facts, str):
         raise SiteError(f"{shown(site)}: {facts}.")
-    if like is not None:
+    for like in run.clients.values():
         compare_models(like, facts, "the run", site)
     info, ledger = algorithm.ClientInfo(site, facts.num_samples), Ledger(preprocessing(exchanged))
     sizes = federation.server.get("num_samples", {})
     clients = [wire.Client(c, int(sizes[c]) if c in sizes else 1) for c in federation.ids]
-    said = {"clients": clients, "job": job, "point": point}
+    said = {"clients": clients, "job": run.job, "point": point}
     packets, metrics = list[Packet](), dict[str, float]()
 
     def send(packet: Packet, last: bool) -> Packet:
@@ -83,25 +78,6 @@ def onboard(
             raise
         raise SiteError(f"{shown(site)}: its message has no {error.args[0]!s:.60}.") from error
     return info.num_samples, metrics, ledger
-
-
-def newcomer_of(module: FederatedModule, site: str, steps: int) -> reference.Newcomer:
-    """Returns a newcomer in the state that all began with, which may take so many steps."""
-    module.local.budget = replace(module.local.budget, steps=steps)
-    return reference.Newcomer(module.federation, module.federation.clients[site])
-
-
-def learned(
-    newcomer: reference.Newcomer,
-    module: FederatedModule,
-    packet: Packet,
-    others: Mapping[str, float] | None = None,
-) -> tuple[Tensors, dict[str, float]]:
-    """Trains by the method's rule on the last message; the newcomer's half."""
-    rules, client = onboarding.rules_of(module.federation.algorithm), newcomer.client
-    model = rules.onboard(client, newcomer.begin(packet))
-    model, metrics = tested(module, client, model, others)
-    return module.local.model.whole(model), metrics
 
 
 @dataclass(frozen=True)
@@ -147,9 +123,8 @@ def join(
         raise SiteError(f"{shown(site)}: {reply}; check the site, and onboard it again.")
     agreed = Greeting(fingerprints(config.values), kept.greeting)
     compare(agreed, reply.greeting, "the run", site)
-    at = caller, federation, site, [answer.encode() for answer in kept.answers], kept.job
-    like, point = next(iter(kept.clients.values())), for_newcomer(run.summary.get("points", {}))
-    samples, metrics, ledger = onboard(*at, like, point)
+    point = for_newcomer(run.summary.get("points", {}))
+    samples, metrics, ledger = onboard(caller, federation, site, kept, point)
     names = frozenset(name for of in run.summary["clients"].values() for name in of)
     if wrong := impossible(metrics, names):
         raise SiteError(f"{shown(site)}: {wrong}.")

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
@@ -146,30 +146,41 @@ site's file asks for 20; do not take part, or lower policy.least.
                 "do not take part, or raise it."
             )
 
+    def check_study(self, config: RunDescription) -> None:
+        """Refuses a study whose keys alone the site does not allow, before data are read."""
+        self.check_parts(build(config.algorithm).parts_sent)
+        self.check_noise(config)
+
+    def check_noise(self, config: RunDescription) -> None:
+        """Refuses a study without noise where the site's file asks for it."""
+        keys = config.privacy.example
+        if self.privacy is not None and (keys is None or keys.unit != "patient"):
+            raise VetoError(
+                "The study does not protect each patient by noise, and policy.privacy of this "
+                "site's file asks for it; do not take part, or ask the coordinator to set "
+                "privacy.example with unit=patient."
+            )
+
+    def check_data(
+        self, config: RunDescription, data: FederatedDataModule, site: str, tells: bool, joins: int
+    ) -> None:
+        """Refuses a study of too few patients of the site, before anything of them leaves."""
+        names = {"train": "training", "val": "validation"}
+        for split, patients in data.plans[site].patients.items():
+            self.check_split(names.get(split, split), len(patients))
+        if self.privacy is None:  # otherwise it limits what the noise of all messages lets through
+            self.check_message(patients_of_message(config, data, site, joins))
+        if tells:
+            self.check_parts(["preprocessing"])
+            self.check_statistics(data.summaries(site))
+
 
 NO_LIMITS = Policy()
 """What a site allows whose file has no policy."""
 
 
-def check_study(policy: Policy, config: RunDescription) -> None:
-    """Refuses a study whose keys alone a site does not allow, before data are read."""
-    policy.check_parts(build(config.algorithm).parts_sent)
-    check_noise(policy, config)
-
-
-def check_noise(policy: Policy, config: RunDescription) -> None:
-    """Refuses a study without noise where the site's file asks for it."""
-    keys = config.privacy.example
-    if policy.privacy is not None and (keys is None or keys.unit != "patient"):
-        raise VetoError(
-            "The study does not protect each patient by noise, and policy.privacy of this site's "
-            "file asks for it; do not take part, or ask the coordinator to set privacy.example "
-            "with unit=patient."
-        )
-
-
 def patients_of_message(
-    config: RunDescription, data: FederatedDataModule, site: str, joins: int | None = None
+    config: RunDescription, data: FederatedDataModule, site: str, joins: int = 0
 ) -> int:
     """Returns how many patients stand behind one message, at least.
 
@@ -187,7 +198,7 @@ def patients_of_message(
         units = cast("TabularDataModule", data).train_patients[site].tolist()
     # Not that of the configuration, which a plan may decide; before that it is the least.
     count, batch, budget = len(units), data.batch_size, build(config.local)
-    budget = budget if joins is None else replace(budget, steps=joins)
+    budget = replace(budget, steps=joins) if joins else budget
     steps = build(config.algorithm).least_steps(budget.of(count, batch))
     # A last batch of one sample is left out where BatchNorm needs more.
     epoch = count - (count > batch > 1 and count % batch == 1)
@@ -209,26 +220,6 @@ def fewest_patients(samples: Sequence[int], taken: int) -> int:
 def behind_a_message(patients: int) -> str:
     """Says how many patients stand behind one message."""
     return f"Patients behind one message ({MESSAGE_KEYS}): at least {patients}"
-
-
-def check_data(
-    policy: Policy,
-    config: RunDescription,
-    data: FederatedDataModule,
-    site: str,
-    tells: bool,
-    joins: int | None = None,
-) -> None:
-    """Refuses a study of too few patients of the site, before anything of them leaves."""
-    names = {"train": "training", "val": "validation"}
-    counts = {split: len(patients) for split, patients in data.plans[site].patients.items()}
-    for split, count in counts.items():
-        policy.check_split(names.get(split, split), count)
-    if policy.privacy is None:  # otherwise it limits what the noise of all messages lets through
-        policy.check_message(patients_of_message(config, data, site, joins))
-    if tells:
-        policy.check_parts(["preprocessing"])
-        policy.check_statistics(data.summaries(site))
 
 
 @contextmanager
@@ -254,8 +245,7 @@ class FullError(Exception):
     """A counter has reached its most."""
 
 
-@dataclass(frozen=True)
-class Counted:
+class Counted(msgspec.Struct, frozen=True):
     """What a site has answered of an agreement, over all its jobs, processes and restarts."""
 
     path: Path  # the file that remembers it, of all federations of the site
@@ -335,8 +325,7 @@ def fewest_in_combinations(sets: Sequence[Sequence[str]]) -> float:
     return round(1 / float((axes[sizes > 1e-9 * sizes[0]] ** 2).sum(axis=0).max()), 6)
 
 
-@dataclass
-class _Spent:
+class _Spent(msgspec.Struct):
     """What one run has spent."""
 
     run: str
@@ -345,8 +334,7 @@ class _Spent:
     draws: schemas.Count
 
 
-@dataclass(frozen=True)
-class Spending:
+class Spending(msgspec.Struct, frozen=True):
     """Adds up what all runs of a site's file have spent on its patients."""
 
     ceiling: Ceiling | None  # the most; ``None``: any amount, which is recorded

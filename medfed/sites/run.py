@@ -12,11 +12,12 @@ import json
 import logging
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytorch_lightning as pl
+from torch import Tensor
 
 from medfed.common import scores, tensors, untrusted
 from medfed.common.console import shown, size
@@ -219,7 +220,7 @@ def _coordinate(
     said = [answer.decode() for answer in answers]
     installed = {c: dict(there.versions) for c, there in greetings.items()}
     record = SitesRecord(job, dict(greeting.data), {c: facts[c] for c in sites}, said, installed)
-    write_json(run.sites_json, asdict(record))
+    write_json(run.sites_json, msgspec.to_builtins(record))
     ends = ended(status, caller.traffic, run)
     with ends, loggers.marked_as_failed(trainer.logger), ranks_end_together(trainer):
         trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
@@ -229,10 +230,7 @@ def _coordinate(
         module.selected = evaluation.best_round()
         trainer.test(module, ckpt_path=best_checkpoint(folder), weights_only=True, verbose=False)
         values = coordinator.across(module.next_round) if caller.terms.across else {}
-        trajectories = None
-        if memberships is not None:
-            trajectories = Memberships.of([c.id for c in everyone], memberships, module.selected)
-        summary = write(config, module, evaluation, trainer, trajectories)
+        summary = write(config, module, evaluation, memberships)
         if values:
             show_across(values, folder, "test")
         return summary
@@ -295,11 +293,7 @@ def write_absences(run: RunFolder, progress: SitesProgress) -> None:
 
 
 def write(
-    config: RunDescription,
-    module: SitesModule,
-    evaluation: SitesEvaluation,
-    trainer: pl.Trainer,
-    memberships: Memberships | None = None,
+    config: RunDescription, module: SitesModule, evaluation: SitesEvaluation, members: Tensor | None
 ) -> dict[str, Any]:
     """Writes metrics, ledger, summary and pictures of a finished run; models are at the sites."""
     from medfed.run.pictures import bytes_per_client, membership_figures, metric_curves  # late
@@ -329,17 +323,18 @@ def write(
         each = ", ".join(f"{shown(site)} {epsilon:.3g}" for site, epsilon in epsilons.items())
         delta = config.privacy.example.delta
         _log.info("Epsilon, as the sites declare it, at delta %g: %s.", delta, each)
-    if memberships is not None:
-        summary["memberships"] = memberships.summary()
-        write_text(run.memberships_csv, memberships.to_csv())
-    write_json(run.summary_json, summary)
     figures = {"bytes": bytes_per_client(federation.ledger)} | dict(federation.pictures())
-    figures |= membership_figures(memberships) if memberships is not None else {}
+    if members is not None:
+        table = Memberships.of(federation.ids, members, best)
+        summary["memberships"] = table.summary()
+        write_text(run.memberships_csv, table.to_csv())
+        figures |= membership_figures(table)
+    write_json(run.summary_json, summary)
     if evaluation.history:
         metric = evaluation.metric
         figures[f"val_{metric}"] = metric_curves(evaluation.history, metric, best)
     pictures = save_figures(run.pictures_folder, figures, config.pictures)
-    loggers.end_logging(trainer.logger, pictures, summary)
+    loggers.end_logging(module.trainer.logger, pictures, summary)
     results.print_summary(summary, run.folder)
     text = "With heads, evaluations and starts, %s went to the sites and %s came from them; "
     _log.info(f"{text}traffic.csv counts each kind.", size(down), size(up))

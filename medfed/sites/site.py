@@ -15,10 +15,10 @@ import logging
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import singledispatchmethod
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 import torch
 
@@ -26,7 +26,7 @@ from medfed.common import schemas, scores, untrusted
 from medfed.common.tensors import Tensors, digest, to_device
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
-from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.base import Exchanged, FederatedDataModule
 from medfed.datamodules.one_site import OwnData, setup_alone
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.budget import Passes
@@ -35,6 +35,7 @@ from medfed.federation.federation import Federation
 from medfed.federation.lightning.checkpoint import digest_file, is_whole, save_sealed
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient
+from medfed.federation.onboarding import rules_of
 from medfed.federation.reference import Newcomer
 from medfed.federation.split import float_entries
 from medfed.federation.wire.channel import Channel, MessageContext
@@ -43,7 +44,8 @@ from medfed.federation.wire.packet import Packet
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder, commit_here, save_tensors, versions
 from medfed.run import assembly, experiment, federating, loggers, start
-from medfed.sites import agreement, masks, newcomers, policy, wire
+from medfed.run.onboarding import tested
+from medfed.sites import agreement, masks, policy, wire
 from medfed.sites.gate import RULES, Agreement, Gate, Refusal, sum_key
 from medfed.sites.policy import NO_LIMITS, Policy
 from medfed.sites.wire import START, Facts, Greeting, Reply, Request
@@ -65,33 +67,12 @@ class _Round(TypedDict):
     client: dict[str, dict[str, Any]]
 
 
-class Keeper(Protocol):
-    """Keeps a site's results in its folder: :class:`medfed.sites.site_folder.SiteFolder`."""
-
-    def begin(self, site: Site, asked: wire.Begin) -> None:
-        """Called at the start of a session."""
-
-    def guard(self, site: Site) -> None:
-        """Called when the site has joined a federation, before it trains."""
-
-    def after(self, site: Site, asked: Request, reply: Reply) -> None:
-        """Called before the answer to a request leaves; an error it raises becomes the answer."""
-
-    def joined(self, site: Site, new: Newcomer, model: Tensors, metrics: dict[str, float]) -> None:
-        """Called with the model of a site that has joined a trained federation."""
-
-    def epsilon(self, site: Site) -> float | None:
-        """Returns what the run has spent on the site's patients, if it may be said."""
-
-
 @dataclass(eq=False)
 class Site:
     """Answers a coordinator; see :class:`medfed.sites.wire.Answers`."""
 
     workplace: Agreement
-    # Of the kept rounds of one federation; with a keeper the prefix of the folders of all.
-    folder: Path
-    keeper: Keeper | None = None
+    folder: Path  # of the kept rounds of a federation
     signer: masks.Signer | None = None  # of the keys of masks; ``None``: they are not signed
     counted: policy.Counted | None = None  # what the site has answered; ``None``: in its folder
 
@@ -151,8 +132,7 @@ class Site:
             return known
         self.gate.admit(asked)
         reply = self._reply(asked)
-        if self.keeper is not None:
-            self.keeper.after(self, asked, reply)
+        self.after(asked, reply)
         data = reply.to_bytes()
         self.log.info("%s was answered: %s.", _said(asked), RULES[type(asked)].leaves)
         if not isinstance(asked, wire.Hello | wire.Agree | wire.Begin):
@@ -189,8 +169,7 @@ class Site:
         self.gate.phase_names = self.federation.algorithm.phases
         self.gate.tested = RunFolder(self.folder).summary_json.is_file()
         self._states = {START: self._state(START)}
-        if self.keeper is not None:
-            self.keeper.begin(self, asked)
+        self.begun(asked)
         return wire.Begun.to(asked, rounds=self.rounds())
 
     @_reply.register
@@ -287,10 +266,9 @@ class Site:
             digest_file(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
         self.gate.here = asked.round
-        epsilon = None if self.keeper is None else self.keeper.epsilon(self)
         if (loss := self.client.training_loss) is not None:
             loss = scores.rounded(loss)
-        return wire.Committed.to(asked, **self._spent(), loss=loss, epsilon=epsilon)
+        return wire.Committed.to(asked, **self._spent(), loss=loss, epsilon=self.epsilon())
 
     @_reply.register
     def _load(self, asked: wire.Load) -> Reply:
@@ -303,28 +281,42 @@ class Site:
             sizes = [ClientInfo(c.id, c.num_samples) for c in asked.clients]
             self.folder = self._folder_of(asked, "-joined")
             module = self.module = self.workplace.join(sizes)
-            self._newcomer = newcomers.newcomer_of(module, self.name, self.workplace.joins)
+            self._newcomer = newcomer_of(module, self.name, self.workplace.joins)
             self.gate.start("", [c.id for c in sizes])  # no longer part of another session
-            if self.keeper is not None:
-                self.keeper.guard(self)
+            self.guard()
         assert self._newcomer is not None
         packet, body, metrics = self._packet(asked), b"", dict[str, float]()
         if asked.last:
-            model, metrics = newcomers.learned(self._newcomer, self._module, packet, asked.point)
-            if self.keeper is None:
-                save_tensors(self._root.parent / f"{self._root.name}-joined.safetensors", model)
-            else:
-                self.keeper.joined(self, self._newcomer, model, metrics)
+            module, client = self._module, self._newcomer.client
+            rules = rules_of(module.federation.algorithm)
+            model = rules.onboard(client, self._newcomer.begin(packet))
+            model, metrics = tested(module, client, model, asked.point)
+            self.joined(self._newcomer, module.local.model.whole(model), metrics)
         else:
             body = self._newcomer.answer(packet).to_bytes()
         self.gate.questions_answered = self._newcomer.phase
         return wire.Joined.to(asked, metrics=_leaving(metrics), body=body)
 
     def _folder_of(self, asked: wire.Begin | wire.Onboard, more: str = "") -> Path:
-        """Returns a federation's folder; joining has another folder than training."""
-        if self.keeper is None:
-            return self._root
-        return self._root.with_name(f"{self._root.name}-{asked.job[:8]}{more}")
+        """Returns the folder of a federation."""
+        return self._root
+
+    def begun(self, asked: wire.Begin) -> None:
+        """Called at the start of a session."""
+
+    def guard(self) -> None:
+        """Called when the site has joined a federation, before it trains."""
+
+    def after(self, asked: Request, reply: Reply) -> None:
+        """Called before the answer to a request leaves; an error it raises becomes the answer."""
+
+    def joined(self, newcomer: Newcomer, model: Tensors, metrics: dict[str, float]) -> None:
+        """Called with the model of a site that has joined a trained federation."""
+        save_tensors(self._root.parent / f"{self._root.name}-joined.safetensors", model)
+
+    def epsilon(self) -> float | None:
+        """Returns what the run has spent on the site's patients, if it may be said."""
+        return None
 
     @contextmanager
     def arrived(self, packet: Packet) -> Iterator[None]:
@@ -386,6 +378,12 @@ class Site:
         return kept
 
 
+def newcomer_of(module: FederatedModule, site: str, steps: int) -> Newcomer:
+    """Returns a newcomer in the state that all began with, which may take so many steps."""
+    module.local.budget = replace(module.local.budget, steps=steps)
+    return Newcomer(module.federation, module.federation.clients[site])
+
+
 def _said(asked: Request) -> str:
     """A request in the log: its kind and place, and nothing else from outside."""
     where = f", round {asked.round + 1}, phase {asked.phase}" if asked.round != START else ""
@@ -425,12 +423,13 @@ class ConfiguredSite:
     task: TaskModule = field(init=False, repr=False)  # the task, after the agreement
 
     def __post_init__(self) -> None:
-        policy.check_study(self.policy, self.config)
+        self.policy.check_study(self.config)
         self.rounds = self.config.rounds
         self._greeting: Greeting | None = None
         self._start = start.Start()
         self._statements: list[bytes | None] = []
         self._answers: list[bytes] = []
+        self.exchanged: list[Exchanged] = []  # sizes of what it says of its data, and of answers
         self._facts: Facts | None = None
 
     @classmethod
@@ -446,13 +445,11 @@ class ConfiguredSite:
         if self._greeting is None:
             agreed = agreement.fingerprints(self.config.values)
             self._start, self.config = experiment.read_start(self.config)
-            data = assembly.unread_data(self.config)
-            if self.sites is not None:
-                data.partition = OwnData(data.partition, self.name, self.sites)
+            data = own_data(self.config, self.name, self.sites)
             self._agreeing: Generator[bytes, bytes, None] = setup_alone(data, self.name)
             self._statements = [next(self._agreeing, None)]
-            tells, steps = self._statements != [None], self.joins or None
-            policy.check_data(self.policy, self.config, data, self.name, tells, steps)
+            tells = self._statements != [None]
+            self.policy.check_data(self.config, data, self.name, tells, self.joins)
             versions = versions_here(str(self.config.trainer.accelerator))
             self.data, self._greeting = data, Greeting(agreed, data.facts(), versions)
             self._settle()
@@ -467,6 +464,8 @@ class ConfiguredSite:
             )
         if number == len(self._statements) and number:
             self._answers.append(answer)
+            for way, content in (("up", self._statements[-1] or b""), ("down", answer)):
+                self.exchanged.append((self.name, way, len(content)))  # type: ignore[arg-type]
             try:
                 statement = self._agreeing.send(answer)
                 self.policy.check_statistics(self.data.summaries(self.name))
@@ -490,11 +489,6 @@ class ConfiguredSite:
         self._initial: Tensors = {n: t.detach().clone() for n, t in entries.items()}
         facts, absent = facts_of(self.config, self.data), self.data.absent
         self._facts = Facts(client.num_samples, digest(self._initial), facts, absent)
-
-    @property
-    def exchanged(self) -> tuple[list[bytes], list[bytes]]:
-        """The site's messages about its data, and the answers."""
-        return [one for one in self._statements if one is not None], list(self._answers)
 
     def facts(self) -> Facts | None:
         """Returns the facts about the model, after the agreement; None before."""
@@ -532,6 +526,14 @@ class ConfiguredSite:
         module.to(trainer.strategy.root_device)
         module.on_fit_start()
         return module
+
+
+def own_data(config: RunDescription, name: str, sites: Sequence[str] | None) -> FederatedDataModule:
+    """Returns the data of a site before they are read; without `sites` others share their files."""
+    data = assembly.unread_data(config)
+    if sites is not None:
+        data.partition = OwnData(data.partition, name, sites)
+    return data
 
 
 def facts_of(config: RunDescription, data: FederatedDataModule) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
 
+import msgspec
 from rich.console import Group
 from rich.text import Text
 
@@ -66,8 +66,7 @@ class Traffic:
         files.write_text(path, files.csv_text(_COLUMNS, rows))
 
 
-@dataclass
-class SiteState:
+class SiteState(msgspec.Struct):
     """A site: there, or why it is not, since when, and the last round that it took part in.
 
     With ``privacy.example`` also epsilon so far, if the site declares it.
@@ -79,17 +78,16 @@ class SiteState:
     epsilon: float | None = None
 
 
-@dataclass
-class Status:
+class Status(msgspec.Struct):
     """The content of ``status.json``."""
 
     rounds: schemas.Count  # how many rounds there will be
     round: RoundNumber = 0  # the round that runs, from 0
     doing: str = "starts"  # what happens in it
     since: str = ""  # since when
-    sites: dict[str, SiteState] = field(default_factory=dict)  # the sites' states
+    sites: dict[str, SiteState] = {}  # the sites' states
     # What is unusual about what sites have sent before the first round.
-    remarks: list[str] = field(default_factory=list)
+    remarks: list[str] = []
 
     def change(self, doing: str, round: int, away: Mapping[str, str], at: dict[str, int]) -> None:
         """Takes over what has changed."""
@@ -155,5 +153,5 @@ def show(folder: Path) -> None:
 
 def keep(status: Status, traffic: Traffic, run: RunFolder) -> None:
     """Writes the state and the traffic of a run."""
-    files.write_json(run.status_json, asdict(status))
+    files.write_json(run.status_json, msgspec.to_builtins(status))
     traffic.write(run.traffic_csv)

@@ -13,6 +13,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +25,23 @@ from medfed.common.console import shown, size
 from medfed.common.floors import LEAST, TIMES
 from medfed.common.schemas import Number, fit, parse_json
 from medfed.config.description import RunDescription
-from medfed.datamodules.one_site import OwnData
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.records.bundles import packed, unpacked
-from medfed.run import assembly
 from medfed.sites import calls, masks, wire
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints
 from medfed.sites.coordinator import Lost, Masks
 from medfed.sites.gate import Refusal
-from medfed.sites.policy import COUNTED, Counted, Policy, VetoError, check_noise
-from medfed.sites.site import Site, versions_here
-from medfed.sites.site_folder import listen
+from medfed.sites.policy import COUNTED, Counted, Policy, VetoError
+from medfed.sites.site import Site, own_data, versions_here
 from medfed.sites.wire import Facts, Greeting, Reply, Request
+from medfed.sites.withdrawal import replayed
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError, SiteError
 from medfed.studies.cohorts import Cohort, Opener
 from medfed.studies.page import write_study
-from medfed.studies.parts import Estimates, Part, Separate, Table, Whole
+from medfed.studies.parts import Estimates, Part, Separate, State, Table, Whole, numbers_in
 from medfed.studies.plan import Plan, plan_of
 from medfed.studies.rows import Rows
-from medfed.studies.simulation import parts
+from medfed.studies.simulation import answered, parts
 
 _log = logging.getLogger(__name__)
 _MASKED = np.uint64
@@ -66,41 +65,35 @@ class StudyPlace:
     parts: Sequence[Part | Separate] = field(init=False)
 
     def __post_init__(self) -> None:
-        check_noise(self.policy, self.config)
+        self.policy.check_noise(self.config)
         self.parts = [*parts(self.plan)]
         self.rounds = len(self.parts)
-        self._rows: Rows | None = None
-        self._scored: Rows | None = None
 
-    @property
+    @cached_property
+    def cohort(self) -> Cohort:
+        """The site's patients."""
+        data = own_data(self.config, self.name, None if self.cut else self.members)
+        data.plan()
+        return Cohort(data, self.name, self.plan)
+
+    @cached_property
     def rows(self) -> Rows:
         """The site's rows, read once."""
-        if self._rows is None:
-            data = assembly.unread_data(self.config)
-            if not self.cut:
-                data.partition = OwnData(data.partition, self.name, self.members or [])
-            data.plan()
-            self.cohort = Cohort(data, self.name, self.plan)
-            rows = self.cohort.rows()
-            least = max(self.plan.least, self.policy.least, LEAST)
-            if (count := len(np.unique(rows.patients))) < least:
-                need = f"a study needs {least} at each site"
-                raise VetoError(f"There are {count} patients, and {need}; do not take part.")
-            self._rows = rows
-        return self._rows
+        rows, least = self.cohort.rows(), max(self.plan.least, self.policy.least, LEAST)
+        if (count := len(np.unique(rows.patients))) < least:
+            need = f"a study needs {least} at each site"
+            raise VetoError(f"There are {count} patients, and {need}; do not take part.")
+        return rows
 
-    def scored(self, examples: bool = False) -> Rows:
-        """Returns the rows with what the plan's bundles predict, or made-up predictions."""
-        rows, names = self.rows, [bundle.name for bundle in self.plan.bundles]
-        if examples:
-            return self.cohort.with_examples(rows, names)
-        if self._scored is None:
-            if {*names} > self.models.keys():
-                raise Refusal("order", "unready")
-            assert self.open_bundle is not None or not names
-            models = {name: self.open_bundle(self.models[name]) for name in names}  # type: ignore[misc]
-            self._scored = self.cohort.with_predictions(rows, models)
-        return self._scored
+    @cached_property
+    def scored(self) -> Rows:
+        """The rows with what the plan's bundles predict."""
+        names = [bundle.name for bundle in self.plan.bundles]
+        if {*names} > self.models.keys():
+            raise Refusal("order", "unready")
+        assert self.open_bundle is not None or not names
+        models = {name: self.open_bundle(self.models[name]) for name in names}  # type: ignore[misc]
+        return self.cohort.with_predictions(self.rows, models)
 
     def greeting(self) -> Greeting:
         """Returns hashes of what is agreed."""
@@ -173,12 +166,11 @@ class StudySite(Site):
         what, (data, _) = f"{asked.round}/{asked.phase}", place.patients_behind()
         try:
             if isinstance(part, Separate):
-                told = part.estimate(place.scored())
-                count = sum(2 * len(of) for of in told.values() if not isinstance(of, str))
-                remember(data, what, count, most)
+                told = part.estimate(place.scored)
+                remember(data, what, numbers_in(told), most)
                 gate.phases.append(asked.phase)
                 return wire.Told.to(asked, body=json.dumps(told).encode())
-            whole = part.ask(place.scored(), parse_json(asked.body, list[Number])).whole
+            whole = part.ask(place.scored, parse_json(asked.body, list[Number])).whole
         except (ValueError, ConfigError, DataError, CheckpointError) as error:
             self.log.getChild("refused").warning("%s was refused: %s", part.name, error)
             raise Refusal("few") from error
@@ -209,9 +201,8 @@ def study_site(
     """Makes a site from the agreement of a study and its file."""
     file.check_approved(agreed)
     place = place_of(agreed, file, file.config(agreed), open_bundle)
-    listen(file.site, file.folder)
     counted = Counted(file.folder / COUNTED, agreed.digest)
-    return StudySite(place, file.folder / "study", None, signer, counted)
+    return StudySite(place, file.folder / "study", signer, counted)
 
 
 @dataclass(eq=False)
@@ -229,7 +220,7 @@ class Conductor:
         """Asks all parts of the plan."""
         caller = self.caller
         calls.greet(caller)
-        facts, _, _ = calls.agree_on_data(caller, _nothing())
+        facts, _, _ = calls.agree_on_data(caller, replayed(()))
         clients = [wire.Client(c, of.num_samples) for c, of in facts.items()]
         caller.everyone(caller.requests(wire.Begin, caller.sites, job=self.job, clients=clients))
         for name, body in self.bundles.items():
@@ -239,20 +230,18 @@ class Conductor:
         every = [*parts(self.plan)]
         for number, part in enumerate(every):
             _log.info("Part %d of %d: %s.", number + 1, len(every), part.name)
-            if isinstance(part, Separate):
-                tables += self._estimates(number, part)
-            elif len(caller.sites) < FEWEST:
-                self.remarks.append(f"{part.name} is left out: a sum needs {FEWEST} sites.")
-            else:
-                try:
-                    tables += self._sums(number, part)
-                except SiteError as error:  # the other parts have spent what sites allow
-                    self.remarks.append(f"{part.name} is left out: {error}")
+            try:
+                if len(caller.sites) < FEWEST and not isinstance(part, Separate):
+                    raise SiteError(f"a sum needs {FEWEST} sites.")
+                ways = partial(self._estimates, number), partial(self._sum, number, [*caller.sites])
+                tables += answered(part, *ways)
+            except SiteError as error:  # the other parts have spent what sites allow
+                self.remarks.append(f"{part.name} is left out: {error}")
         if not tables:
             raise SiteError(f"Nothing could be measured: {' '.join(self.remarks)}")
         return tables
 
-    def _estimates(self, number: int, part: Separate) -> list[Table]:
+    def _estimates(self, number: int, part: Separate) -> dict[str, Estimates]:
         asked = self.caller.requests(wire.Ask, self.caller.sites, round=number, body=b"[]")
         replies, why = self.caller.all(asked)
         each = {}
@@ -262,32 +251,19 @@ class Conductor:
             except ValueError:
                 why[site] = "its estimates cannot be read"
         self._without(part.name, why)
-        return part.join(each)
+        return each
 
-    def _sums(self, number: int, part: Part) -> list[Table]:
-        talk, step, sites = part.talk(), 0, [*self.caller.sites]
-        state = next(talk)
-        while True:
-            total, sites = self._sum(number, step, state, sites, part.name)
-            step += 1
-            try:
-                state = talk.send(total)
-            except StopIteration as end:
-                found: list[Table] = end.value
-                return found
-
-    def _sum(
-        self, number: int, step: int, state: Sequence[float], sites: list[str], name: str
-    ) -> tuple[Whole, list[str]]:
-        """Returns the sum over sites of one step, and whose it is; sites that are lost stay out."""
+    def _sum(self, number: int, sites: list[str], part: Part, step: int, state: State) -> Whole:
+        """Returns the sum of one step over `sites`, of which those that are lost are taken out."""
         body, attempt = json.dumps([*state]).encode(), 0
         while len(sites) >= FEWEST:
             where = {"round": number, "phase": step, "attempt": attempt}
-            found, why = self._attempt(where, body, sites)
-            self._without(name, why)
-            if found is not None:
-                return found, [c for c in sites if c not in why]
-            sites, attempt = [c for c in sites if c not in why], attempt + 1
+            total, why = self._attempt(where, body, sites)
+            self._without(part.name, why)
+            sites[:] = [c for c in sites if c not in why]
+            if total is not None:
+                return total
+            attempt += 1
         raise SiteError(f"fewer than {FEWEST} sites answer, so nothing can be summed.")
 
     def _attempt(
@@ -328,23 +304,9 @@ class Conductor:
         self.remarks += [f"{shown(site)} took no part in {name}: {w}." for site, w in why.items()]
 
 
-def conduct(
-    content: Mapping[str, Any],
-    transport: wire.Transport,
-    sites: Sequence[str],
-    folder: Path,
-    terms: calls.Terms,
-    bundles: Mapping[str, str],
-) -> None:
+def conduct(caller: calls.Caller, plan: Plan, bundles: Mapping[str, str], folder: Path) -> None:
     """Runs a study across sites, and writes its page."""
-    plan = plan_of(content, "The agreement")
     models = {name: packed(Path(place)) for name, place in bundles.items()}
-    with calls.Caller(transport, sites, terms) as caller:
-        conductor = Conductor(caller, plan, secrets.token_hex(8), models)
-        tables = conductor.run()
+    conductor = Conductor(caller, plan, secrets.token_hex(8), models)
+    tables = conductor.run()
     write_study(plan, tables, conductor.remarks, folder)
-
-
-def _nothing() -> Any:
-    """The coordinator's half of an agreement on data of which nothing travels."""
-    yield from ()

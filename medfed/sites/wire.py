@@ -27,7 +27,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, Union
 
 import msgspec
@@ -121,25 +120,23 @@ class PublicKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signature: str = ""
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A site's facts after it has read its data and built the model."""
 
     num_samples: Samples  # training samples
     weights: str  # hash of the initial weights
     # Facts that the network must fit, such as numbers of channels and classes, as JSON.
     data: Mapping[str, Any]
-    absent: list[str] = field(default_factory=list)  # the channels of which the site has no file
+    absent: list[str] = []  # the channels of which the site has no file
 
 
-@dataclass(frozen=True)
-class Greeting:
+class Greeting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A site's facts before it reads its data."""
 
     agreed: Mapping[str, str]  # a hash for each key of the configuration that all sites must share
     data: Mapping[str, Any]  # facts of the data that all sites must share, as JSON
     # Of medfed, PyTorch and MONAI there; its commit, and the device.
-    versions: Mapping[str, Name] = field(default_factory=dict)
+    versions: Mapping[str, Name] = {}
 
 
 class Request(Head, frozen=True):

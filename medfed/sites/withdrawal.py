@@ -9,7 +9,6 @@ says when it withdrew, and what was deleted.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,14 @@ from medfed.sites.wire import Facts
 from medfed.standalone import errors, files
 
 
-@dataclass(frozen=True)
-class SitesRecord:
+class SitesRecord(msgspec.Struct, frozen=True):
     """The content of the run folder's ``sites.json``: the sites' facts at the start of the run."""
 
     job: str  # names the federation
     greeting: dict[str, Any]  # the facts of all sites before they read their data
     clients: dict[str, Facts]  # each site's facts about its data and model
     answers: list[str]  # the server's answers about the data of all
-    versions: dict[str, dict[str, str]] = field(default_factory=dict)  # at each site
+    versions: dict[str, dict[str, str]] = {}  # at each site
 
     @classmethod
     def read(cls, folder: Path) -> SitesRecord:
@@ -41,8 +39,7 @@ class SitesRecord:
         return untrusted.read_json(RunFolder(folder).sites_json, cls)
 
 
-@dataclass
-class _Withdrawal:
+class _Withdrawal(msgspec.Struct):
     """A withdrawn site: after how many rounds, and the state that the server deleted."""
 
     after: schemas.Count

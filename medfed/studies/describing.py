@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from medfed.common.floors import TIMES, divided
@@ -25,12 +25,11 @@ def _with_all(by_group: Any, groups: Groups) -> Any:
     return np.concatenate([whole, by_group], axis=-1) if groups.names else by_group
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(msgspec.Struct, frozen=True):
     """A column in each group: shares of categories, or mean, deviation and quartiles of numbers."""
 
     name: str
-    groups: Groups = field(default_factory=Groups)
+    groups: Groups = Groups()
     names: tuple[str, ...] = ()  # its categories; none: it holds numbers
     ends: tuple[float, ...] = ()  # the ends of the bins of numbers
 
@@ -132,12 +131,11 @@ class Column:
         return f"{low:g} to {high:g}" if high - low > spread else quarter
 
 
-@dataclass(frozen=True)
-class Curves:
+class Curves(msgspec.Struct, frozen=True):
     """Kaplan and Meier's curves of survival, and the log-rank test between groups."""
 
     ends: tuple[float, ...]  # the ends of B intervals of time
-    groups: Groups = field(default_factory=Groups)
+    groups: Groups = Groups()
     name: str = "survival"
 
     def ask(self, rows: Rows, state: State) -> Sums:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
@@ -37,8 +37,7 @@ Measured = Mapping[str, tuple[float, float]]
 FEW = f"fewer than {LEAST} patients, or than {CATEGORY} of a class"
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(msgspec.Struct, frozen=True):
     """Predictions against the outcome."""
 
     asked: Evaluation
@@ -186,8 +185,7 @@ class Scores:
         return Table("Who would be harmed", head, lines, bars, label)
 
 
-@dataclass(frozen=True)
-class Areas(Column):
+class Areas(Column, frozen=True):
     """The area under the curve of all patients together, and calibration, from a histogram."""
 
     def tables(self, each: Whole, sums: Floats) -> list[Table]:
@@ -218,8 +216,7 @@ class Areas(Column):
         ]
 
 
-@dataclass(frozen=True)
-class Detections:
+class Detections(msgspec.Struct, frozen=True):
     """Lesions found and false alarms of all scans together, at agreed thresholds: the FROC."""
 
     score: str
@@ -254,8 +251,7 @@ class Detections:
         return [Table(f"FROC of {self.score}", head, lines)] if lines else []
 
 
-@dataclass(frozen=True)
-class Predictions:
+class Predictions(msgspec.Struct, frozen=True):
     """What a score says of N patients, beside what happened."""
 
     p: Floats  # (N, M) predictions, or scores of each patient such as a Dice

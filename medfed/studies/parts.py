@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
@@ -100,8 +100,12 @@ class Separate(Protocol):
         """The other half: receives the hospitals' estimates, returns results."""
 
 
-@dataclass(frozen=True)
-class Groups:
+def numbers_in(estimates: Estimates) -> int:
+    """Returns how many numbers estimates with their errors are."""
+    return sum(2 * len(of) for of in estimates.values() if not isinstance(of, str))
+
+
+class Groups(msgspec.Struct, frozen=True):
     """The groups that a part compares."""
 
     by: str | None = None  # the column of categories; ``None``: all patients are one group

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
@@ -37,8 +37,7 @@ class Design(NamedTuple):
     offset: Floats  # (N,) what is added to the linear predictor
 
 
-@dataclass(frozen=True)
-class Coefficients:
+class Coefficients(msgspec.Struct, frozen=True):
     """A regression of the patients of all hospitals."""
 
     model: Model
@@ -155,8 +154,7 @@ class Coefficients:
         return [Table(title, head, lines)]
 
 
-@dataclass(frozen=True)
-class ByHospital(Coefficients):
+class ByHospital(Coefficients, frozen=True):
     """A regression that every hospital fits by itself; a meta-analysis joins the coefficients."""
 
     def design(self, rows: Rows) -> Design:

@@ -1,8 +1,9 @@
-"""A study of hospitals whose rows lie in one place: the same integers as across hospitals."""
+"""How a study is asked, and one of hospitals whose rows lie in one place: the same integers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from medfed.federation.wire.fixed_point import FEWEST
 from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.studies.describing import Column, Curves
 from medfed.studies.evaluating import Areas, Detections, Scores
-from medfed.studies.parts import Groups, Part, Separate, Table
+from medfed.studies.parts import Estimates, Groups, Part, Separate, State, Table, Whole
 from medfed.studies.plan import Plan
 from medfed.studies.regressions import ByHospital, Coefficients
 from medfed.studies.rows import Rows
@@ -36,6 +37,25 @@ def parts(plan: Plan) -> Iterator[Part | Separate]:
             yield from (Areas(score, groups, ends=ends) for score in plan.evaluate.scores)
         if levels := tuple(plan.evaluate.thresholds):
             yield from (Detections(score, levels) for score in plan.evaluate.scores)
+
+
+def answered(
+    part: Part | Separate,
+    estimates: Callable[[Separate], Mapping[str, Estimates]],
+    total: Callable[[Part, int, State], Whole],
+) -> list[Table]:
+    """Returns the results of a part, from the estimates of hospitals or the total of every step."""
+    if isinstance(part, Separate):
+        return part.join(estimates(part))
+    talk, step = part.talk(), 0
+    state = next(talk)
+    while True:
+        try:
+            state = talk.send(total(part, step, state))
+        except StopIteration as end:
+            results: list[Table] = end.value
+            return results
+        step += 1
 
 
 def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], list[str]]:
@@ -62,46 +82,43 @@ def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], l
             "for models with join: estimates."
         )
     tables: list[Table] = []
+
+    def estimates(part: Separate) -> dict[str, Estimates]:
+        return {name: part.estimate(rows) for name, rows in hospitals.items()}
+
     for part in parts(plan):
         if isinstance(part, Coefficients):
             designs = [Coefficients.design(part, rows) for rows in hospitals.values()]
             lost = patients - sum(len(np.unique(one.patients)) for one in designs)
             of = f"{part.name} on {', '.join(part.model.of)}: {lost} of {patients} patients"
             remarks += [f"{of} have a missing or unlisted cell and are left out."] * bool(lost)
-        if isinstance(part, Separate):
-            tables += part.join({name: part.estimate(rows) for name, rows in hospitals.items()})
-        else:
-            tables += _asked(part, hospitals, remarks)
+        tables += answered(part, estimates, partial(_total, hospitals, remarks))
     return tables, list(dict.fromkeys(remarks))
 
 
-def _asked(part: Part, hospitals: Mapping[str, Rows], remarks: list[str]) -> list[Table]:
-    talk = part.talk()
-    state = next(talk)
-    while True:
-        sums = {}
-        for name, rows in hospitals.items():
-            try:
-                sums[name] = part.ask(rows, state)
-            except DataError as error:
-                raise DataError(f"{name} refuses. {error}") from error
-        total = np.sum([one.whole for one in sums.values()], axis=0)
-        patients = sum(one.patients for one in sums.values())
-        refuses = f"Hospitals would refuse {part.name}: "
-        is_said = any(remark.startswith(refuses) for remark in remarks)  # of an earlier step
-        if patients < max(LEAST, TIMES * len(total)) and not is_said:
-            remarks.append(
-                f"{refuses}{len(total)} numbers of {patients} patients; {TIMES} patients must "
-                "stand behind each. List fewer bins or categories, compare no groups by 'by', or "
-                "name fewer columns in a model."
-            )
-        if clipped := sum(one.clipped for one in sums.values()):
-            remarks.append(
-                f"{part.name}: {clipped} values lie far beyond the bins of the plan and count as "
-                "the furthest; check their unit, or widen the bins."
-            )
+def _total(
+    hospitals: Mapping[str, Rows], remarks: list[str], part: Part, _: int, state: State
+) -> Whole:
+    """The sum of a step, and remarks on what hospitals would refuse or clip."""
+    sums = []
+    for name, rows in hospitals.items():
         try:
-            state = talk.send(total)
-        except StopIteration as end:
-            tables: list[Table] = end.value
-            return tables
+            sums.append(part.ask(rows, state))
+        except DataError as error:
+            raise DataError(f"{name} refuses. {error}") from error
+    total: Whole = np.sum([one.whole for one in sums], axis=0)
+    patients, clipped = (sum(each) for each in zip(*(one[1:] for one in sums), strict=True))
+    refuses = f"Hospitals would refuse {part.name}: "
+    is_said = any(remark.startswith(refuses) for remark in remarks)  # of an earlier step
+    if patients < max(LEAST, TIMES * len(total)) and not is_said:
+        remarks.append(
+            f"{refuses}{len(total)} numbers of {patients} patients; {TIMES} patients must "
+            "stand behind each. List fewer bins or categories, compare no groups by 'by', or "
+            "name fewer columns in a model."
+        )
+    if clipped:
+        remarks.append(
+            f"{part.name}: {clipped} values lie far beyond the bins of the plan and count as "
+            "the furthest; check their unit, or widen the bins."
+        )
+    return total

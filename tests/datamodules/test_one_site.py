@@ -19,7 +19,7 @@ from medfed.datamodules.tables.agreement import (
     AgreementSettings,
     TrainRows,
     client_side,
-    converse,
+    converse_here,
     server_side,
 )
 from medfed.datamodules.tables.datamodule import TabularDataModule
@@ -66,20 +66,20 @@ def table(path, partition, **settings):
 
 def alone(modules, server):
     """Sets each up alone; a server that has no data stands between them."""
+    answers = []
+
+    def merging():
+        facts = [data.facts() for data in modules.values()]  # known once all halves have begun
+        assert all(one == facts[0] for one in facts)
+        half, messages = server.merging(facts[0]), None
+        with contextlib.suppress(StopIteration):
+            while True:
+                answers.append(half.send(messages))
+                messages = yield answers[-1]
+
     halves = {site: setup_alone(data, site) for site, data in modules.items()}
-    waiting = {site: next(half, None) for site, half in halves.items()}
-    facts = [data.facts() for data in modules.values()]
-    assert all(one == facts[0] for one in facts)
-
-    def step(site, answer):
-        if answer is None:
-            return waiting[site]
-        try:
-            return halves[site].send(answer)
-        except StopIteration:
-            return None
-
-    return converse(server.merging(facts[0]), list(modules), step)
+    _, exchanged = converse_here(merging(), halves)
+    return answers[1:], exchanged
 
 
 def same(one, other):
@@ -236,4 +236,4 @@ def test_sites_that_do_not_read_alike_are_told():
     halves = {"a": client_side(TrainRows(settings, rows, {})), "b": iter(())}
     server = server_side(settings)
     with pytest.raises(DataError, match="a shares other facts about its data than the others"):
-        converse(server, ["a", "b"], lambda c, answer: next(halves[c], None))
+        converse_here(server, halves)

@@ -13,7 +13,7 @@ from medfed.config.compose import build, described
 from medfed.datamodules.one_site import OwnData, setup_alone
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.planning import Agreed, Planning
-from medfed.datamodules.tables.agreement import converse
+from medfed.datamodules.tables.agreement import converse_here
 from medfed.functional.planning import Fingerprint, Planner
 from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.preparation import Preparation
@@ -111,16 +111,8 @@ def test_sites_agree_on_the_same_as_a_simulation(whole, root):
         modules[site] = module(root)
         modules[site].partition = OwnData(ByCentre(), site, sites)
         halves[site] = setup_alone(modules[site], site)
-    waiting = {site: next(half) for site, half in halves.items()}
-
-    def step(site, answer):
-        try:
-            return waiting[site] if answer is None else halves[site].send(answer)
-        except StopIteration:
-            return None
-
     server = build(described([*SMALL, f"data.root={root / 'none'}"]).data)  # it has no data
-    _, exchanged = converse(server.merging(whole.facts()), sites, step)
+    _, exchanged = converse_here(server.merging(whole.facts()), halves)
     assert exchanged == whole.exchanged
     assert [way for _, way, _ in exchanged] == ["up"] * 3 + ["down"] * 3
     assert max(size for _, _, size in exchanged) < 8000

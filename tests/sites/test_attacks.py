@@ -8,6 +8,7 @@ import logging
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -98,7 +99,7 @@ def test_a_site_cannot_claim_other_samples_in_a_run(tmp_path: Path):
             answered = Reply.from_bytes(call(site, request, timeout))
             if site == "c1" and self.restarted:
                 if answered.kind == "agree" and answered.status == "ok":
-                    facts = dataclasses.replace(answered.facts, num_samples=10**6)
+                    facts = replace(answered.facts, num_samples=10**6)
                     answered = replace(answered, facts=facts)
                 elif answered.kind == "fit" and answered.round == 1:
                     answered = declined(Request.from_bytes(request), "unready")
@@ -136,7 +137,7 @@ def test_other_versions_are_said_and_recorded(tmp_path: Path, caplog):
     workplace = transport.sites[SITES[2]].workplace
     greeting = workplace.greeting()
     older = {**greeting.versions, "torch": "2.0.1"}
-    workplace._greeting = dataclasses.replace(greeting, versions=older)
+    workplace._greeting = replace(greeting, versions=older)
     across(tmp_path / "server", transport, SITES, *OVERRIDES)
     lines = [r.getMessage() for r in caplog.records if "at the coordinator" in r.getMessage()]
     assert lines == [
@@ -228,7 +229,7 @@ def test_a_resumed_run_leaves_out_a_site_of_other_samples(tmp_path: Path):
     """Alone, by name; the counts of the first agreement stay."""
     first = {site: Facts(10, "hash", {"shape": [3]}) for site in SITES}
     record = SitesRecord("job", {}, first, [])
-    write_json(RunFolder(tmp_path).sites_json, dataclasses.asdict(record))
+    write_json(RunFolder(tmp_path).sites_json, msgspec.to_builtins(record))
     caller = Caller(Direct({}), SITES, Terms())
     now = {**first, SITES[1]: dataclasses.replace(first[SITES[1]], num_samples=10**6)}
     assert as_before(tmp_path, now, caller) == first

@@ -126,9 +126,11 @@ def test_the_check_counts_what_would_leave_without_the_bundle(tables, tmp_path, 
     """As many numbers as leave then."""
     site = place(tables, "alpha", plan.agreed, ALLOWED)
     part = site.parts[-1]
-    counted = part.estimate(site.scored(examples=True))
+    counted = part.estimate(
+        site.cohort.with_examples(site.rows, [one.name for one in site.plan.bundles])
+    )
     transport, bodies = brought(tables, tmp_path, plan, bundle)
     caller = opened(Caller(transport, NAMES, QUICK))
     Conductor(caller, plan, "job", bodies).run()
-    told = part.estimate(transport.sites["alpha"].workplace.scored())
+    told = part.estimate(transport.sites["alpha"].workplace.scored)
     assert {n: {*of} for n, of in counted.items()} == {n: {*of} for n, of in told.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from medfed.common.tensors import digest
@@ -17,6 +18,7 @@ from medfed.sites.calls import Caller
 from medfed.sites.newcomers import onboard
 from medfed.sites.site import Site
 from medfed.sites.wire import Facts
+from medfed.sites.withdrawal import SitesRecord
 from medfed.standalone.errors import SiteError
 from tests.contract.harness import federation
 from tests.sites.direct import Direct
@@ -25,6 +27,7 @@ from tests.sites.toy_sites import NAMES, Toy, lossy
 from tests.toys import toy_data
 
 NEW, STEPS = "c3", 5
+ALONE = SitesRecord("0", {}, {}, [])  # a run that has said nothing to its sites
 
 
 class Late(Toy):
@@ -36,7 +39,7 @@ class Late(Toy):
         self.name, self.data = NEW, toy_data(4, batch=4)[3]
 
     def facts(self) -> Facts:
-        return replace(super().facts(), num_samples=self.data.num_samples)
+        return msgspec.structs.replace(super().facts(), num_samples=self.data.num_samples)
 
     def join(self, everyone) -> FederatedModule:
         task, fed, local = federation(self.method, **self.settings())
@@ -53,7 +56,7 @@ def test_a_newcomer(method, tmp_path: Path):
     run_reference(fed, 2)
     before = fed.digests()
     caller = Caller(Direct({NEW: Site(Late(method), tmp_path / NEW)}), [*NAMES, NEW], QUICK)
-    _, metrics, ledger = onboard(caller, fed, NEW, [])
+    _, metrics, ledger = onboard(caller, fed, NEW, ALONE)
     assert fed.digests() == before
     local.budget = replace(local.budget, steps=STEPS)
     client = onboarded_client(fed, toy_data(4, batch=4)[3])
@@ -70,6 +73,6 @@ def test_who_has_trained_need_not_join(tmp_path: Path):
     _, fed, _ = federation("fedavg")
     caller = Caller(Direct({}), NAMES, QUICK)
     with pytest.raises(SiteError, match="Site c1 has already trained with the others"):
-        onboard(caller, fed, "c1", [])
+        onboard(caller, fed, "c1", ALONE)
     with pytest.raises(SiteError, match="c3: it did not answer"):
-        onboard(caller, fed, NEW, [])
+        onboard(caller, fed, NEW, ALONE)

@@ -198,10 +198,10 @@ def test_chosen_coefficients_are_refused(tables, tmp_path):
     transport = sites(tables, tmp_path)
 
     class Greedy(Conductor):
-        def _sum(self, number, step, state, sites, name):
+        def _sum(self, number, sites, part, step, state):
             if state:
                 state = [4000.0, 4000.0]
-            return super()._sum(number, step, state, sites, name)
+            return super()._sum(number, sites, part, step, state)
 
     conductor = Greedy(opened(Caller(transport, NAMES, QUICK)), PLAN, "job")
     found = conductor.run()

@@ -152,44 +152,34 @@ def _location_and_scale(apart: Array) -> tuple[Array, Array]:
     return gamma, np.sqrt(delta)
 
 
-def converse(
-    server: Merging, clients: Sequence[str], step: Callable[[str, bytes | None], bytes | None]
-) -> tuple[list[bytes], list[Exchanged]]:
-    """Passes messages between clients, in order, and the server's half until both have ended."""
-    answers: list[bytes] = []
-    exchanged: list[Exchanged] = []
-    messages = [step(client, None) for client in clients]
-    next(server, None)
-    while all(content is not None for content in messages):
-        contents = [content for content in messages if content is not None]
-        exchanged += [(c, "up", len(t)) for c, t in zip(clients, contents, strict=True)]
-        try:
-            answers.append(server.send(contents))
-        except StopIteration:
-            break
-        exchanged += [(c, "down", len(answers[-1])) for c in clients]
-        messages = [step(client, answers[-1]) for client in clients]
-    for odd, content in zip(clients, messages, strict=True):
-        if content is not None:
-            what = f"{odd} shares other facts about its data than the others"
-            raise DataError(f"{what}; read all data alike.")
-    return answers, exchanged
-
-
 def converse_here(
     server: Merging, halves: Mapping[str, Generator[bytes, bytes, Agreed]]
 ) -> tuple[Agreed, list[Exchanged]]:
-    """Passes the messages of clients that are all in this process."""
-    agreed: list[Agreed] = []
+    """Passes messages between clients, in order, and the server's half until both have ended."""
+    exchanged, agreed = list[Exchanged](), list[Agreed]()
 
-    def step(client: str, answer: bytes | None) -> bytes | None:
+    def messages_after(answer: bytes | None) -> dict[str, bytes]:
+        messages = {}
+        for client, half in halves.items():
+            try:
+                messages[client] = next(half) if answer is None else half.send(answer)
+            except StopIteration as stop:
+                agreed.append(stop.value)
+        return messages
+
+    messages = messages_after(None)
+    next(server, None)
+    while len(messages) == len(halves):
+        exchanged += [(c, "up", len(content)) for c, content in messages.items()]
         try:
-            return next(halves[client]) if answer is None else halves[client].send(answer)
-        except StopIteration as stop:
-            agreed.append(stop.value)
-            return None
-
-    _, exchanged = converse(server, list(halves), step)
+            answer = server.send([*messages.values()])
+        except StopIteration:
+            break
+        exchanged += [(c, "down", len(answer)) for c in halves]
+        messages = messages_after(answer)
+    if messages:
+        what = f"{next(iter(messages))} shares other facts about its data than the others"
+        raise DataError(f"{what}; read all data alike.")
     return agreed[0], exchanged
 
 

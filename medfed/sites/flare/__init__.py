@@ -29,6 +29,10 @@ LOST = "its processes are gone"
 """How a job is of which the server says for ever that it runs."""
 
 
+Component = tuple[str, Mapping[str, Any]]
+"""A class that a job names, and its arguments."""
+
+
 def check_flare() -> None:
     """Raises an error that says how to install NVIDIA FLARE, if it is missing."""
     if not all(map(find_spec, ("nvflare", "psutil"))):
@@ -38,12 +42,7 @@ def check_flare() -> None:
         )
 
 
-def write_job(
-    folder: Path,
-    sites: Sequence[str],
-    server: tuple[str, Mapping[str, Any]],
-    site: tuple[str, Mapping[str, Any]],
-) -> None:
+def write_job(folder: Path, sites: Sequence[str], server: Component, site: Component) -> None:
     """Writes a job that names classes and holds no code."""
     template = Path(__file__).parents[1] / "templates" / "job.yml"
     text = filled(template, name=folder.name, sites=list(sites), server=server, site=site)
