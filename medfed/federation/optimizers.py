@@ -70,23 +70,20 @@ def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
 
 
 def _plain_step(optimizer: torch.optim.Optimizer) -> None:
+    steps = []
+    for group in optimizer.param_groups:
+        moving = [p for p in group["params"] if (g := p.grad) is not None and not g.is_sparse]
+        remembered = [optimizer.state[p] for p in moving] if group["momentum"] else []
+        if len(moving) < len(group["params"]) or not all(remembered):
+            optimizer.step()  # which begins the momentum, too
+            return
+        steps.append((group, moving, [memory["momentum_buffer"] for memory in remembered]))
     with torch.no_grad():
-        for group in optimizer.param_groups:
-            moving = [p for p in group["params"] if p.grad is not None]
-            along: list[Tensor] = [p.grad for p in moving]
-            if not moving:
-                continue
-            buffers: list[Any] = []
-            if momentum := group["momentum"]:
-                buffers = [optimizer.state[p].get("momentum_buffer") for p in moving]
-            if any(g.is_sparse for g in along) or any(b is None for b in buffers):
-                optimizer.step()  # which begins the momentum, too
-                return
-            if momentum:
-                torch._foreach_mul_(buffers, momentum)
-                torch._foreach_add_(buffers, along)
-                along = buffers
-            torch._foreach_add_(moving, along, alpha=-group["lr"])
+        for group, moving, along in steps:
+            if along:
+                torch._foreach_mul_(along, group["momentum"])
+                torch._foreach_add_(along, [p.grad for p in moving])
+            torch._foreach_add_(moving, along or [p.grad for p in moving], alpha=-group["lr"])
 
 
 def takes_network(factory: OptimizerFactory) -> bool:

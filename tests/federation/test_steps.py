@@ -23,8 +23,9 @@ RULES = {
 def gradients(network: nn.Module, step: int) -> None:
     rng = torch.Generator().manual_seed(step)
     for number, parameter in enumerate(network.parameters()):
-        # One parameter has no gradient now and then, as a head that a method does not train.
-        absent = number == 1 and step % 3 == 1
+        # One parameter has no gradient now and then, as a head that a method does not train, and
+        # the second group has none in the first step, so that its momentum begins later.
+        absent = step % 3 == 1 if number == 1 else number > 1 and step == 0
         parameter.grad = None if absent else torch.randn(parameter.shape, generator=rng)
 
 
