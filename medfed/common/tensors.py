@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 _K = TypeVar("_K")
+_SMALL = 2**13  # elements
 Tensors = dict[str, Tensor]
 State = dict[str, Tensors]
 Layout = tuple[tuple[str, tuple[int, ...], str], ...]
@@ -117,7 +118,12 @@ def length(tensors: Mapping[str, Tensor]) -> float:
     """
     if not tensors:
         return 0.0
-    return math.hypot(*torch.stack(torch._foreach_norm(list(tensors.values()))).tolist())
+    large = [t for t in tensors.values() if t.numel() >= _SMALL]
+    # Joined, as many norms of small tensors take several times as long.
+    if small := [t for t in tensors.values() if t.numel() < _SMALL]:
+        large.append(torch._utils._flatten_dense_tensors(small))
+    lengths = torch._foreach_norm(large)
+    return math.hypot(*torch.stack(lengths).tolist()) if len(lengths) > 1 else float(lengths[0])
 
 
 def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
@@ -127,7 +133,7 @@ def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
         >>> layout_of({"a": torch.ones(1, 2)})
         (('a', (1, 2), 'float32'),)
     """
-    return tuple((n, tuple(t.shape), _dtype_name(t.dtype)) for n, t in tensors.items())
+    return tuple([(n, tuple(t.shape), _dtype_name(t.dtype)) for n, t in tensors.items()])
 
 
 @cache

@@ -312,8 +312,7 @@ def working_dtype(layout: Layout) -> torch.dtype:
         >>> working_dtype((("w", (2, 3), "float32"),))
         torch.float32
     """
-    double = any(dtype == "float64" for _, _, dtype in layout)
-    return torch.float64 if double else torch.float32
+    return torch.float64 if "float64" in {dtype for _, _, dtype in layout} else torch.float32
 
 
 def closest_factor(vector: Tensor, decoded: Tensor) -> float:
@@ -421,14 +420,13 @@ class Channel:
             ConfigError: If a part that is only summed would be sent outside of a round.
             ValueError: If a kind is unknown, or of a part that the message lacks.
         """
-        parts, after = {}, dict(memory or {})
+        after = dict(memory or {})
         for part, declared in message.kinds.items():
             if declared not in KINDS or part not in message.parts:
                 raise ValueError(
                     f"kinds={{{part!r}: {declared!r}}} needs a part sent and one of {KINDS}."
                 )
-        for part in message.parts:
-            parts[part] = self._coded(part, message, direction, place, after)
+        parts = {p: self._coded(p, message, direction, place, after) for p in message.parts}
         for name, value in message.scalars.items():
             if not math.isfinite(value):
                 raise NonFiniteError(f"the scalar {name} is {value}")

@@ -74,7 +74,7 @@ class EncodedPart:
 
     @property
     def _is_double(self) -> bool:
-        return any(dtype == "float64" for _, _, dtype in self.layout)
+        return "float64" in {dtype for _, _, dtype in self.layout}
 
     @cached_property
     def norm(self) -> float:
