@@ -451,10 +451,9 @@ class Channel:
         """
         parts, after = {}, dict(memory or {})
         for part, encoded in packet.parts.items():
-            if self._summed(part, direction):
-                continue
-            link = self._link(direction, packet.phase, part)
-            parts[part] = self._received(part, encoded, link, direction, after)
+            if not self._summed(part, direction):
+                link = self._link(direction, packet.phase, part)
+                parts[part] = self._received(part, encoded, link, direction, after)
         kinds = {part: e.kind for part, e in packet.parts.items()}
         return Message(packet.phase, parts, packet.scalars, kinds), after
 
@@ -556,18 +555,17 @@ class Channel:
         """Decodes a part, or finds what others have received; changes the memory ``after`` it."""
         key, memo = memory_key(link, part, encoded.kind, encoded.layout), self._decoded.get(part)
         if memo is not None and memo[0] is encoded:
-            tensors, kept = memo[1], encoded.received.memory if encoded.received else None
+            tensors, new = memo[1], encoded.received.memory if encoded.received else None
         else:
             try:
-                options = self.buffers, after.get(key), self.device
-                tensors, kept = decode_part(encoded, link, *options)
+                tensors, new = decode_part(encoded, link, self.buffers, after.get(key), self.device)
             except CodecError as error:
                 why = str(error).rstrip(".")
                 raise CodecError(f"{part} cannot be decoded by {link.codec}: {why}") from error
             if direction == "down":
                 self._decoded[part] = (encoded, tensors)
-        if kept is not None:
-            after[key] = kept
+        if new is not None:
+            after[key] = new
         return tensors
 
 

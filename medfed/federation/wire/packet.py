@@ -65,7 +65,7 @@ class EncodedPart:
         codec = Dense("float64" if self._is_double else "float32")
         return codec.encode(flatten(self.content).to(codec.dtype))
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The number of bytes that travel."""
         if isinstance(self.content, bytes):
