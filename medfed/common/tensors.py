@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 _K = TypeVar("_K")
-_SMALL = 2**13  # elements
+_SMALL, _FEW = 2**13, 16  # elements of a tensor, and tensors
 Tensors = dict[str, Tensor]
 State = dict[str, Tensors]
 Layout = tuple[tuple[str, tuple[int, ...], str], ...]
@@ -118,12 +118,12 @@ def length(tensors: Mapping[str, Tensor]) -> float:
     """
     if not tensors:
         return 0.0
-    large = [t for t in tensors.values() if t.numel() >= _SMALL]
-    # Joined, as many norms of small tensors take several times as long.
-    if small := [t for t in tensors.values() if t.numel() < _SMALL]:
-        large.append(torch._utils._flatten_dense_tensors(small))
-    lengths = torch._foreach_norm(large)
-    return math.hypot(*torch.stack(lengths).tolist()) if len(lengths) > 1 else float(lengths[0])
+    apart = list(tensors.values())
+    small = [t for t in apart if t.numel() < _SMALL]
+    if len(small) > _FEW:  # one norm of all together takes a fraction of the time
+        joined = torch._utils._flatten_dense_tensors(small)
+        apart = [joined, *(t for t in apart if t.numel() >= _SMALL)]
+    return math.hypot(*map(float, torch._foreach_norm(apart)))
 
 
 def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
