@@ -15,6 +15,10 @@ peer    the plain loop of research code, as PFLlib has it: per client a deep cop
 lean    what a federation needs at the least: one network for all clients, one copy of the server's
         weights into it per client, the same steps, and one weighted sum of the results
 
+Then a line says what messages and the server cost per client, where no client trains. Of medfed
+these are all of a round: encoding and decoding both ways, checks, ledger and mean. Of a lean loop
+they are a clone of the server's weights and a weighted sum.
+
 With `--settings equal` medfed trains in ordinary layout, with `defaults` in channels-last layout.
 After each round its weights must equal, bit for bit, those of a bare loop in the same layout. The
 loop that is timed has the ordinary layout. How far its weights are is printed and not judged: other
@@ -59,13 +63,16 @@ from medfed.common.tensors import Tensors, add, flatten, select, subtract, weigh
 from medfed.datamodules.client_data import Batch, ClientData
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.budget import LocalBudget
+from medfed.federation.client import Client
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.layout import lay_out
 from medfed.federation.lightning.callbacks import FederatedRounds
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient
+from medfed.federation.reference import run_reference
 from medfed.federation.split import float_entries
+from medfed.federation.wire.message import Message
 from medfed.models.classification import ClassificationTask
 from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.small import SmallCNN
@@ -161,11 +168,20 @@ class Setting:
         return partial(torch.optim.SGD, lr=0.01, momentum=self.momentum)
 
 
-def federated(setting: Setting) -> FederatedModule:
-    """FedAvg as a run builds it."""
+@dataclass(frozen=True)
+class Untrained(FedAvg):
+    """FedAvg whose clients send back what they have received, without training."""
+
+    def fit(self, client: Client, message: Message) -> Message:
+        """Replies at once."""
+        return Message("fit", message.parts, kinds={"shared": "update"})
+
+
+def federated(setting: Setting, algorithm: FedAvg) -> FederatedModule:
+    """A federation as a run builds it."""
     torch.manual_seed(0)
     task = ClassificationTask(setting.net.make(), setting.optimizer)
-    algorithm, data = FedAvg(), [patches(i, setting.net) for i in range(setting.clients)]
+    data = [patches(i, setting.net) for i in range(setting.clients)]
     budget = LocalBudget(channels_last=setting.layout)
     split = algorithm.split(task.network, task.personal, "averaged")
     local = LocalTrainer(task.network, task.loss, split, setting.optimizer, budget=budget)
@@ -363,11 +379,30 @@ def measure(setting: Setting, rounds: int) -> tuple[list[list[list[float]]], flo
 
     Also how far medfed's weights were from the bare loop's at most.
     """
-    module = federated(setting)
+    module = federated(setting, FedAvg())
     alternate = Alternate(module.federation, module.task.network, setting)
     fit(module, WARM_UP + rounds, alternate)
     sides = [list(side) for side in zip(*alternate.rounds[WARM_UP:], strict=True)]
     return sides, alternate.apart
+
+
+def messages(setting: Setting, rounds: int) -> list[list[list[float]]]:
+    """CPU seconds of medfed's messages and server in each round, and of a lean loop's."""
+    federation = federated(setting, Untrained()).federation
+    ours, theirs, share = [], [], 1 / setting.clients
+    for number in range(WARM_UP + rounds):
+        server = federation.server["shared"]
+        begin = time.process_time()
+        run_reference(federation, number + 1, start=number)
+        ours.append([time.process_time() - begin])
+        begin = time.process_time()
+        total = [torch.zeros_like(t) for t in server.values()]
+        for _ in range(setting.clients):
+            copies = {n: t.clone() for n, t in server.items()}
+            torch._foreach_add_(total, list(copies.values()), alpha=share)
+        theirs.append([time.process_time() - begin])
+        federation.server["shared"] = server  # adding it to itself would overflow
+    return [ours[WARM_UP:], theirs[WARM_UP:]]
 
 
 def typical(rounds: list[list[float]]) -> float:
@@ -397,7 +432,11 @@ def show(name: str, setting: Setting, rounds: int) -> None:
     print(f"peer / bare:   {ratio(peer, bare)}")
     print(f"lean / bare:   {ratio(lean, bare)}")
     print(f"medfed / peer: {ratio(medfed, peer)}")
-    print(f"weights after a round: {apart:.1e} of their norm apart", flush=True)
+    print(f"weights after a round: {apart:.1e} of their norm apart")
+    ours, theirs = messages(setting, 10 * rounds)
+    each = [1e6 * typical(side) / setting.clients for side in (ours, theirs)]
+    print("messages and server, µs per client: medfed {:.0f}, lean {:.0f}".format(*each))
+    print(f"medfed / lean: {ratio(ours, theirs)}", flush=True)
 
 
 def main() -> None:

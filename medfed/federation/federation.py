@@ -433,7 +433,6 @@ def check_model(algorithm: Algorithm, local: LocalClient, model: Tensors) -> Non
 
     It would be filled with the numbers at the start, without a word.
     """
-    assert local.trainer.model is not None
     needed = [*local.trainer.model.entries]
     if local.moved_other_state and not algorithm.trains_centrally:
         needed.append(OTHER)

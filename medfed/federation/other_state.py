@@ -173,6 +173,8 @@ class OtherState:
 
     def restore(self, packed: Tensor | None) -> None:
         """Puts the network into the state at its start, with differences."""
+        if not self._may_have_changed() and (packed is None or not packed.numel()):
+            return
         wanted: dict[tuple[int, str], Any] = {}
         for name, kind, key, gone, code in _decoded(packed):
             number = self._places.get((name, kind))

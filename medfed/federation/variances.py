@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from medfed.common.tensors import Tensors
@@ -21,9 +22,10 @@ from medfed.federation.wire.message import Message
 def _pairs(names: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yields the names of a running variance and its mean."""
     for variance in names:
-        mean = variance.removesuffix("var") + "mean"
-        if variance.rpartition(".")[2] == "running_var" and mean in names:
-            yield variance, mean
+        if variance.endswith("running_var") and variance.rpartition(".")[2] == "running_var":
+            mean = variance.removesuffix("var") + "mean"
+            if mean in names:
+                yield variance, mean
 
 
 def second_moments(reply: Message, received: Message, averaged: Collection[str]) -> Message:
@@ -42,13 +44,12 @@ def second_moments(reply: Message, received: Message, averaged: Collection[str])
     for part, tensors in reply.parts.items():
         update = reply.kinds.get(part) == "update"
         start = {} if update or part not in averaged else received.parts.get(part, {})
-        moments = {
-            variance: tensors[variance] + _from(tensors[mean], start.get(mean)).square()
-            for variance, mean in _pairs(tensors.keys())
-            if update or mean in start
-        }
-        if moments:
-            changed[part] = {**tensors, **moments}
+        pairs = [pair for pair in _pairs(tensors) if update or pair[1] in start]
+        if pairs:
+            centred = [_from(tensors[mean], start.get(mean)) for _, mean in pairs]
+            squares = torch._foreach_mul(centred, centred)
+            moments = torch._foreach_add([tensors[variance] for variance, _ in pairs], squares)
+            changed[part] = tensors | dict(zip((v for v, _ in pairs), moments, strict=True))
     return replace(reply, parts={**reply.parts, **changed}) if changed else reply
 
 
@@ -65,7 +66,7 @@ def pooled_variances(mean: Tensors, start: Mapping[str, Tensor] | None) -> Tenso
     """
     variances = {
         variance: mean[variance] - _from(mean[of], (start or {}).get(of)).square()
-        for variance, of in _pairs(mean.keys())
+        for variance, of in _pairs(mean)
         if start is None or of in start
     }
     return {**mean, **variances} if variances else mean

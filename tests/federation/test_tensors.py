@@ -1,5 +1,7 @@
 """Flat tensor algebra against float64 arithmetic written out."""
 
+import math
+
 import pytest
 import torch
 
@@ -59,6 +61,20 @@ def test_flatten_and_cut_are_inverse_and_keep_dtypes() -> None:
 def test_cut_refuses_another_length(length: int) -> None:
     with pytest.raises(ValueError, match="cannot fill 9 places"):
         T.cut(torch.zeros(length), T.layout_of(some(0)))
+
+
+SIZES = {"none": [], "few": [3, 9000], "many small": [5] * 40, "both": [7] * 30 + [9000, 20_000]}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_the_length_is_that_of_all_numbers_and_shows_one_that_is_not_finite(sizes, dtype) -> None:
+    rng = torch.Generator().manual_seed(0)
+    tensors = {str(i): torch.randn(n, generator=rng, dtype=dtype) for i, n in enumerate(sizes)}
+    exact = math.fsum(x * x for t in tensors.values() for x in t.tolist()) ** 0.5
+    assert T.length(tensors) == pytest.approx(exact, rel=1e-5 if dtype == torch.float32 else 1e-12)
+    for bad in (math.nan, -math.inf):
+        assert not math.isfinite(T.length({**tensors, "bad": torch.tensor([0.0, bad])}))
 
 
 def test_first_non_finite_names_the_tensor() -> None:

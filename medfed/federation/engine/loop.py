@@ -57,7 +57,6 @@ from medfed.federation.split import (
     ParameterSplit,
     Update,
     gathering,
-    nothing_to_train,
     of_one_sample,
 )
 from medfed.standalone.errors import ConfigError, NonFiniteError
@@ -137,11 +136,8 @@ class LocalTrainer:
         state, continued and updated in place, or ``None`` for a fresh one. Returns all entries at
         the end, and the mean over the steps of their batches' losses.
         """
-        update = how.get("update", "all")
-        if not self.split.parameters(update):
-            raise nothing_to_train(update)
         self.model.load(start)
-        plan = self._begin(data, update)
+        plan = self._begin(data, how.get("update", "all"))
         with plan.training(rate, how.get("rates"), memory):
             mean = self._steps(data, plan, key, steps, how)
             if not math.isfinite(mean):
@@ -149,11 +145,11 @@ class LocalTrainer:
             if memory is not None:
                 memory.clear()
                 memory.update(save_optimizer(plan.optimizer))
-        changing = {*self.split.names(update)}
+        changing: Iterable[str] = plan.changing
         if how.get("statistics"):
-            changing |= self.split.buffers.intersection(self.split.personal)
+            changing = {*changing, *self.split.buffers.intersection(self.split.personal)}
         # Copies, as the next client overwrites the network. Unchanged entries are those of `start`.
-        end = {**start, **self.model.changed(n for n in self.model.entries if n in changing)}
+        end = {**start, **self.model.changed(changing)}
         if not end[OTHER].numel() and OTHER not in start:
             del end[OTHER]
         return end, mean

@@ -45,6 +45,7 @@ class TrainableSet:
 
     trained: Tensors  # the network's parameters that it trains
     fixed: list[Tensor]  # all its other entries that are parameters
+    changing: list[str]  # names of the entries that it changes
     optimizer: torch.optim.Optimizer  # in groups of shared and of personal parameters
     graphed: Any = None  # its steps as CUDA graphs; None without
 
@@ -244,12 +245,15 @@ class WorkingNetwork:
         """Returns the plan of training one part, or both."""
         entries = self.entries
         if (plan := self._plans.get(update)) is None:
+            if not self.split.parameters(update):
+                raise nothing_to_train(update)
             trained = select(entries, self.split.parameters(update))
             outside = self.split.buffers.union(trained)
             optimizer = self.make_optimizer(list(trained.values()))
             keep_groups(optimizer, trained, self.split.personal, self.network)
             fixed = [t for n, t in entries.items() if n not in outside]
-            plan = TrainableSet(trained, fixed, optimizer)
+            changing = [n for n in self.split.names(update) if n in entries]
+            plan = TrainableSet(trained, fixed, changing, optimizer)
             # PyTorch's optimizers keep nothing but their state, which every call restores or
             # clears. A user's optimizer may keep more: each call of a client gets a new one.
             if type(plan.optimizer).__module__.startswith("torch.optim."):

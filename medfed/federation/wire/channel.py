@@ -315,8 +315,7 @@ def working_dtype(layout: Layout) -> torch.dtype:
         >>> working_dtype((("w", (2, 3), "float32"),))
         torch.float32
     """
-    double = any(dtype == "float64" for _, _, dtype in layout)
-    return torch.float64 if double else torch.float32
+    return torch.float64 if "float64" in {dtype for _, _, dtype in layout} else torch.float32
 
 
 def closest_factor(vector: Tensor, decoded: Tensor) -> float:
@@ -427,14 +426,13 @@ class Channel:
             ConfigError: If a part that is only summed would be sent outside of a round.
             ValueError: If a kind is unknown, or of a part that the message lacks.
         """
-        parts, after = {}, dict(memory or {})
+        after = dict(memory or {})
         for part, declared in message.kinds.items():
             if declared not in KINDS or part not in message.parts:
                 raise ValueError(
                     f"kinds={{{part!r}: {declared!r}}} needs a part sent and one of {KINDS}."
                 )
-        for part in message.parts:
-            parts[part] = self._coded(part, message, direction, place, after)
+        parts = {p: self._coded(p, message, direction, place, after) for p in message.parts}
         for name, value in message.scalars.items():
             if not math.isfinite(value):
                 raise NonFiniteError(f"the scalar {name} is {value}")
@@ -459,10 +457,9 @@ class Channel:
         """
         parts, after = {}, dict(memory or {})
         for part, encoded in packet.parts.items():
-            if self._summed(part, direction):
-                continue
-            link = self._link(direction, packet.phase, part)
-            parts[part] = self._received(part, encoded, link, direction, after)
+            if not self._summed(part, direction):
+                link = self._link(direction, packet.phase, part)
+                parts[part] = self._received(part, encoded, link, direction, after)
         kinds = {part: e.kind for part, e in packet.parts.items()}
         return Message(packet.phase, parts, packet.scalars, kinds), after
 
@@ -564,18 +561,17 @@ class Channel:
         """Decodes a part, or finds what others have received; changes the memory ``after`` it."""
         key, memo = memory_key(link, part, encoded.kind, encoded.layout), self._decoded.get(part)
         if memo is not None and memo[0] is encoded:
-            tensors, kept = memo[1], encoded.received.memory if encoded.received else None
+            tensors, new = memo[1], encoded.received.memory if encoded.received else None
         else:
             try:
-                options = self.buffers, after.get(key), self.device
-                tensors, kept = decode_part(encoded, link, *options)
+                tensors, new = decode_part(encoded, link, self.buffers, after.get(key), self.device)
             except CodecError as error:
                 why = str(error).rstrip(".")
                 raise CodecError(f"{part} cannot be decoded by {link.codec}: {why}") from error
             if direction == "down":
                 self._decoded[part] = (encoded, tensors)
-        if kept is not None:
-            after[key] = kept
+        if new is not None:
+            after[key] = new
         return tensors
 
 

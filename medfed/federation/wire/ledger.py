@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from medfed.common.schemas import packed, unpacked
@@ -80,21 +80,18 @@ class Ledger:
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self.entries: list[Entry] = []
+        self.entries = [*entries]
         # By round and direction, so that queries of every round need not read all entries.
         self._sums: dict[tuple[int, str], Traffic] = {}
-        self.add(*entries)
+        self._summed = 0  # how many entries are in these sums
 
     def add(self, *entries: Entry) -> None:
         """Appends entries."""
-        for entry in entries:
-            self.entries.append(entry)
-            before = self._sums.get(key := (entry.round, entry.direction), Traffic())
-            self._sums[key] = Traffic(before.bytes + entry.bytes, before.dense + entry.dense)
+        self.entries.extend(entries)
 
     def count(self, sizes: Sizes, round: int, phase: str, client: str, way: Direction) -> None:
         """Appends the parts of a message; `sizes`: see :meth:`.packet.Packet.sizes`."""
-        self.add(*(Entry(round, phase, client, way, p, *both) for p, both in sizes.items()))
+        self.entries += [Entry(round, phase, client, way, p, *both) for p, both in sizes.items()]
 
     def traffic(self, direction: Direction, round: int | None = None) -> Traffic:
         """Returns the bytes in a direction, in one round or in all, without reading all entries.
@@ -104,12 +101,16 @@ class Ledger:
             >>> ledger.traffic("up"), ledger.traffic("up", round=1).savings
             (Traffic(bytes=60, dense=240), 4.0)
         """
+        for entry in self.entries[self._summed :]:
+            size, dense = self._sums.get(key := (entry.round, entry.direction), (0, 0))
+            self._sums[key] = Traffic(size + entry.bytes, dense + entry.dense)
+        self._summed = len(self.entries)
         sums = [s for (n, way), s in self._sums.items() if way == direction and round in (None, n)]
         return Traffic(sum(s.bytes for s in sums), sum(s.dense for s in sums))
 
     def total(self, **where: object) -> int:
         """Returns the bytes of the entries whose fields equal the given ones."""
-        return sum(e.bytes for e in self._where(where))
+        return self._of(where).bytes
 
     def savings(self, **where: object) -> float:
         """Returns how many times fewer bytes travelled than with fp32; 1 if none did.
@@ -117,10 +118,11 @@ class Ledger:
         Args:
             where: Fields and the values that they must have.
         """
-        return Traffic(self.total(**where), sum(e.dense for e in self._where(where))).savings
+        return self._of(where).savings
 
-    def _where(self, fields: Mapping[str, object]) -> Iterator[Entry]:
-        return (e for e in self.entries if all(getattr(e, k) == v for k, v in fields.items()))
+    def _of(self, where: Mapping[str, object]) -> Traffic:
+        chosen = [e for e in self.entries if all(getattr(e, k) == v for k, v in where.items())]
+        return Traffic(sum(e.bytes for e in chosen), sum(e.dense for e in chosen))
 
     def totals(self, *fields: str) -> dict[tuple[object, ...], int]:
         """Returns bytes grouped by the given fields.
@@ -168,5 +170,4 @@ class Ledger:
 
     def load_state_dict(self, state: bytes) -> None:
         """Replaces the entries by those of :meth:`state_dict`."""
-        self.entries, self._sums = [], {}
-        self.add(*unpacked(state, Entry))
+        self.entries, self._sums, self._summed = [*unpacked(state, Entry)], {}, 0

@@ -65,7 +65,7 @@ class EncodedPart:
         codec = Dense("float64" if self._is_double else "float32")
         return codec.encode(flatten(self.content).to(codec.dtype))
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The number of bytes that travel."""
         if isinstance(self.content, bytes):
@@ -74,7 +74,7 @@ class EncodedPart:
 
     @property
     def _is_double(self) -> bool:
-        return any(dtype == "float64" for _, _, dtype in self.layout)
+        return "float64" in {dtype for _, _, dtype in self.layout}
 
     @cached_property
     def norm(self) -> float:
