@@ -90,7 +90,9 @@ def onboard(
 def newcomer_of(module: FederatedModule, site: str, steps: int) -> reference.Newcomer:
     """Returns a newcomer in the state that all began with, which may take so many steps."""
     module.local.budget = replace(module.local.budget, steps=steps)
-    return reference.Newcomer(module.federation, module.federation.clients[site])
+    client = module.federation.clients[site]
+    client.state = dict(module.federation.client_start)  # which is on the network's device
+    return reference.Newcomer(module.federation, client)
 
 
 def learned(

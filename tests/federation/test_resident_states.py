@@ -15,10 +15,16 @@ import torch
 
 from medfed.common import tensors
 from medfed.common.tensors import distinct, states_on
+from medfed.federation.algorithm import ClientInfo
 from medfed.federation.budget import LocalBudget
 from medfed.federation.engine import batches
 from medfed.federation.engine.batches import Residents
-from medfed.federation.reference import run_reference
+from medfed.federation.lightning.module import FederatedModule
+from medfed.federation.onboarding import rules_of
+from medfed.federation.reference import question, run_reference
+from medfed.federation.wire.ledger import Ledger
+from medfed.federation.wire.packet import Packet
+from medfed.sites.newcomers import newcomer_of
 from tests.contract import harness
 from tests.elsewhere import ELSEWHERE, elsewhere
 
@@ -219,6 +225,28 @@ def test_states_on_disk_do_not_stay(moves, tmp_path):
     done, local = federation(resident_states=True)
     done.absent_folder = tmp_path
     assert everything(run_reference(done, 2, lambda _: local.residents.states and 1 / 0)) == plain
+
+
+@pytest.mark.parametrize("name", ["binaryrelax", "fedfomo"])
+def test_a_newcomer_at_a_site_has_its_state_on_the_device(name, moves):
+    run_reference(server := federation(name, CPU)[0], 1)
+    models = []
+    for device in (CPU, ELSEWHERE):
+        task, there, local = harness.federation(name)
+        task.network.to(device)
+        there.to(device)
+        newcomer = newcomer_of(FederatedModule(task, there, local), "c1", 4)
+
+        def send(packet, last, newcomer=newcomer):
+            packet = Packet.from_bytes(packet.to_bytes())
+            if not last:
+                return newcomer.answer(packet)
+            rules = rules_of(newcomer.federation.algorithm)
+            models.append(rules.onboard(newcomer.client, newcomer.begin(packet)))
+            return packet
+
+        question(server, ClientInfo("c1", newcomer.client.num_samples), send, Ledger())
+    assert tensors.digest(models[0]) == tensors.digest(models[1])
 
 
 def test_one_copy_moves_small_tensors_of_a_type_in_their_layouts(moves):
