@@ -36,6 +36,11 @@ class _There(Tensor):
     def new_tensor(self, data: Any, **facts: Any) -> Tensor:
         return _There(self.inner.new_tensor(data, **facts))
 
+    def __getitem__(self, key: Any) -> Tensor:
+        # PyTorch would make a list into a tensor without numbers.
+        parts = (torch.tensor(p) if isinstance(p, list) else p for p in _as_tuple(key))
+        return super().__getitem__(tuple(parts))
+
     def __deepcopy__(self, memo: Any) -> Tensor:
         copied = _There(self.inner.clone())
         return copied.requires_grad_(self.requires_grad)
@@ -43,6 +48,10 @@ class _There(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return _computed(func, args, kwargs or {})
+
+
+def _as_tuple(key: Any) -> tuple[Any, ...]:
+    return key if isinstance(key, tuple) else (key,)
 
 
 class _Device(TorchDispatchMode):
@@ -56,7 +65,6 @@ def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     others = [t for t in tensors if not isinstance(t, _There)]
     name, device = func.overloadpacket.__name__, kwargs.get("device")
     goes = bool(there) if device is None else torch.device(device) == ELSEWHERE
-    # PyTorch makes a list into such a tensor, as that of x[[0, 1]].
     assert not any(t.is_meta for t in others), f"{name} has a tensor without numbers"
     if there and name not in _MIXING:
         assert not any(t.dim() for t in others), f"{name} mixes tensors of two devices"
