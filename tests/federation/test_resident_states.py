@@ -21,7 +21,12 @@ from medfed.federation.engine import batches
 from medfed.federation.engine.batches import Residents
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.onboarding import rules_of
-from medfed.federation.reference import question, run_reference
+from medfed.federation.reference import (
+    onboarded_client,
+    question,
+    run_onboarding,
+    run_reference,
+)
 from medfed.federation.wire.ledger import Ledger
 from medfed.federation.wire.packet import Packet
 from medfed.sites.newcomers import newcomer_of
@@ -101,6 +106,19 @@ def test_states_that_stay_on_the_device_are_not_moved_and_change_no_bit(name, mo
         assert everything(done) == plain
         assert not local.residents.states
         assert not any(map(devices, done.clients.values()))
+
+
+@pytest.mark.parametrize("name", harness.NAMES)
+def test_each_method_has_its_bits_on_a_device(name, moves):
+    def outcome(device):
+        done, _ = federation(name, device, resident_states=device == ELSEWHERE)
+        run_reference(done, 2)
+        client = onboarded_client(done, done.clients["c1"].data)
+        message, _ = run_onboarding(done, client)
+        joined = rules_of(done.algorithm).onboard(client, message)
+        return everything(done) | {"joined": tensors.digest(done.fitted(client, joined))}
+
+    assert outcome(ELSEWHERE) == outcome(CPU)
 
 
 def test_a_turn_has_its_state_on_the_device_and_main_memory_has_it_afterwards(moves):
