@@ -6,14 +6,13 @@ for single numbers. So a test without a GPU sees what is moved, and when.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 ELSEWHERE = torch.device("meta")  # PyTorch's own tensors there hold nothing
 _MIXING = ("_to_copy", "copy_", "_foreach_copy_", "index", "index_put_")  # as on a GPU
@@ -36,6 +35,11 @@ class _There(Tensor):
     def new_tensor(self, data: Any, **facts: Any) -> Tensor:
         return _There(self.inner.new_tensor(data, **facts))
 
+    def __getitem__(self, key: Any) -> Tensor:
+        # PyTorch would make a list into a tensor without numbers.
+        parts = (torch.tensor(p) if isinstance(p, list) else p for p in _as_tuple(key))
+        return super().__getitem__(tuple(parts))
+
     def __deepcopy__(self, memo: Any) -> Tensor:
         copied = _There(self.inner.clone())
         return copied.requires_grad_(self.requires_grad)
@@ -45,30 +49,47 @@ class _There(Tensor):
         return _computed(func, args, kwargs or {})
 
 
+def _as_tuple(key: Any) -> tuple[Any, ...]:
+    return key if isinstance(key, tuple) else (key,)
+
+
 class _Device(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return _computed(func, args, kwargs or {})
 
 
+def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    return [_changed(one, change) for one in value] if type(value) in (list, tuple) else value
+
+
 def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-    there = [t for t in tensors if isinstance(t, _There)]
-    others = [t for t in tensors if not isinstance(t, _There)]
-    name, device = func.overloadpacket.__name__, kwargs.get("device")
-    goes = bool(there) if device is None else torch.device(device) == ELSEWHERE
-    # PyTorch makes a list into such a tensor, as that of x[[0, 1]].
+    known: dict[int, Tensor] = {}
+    others = list[Tensor]()
+
+    def unwrapped(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, _There):
+            others.append(tensor)
+            return tensor
+        known[id(tensor.inner)] = tensor
+        return tensor.inner
+
+    args = _changed(args, unwrapped)
+    kwargs = {name: _changed(value, unwrapped) for name, value in kwargs.items()}
+    name, goes = func.overloadpacket.__name__, bool(known)
+    if (device := kwargs.get("device")) is not None:
+        goes, kwargs["device"] = torch.device(device) == ELSEWHERE, torch.device("cpu")
     assert not any(t.is_meta for t in others), f"{name} has a tensor without numbers"
-    if there and name not in _MIXING:
+    if known and name not in _MIXING:
         assert not any(t.dim() for t in others), f"{name} mixes tensors of two devices"
-    if device is not None:
-        kwargs = {**kwargs, "device": torch.device("cpu")}
-    plain = tree_map_only(_There, lambda t: t.inner, (args, kwargs))
-    known = {id(t.inner): t for t in there}
 
     def wrapped(made: Tensor) -> Tensor:
-        return known.get(id(made), _There(made) if goes else made)
+        if id(made) in known:
+            return known[id(made)]
+        return _There(made) if goes else made
 
-    return tree_map_only(Tensor, wrapped, func(*plain[0], **plain[1]))
+    return _changed(func(*args, **kwargs), wrapped)
 
 
 @contextmanager

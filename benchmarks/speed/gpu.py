@@ -15,9 +15,11 @@ data:
 | ahead | copied, batches made by a thread (`local.prefetch=true`) |
 | graphs | medfed, its steps as CUDA graphs (`local.graphs=true`), beside the side graph |
 | unfused | medfed by SGD of several kernels (`fused=False`) |
+| kept | medfed, whose clients keep their momentum between rounds, in main memory |
+| states | the same on the device (`local.resident_states=true`) |
 
-Compare medfed with indexed and graphs with graph, whose steps and data are equal. On the CPU the
-switch of medfed's tests keeps samples where they are on a GPU.
+Compare medfed with indexed, graphs with graph and states with kept, whose steps and data are equal.
+On the CPU the switch of medfed's tests keeps samples where they are on a GPU.
 
 A round of FedAvg has every client take `--steps` steps, with aggregation, messages and ledger; the
 bare sides take as many steps in one go. Each side runs in turn, `--repeats` times after one run to
@@ -78,6 +80,8 @@ MEDFED = {
     "ahead": LocalBudget(resident_gib=0, prefetch=True),
     "graphs": LocalBudget(graphs=True),
     "unfused": LocalBudget(),
+    "kept": LocalBudget(optimizer_state="kept"),
+    "states": LocalBudget(optimizer_state="kept", resident_states=True),
 }
 SIDES = (*BARE, *MEDFED)
 

@@ -195,9 +195,7 @@ class _Audited:
         personal = federation.personal_model(client)
         models = {"personal model": personal}
         # A method may deliver nothing at the end, as Ditto, and send its model in every round.
-        with federation.clients[client].present():
-            delivered = federation.delivered(client).parts
-        for known in (federation.server, delivered):
+        for known in (federation.server, federation.delivered(client).parts):
             if personal.keys() <= known.get("shared", {}).keys():
                 models["shared model"] = select(known["shared"], personal)
         # As a bundle quantises: all weights but those of the first and the last layer.
@@ -344,8 +342,8 @@ def play(federation: Federation, number: int, watch: Watch) -> None:
     while goes_on:
         received, replies, decode = {}, {}, federation.channel.decode
         for client in current.recipients:
-            with federation.clients[client].present() as local:
-                received[client] = decode(current.sent[client], "down", local.memory["down"])[0]
+            memory = federation.clients[client].memory["down"]
+            received[client] = decode(current.sent[client], "down", memory)[0]
             packet = current.fit(client)
             replies[client] = decode(packet, "up", federation.memory["up"].get(client))[0]
             current.receive(client, packet)

@@ -381,7 +381,9 @@ class Site:
 def newcomer_of(module: FederatedModule, site: str, steps: int) -> Newcomer:
     """Returns a newcomer in the state that all began with, which may take so many steps."""
     module.local.budget = replace(module.local.budget, steps=steps)
-    return Newcomer(module.federation, module.federation.clients[site])
+    client = module.federation.clients[site]
+    client.state = dict(module.federation.client_start)  # which is on the network's device
+    return Newcomer(module.federation, client)
 
 
 def _said(asked: Request) -> str:

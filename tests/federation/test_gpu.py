@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from medfed.common.tensors import to_device
+from medfed.common.tensors import distinct, to_device
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.budget import LocalBudget
 from medfed.federation.federation import Federation
+from medfed.federation.other_state import OTHER
 from medfed.federation.reference import run_reference
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedavg import FedAvg
@@ -38,8 +40,14 @@ OPTIMIZERS = {
 }
 
 
-def trained(algorithm: Algorithm, optimizer: str, device: str, **budget: Any) -> Federation:
-    """Runs three rounds on a device."""
+def trained(
+    algorithm: Algorithm,
+    optimizer: str,
+    device: str,
+    after: Callable[[Federation], None] = lambda _: None,
+    **budget: Any,
+) -> Federation:
+    """Runs three rounds on a device, and something after each."""
     # Before a normalisation a bias has no gradient but rounding, whose size Adam does not see.
     task = ToyTask(norm=optimizer == "sgd")
     federation, local = toy_federation(algorithm, task, toy_data(batch=4), rounds=3)[1:]
@@ -48,7 +56,7 @@ def trained(algorithm: Algorithm, optimizer: str, device: str, **budget: Any) ->
     local.model.make_optimizer = OPTIMIZERS[optimizer]
     local.rates = [0.05, 0.02, 0.01]
     local.budget = LocalBudget(**{"steps": 5, **budget})
-    return run_reference(federation, 3)
+    return run_reference(federation, 3, lambda _: after(federation))
 
 
 @sweep("optimizer", OPTIMIZERS)
@@ -60,7 +68,7 @@ def test_a_gpu_trains_as_a_cpu(name, optimizer):
         assert gpu.ledger.entries == cpu.ledger.entries
         for client in cpu.ids:
             for entry, value in gpu.personal_model(client).items():
-                assert value.is_cuda
+                assert value.is_cuda is (entry != OTHER)  # which is read in main memory
                 expected = cpu.personal_model(client)[entry]
                 torch.testing.assert_close(value.cpu(), expected, rtol=1e-3, atol=1e-4)
 
@@ -68,12 +76,10 @@ def test_a_gpu_trains_as_a_cpu(name, optimizer):
 @pytest.mark.parametrize("name", RULES)
 def test_samples_on_the_gpu_and_graphs_change_no_bit(name, caplog):
     how = {"optimizer": RULES[name], "device": "cuda", "optimizer_state": "kept", "clip": 0.5}
-    copied, resident, graphed = (
-        test_graphs.trained(**how, **more)
-        for more in ({"resident_gib": 0}, {"resident_gib": 1}, {"graphs": True})
-    )
-    test_graphs.assert_equal_runs(copied, resident)
-    test_graphs.assert_equal_runs(copied, graphed)
+    kinds = {"resident_gib": 0}, {"resident_gib": 1}, {"resident_states": True}, {"graphs": True}
+    copied, *others = (test_graphs.trained(**how, **more) for more in kinds)
+    for other in others:
+        test_graphs.assert_equal_runs(copied, other)
     assert "local.graphs" not in caplog.text  # no capture was refused
 
 
@@ -91,9 +97,16 @@ def test_a_batch_with_channel_masks_reaches_the_gpu():
     assert torch.equal(batch["channels"].cpu(), mask)
 
 
-def test_main_memory_holds_states_between_turns():
-    federation = trained(METHODS["ditto"], "adam", "cuda", optimizer_state="kept")
+@pytest.mark.parametrize("stay", [False, True], ids=["main memory", "the GPU"])
+def test_states_between_turns_are_in(stay):
+    def look(federation: Federation) -> None:
+        for client in federation.clients.values():
+            assert client.state["model"]["head.bias"].is_cuda is stay
+            saved = distinct(client.state_dict().values())
+            assert not any(t.is_cuda for t in saved.values())
+
+    kept = {"optimizer_state": "kept", "resident_states": stay}
+    federation = trained(METHODS["ditto"], "adam", "cuda", look, **kept)
     for name, client in federation.clients.items():
-        groups = [named for group in client.state_dict().values() for named in group.values()]
-        assert not any(t.is_cuda for named in groups for t in named.values())
+        assert not client.state["model"]["head.bias"].is_cuda  # the end gives the memory back
         assert federation.personal_model(name)["head.bias"].is_cuda

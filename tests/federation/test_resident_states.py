@@ -15,10 +15,21 @@ import torch
 
 from medfed.common import tensors
 from medfed.common.tensors import distinct, states_on
+from medfed.federation.algorithm import ClientInfo
 from medfed.federation.budget import LocalBudget
 from medfed.federation.engine import batches
 from medfed.federation.engine.batches import Residents
-from medfed.federation.reference import run_reference
+from medfed.federation.lightning.module import FederatedModule
+from medfed.federation.onboarding import rules_of
+from medfed.federation.reference import (
+    onboarded_client,
+    question,
+    run_onboarding,
+    run_reference,
+)
+from medfed.federation.wire.ledger import Ledger
+from medfed.federation.wire.packet import Packet
+from medfed.sites.newcomers import newcomer_of
 from tests.contract import harness
 from tests.elsewhere import ELSEWHERE, elsewhere
 
@@ -95,6 +106,19 @@ def test_states_that_stay_on_the_device_are_not_moved_and_change_no_bit(name, mo
         assert everything(done) == plain
         assert not local.residents.states
         assert not any(map(devices, done.clients.values()))
+
+
+@pytest.mark.parametrize("name", harness.NAMES)
+def test_each_method_has_its_bits_on_a_device(name, moves):
+    def outcome(device):
+        done, _ = federation(name, device, resident_states=device == ELSEWHERE)
+        run_reference(done, 2)
+        client = onboarded_client(done, done.clients["c1"].data)
+        message, _ = run_onboarding(done, client)
+        joined = rules_of(done.algorithm).onboard(client, message)
+        return everything(done) | {"joined": tensors.digest(done.fitted(client, joined))}
+
+    assert outcome(ELSEWHERE) == outcome(CPU)
 
 
 def test_a_turn_has_its_state_on_the_device_and_main_memory_has_it_afterwards(moves):
@@ -219,6 +243,28 @@ def test_states_on_disk_do_not_stay(moves, tmp_path):
     done, local = federation(resident_states=True)
     done.absent_folder = tmp_path
     assert everything(run_reference(done, 2, lambda _: local.residents.states and 1 / 0)) == plain
+
+
+@pytest.mark.parametrize("name", ["binaryrelax", "fedfomo"])
+def test_a_newcomer_at_a_site_has_its_state_on_the_device(name, moves):
+    run_reference(server := federation(name, CPU)[0], 1)
+    models = []
+    for device in (CPU, ELSEWHERE):
+        task, there, local = harness.federation(name)
+        task.network.to(device)
+        there.to(device)
+        newcomer = newcomer_of(FederatedModule(task, there, local), "c1", 4)
+
+        def send(packet, last, newcomer=newcomer):
+            packet = Packet.from_bytes(packet.to_bytes())
+            if not last:
+                return newcomer.answer(packet)
+            rules = rules_of(newcomer.federation.algorithm)
+            models.append(rules.onboard(newcomer.client, newcomer.begin(packet)))
+            return packet
+
+        question(server, ClientInfo("c1", newcomer.client.num_samples), send, Ledger())
+    assert tensors.digest(models[0]) == tensors.digest(models[1])
 
 
 def test_one_copy_moves_small_tensors_of_a_type_in_their_layouts(moves):

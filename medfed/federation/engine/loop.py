@@ -320,8 +320,9 @@ class LocalTrainer:
         self.network.eval()
         sizes, device = [size_of(batch) for batch in evaluated], self.model.device
         with torch.no_grad(), seeded(device=device):  # some networks draw in evaluation, too
-            losses = [float(self.gradients.loss_of(to_device(b, device))) for b in evaluated]
-        return sum(n * v for n, v in zip(sizes, losses, strict=True)) / sum(sizes)
+            losses = [self.gradients.loss_of(to_device(b, device)) for b in evaluated]
+        # Read at the end: a GPU would wait at every batch.
+        return sum(n * float(v) for n, v in zip(sizes, losses, strict=True)) / sum(sizes)
 
     def features(
         self, data: ClientData, at: Mapping[str, Tensor], split: Split, limit: int | None
