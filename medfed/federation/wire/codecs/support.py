@@ -175,13 +175,14 @@ def pack_support(
     lengths = np.diff(starts, append=indices.size)
     run_gaps = gaps[starts]
     if runs and starts.size < indices.size:
-        run_code, length_code = best_rice(run_gaps), best_rice(lengths - 1)
-        run_bits = run_code.bits(run_gaps) + length_code.bits(lengths - 1) + signs * starts.size
+        lengths -= 1
+        run_code, length_code = best_rice(run_gaps), best_rice(lengths)
+        run_bits = run_code.bits(run_gaps) + length_code.bits(lengths) + signs * starts.size
         if run_bits < code.bits(gaps) + signs * indices.size:
             codes = run_code.to_byte(), length_code.to_byte()
             yield struct.pack(_prefix(length), *codes, starts.size)
             yield run_code.pack(run_gaps)
-            yield length_code.pack(lengths - 1)
+            yield length_code.pack(lengths)
             yield b"" if negative is None else np.packbits(negative[starts]).tobytes()
             return
     yield struct.pack(_prefix(length), code.to_byte(), _GAPS, indices.size)
@@ -289,8 +290,11 @@ def largest(values: Array, k: int) -> Array:
     if k <= 0:
         return np.empty(0, np.int64)
     # The order of the magnitudes is that of their bits without the sign.
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32) & np.uint32(0x7FFFFFFF)
-    least = max(np.partition(bits, values.size - k)[values.size - k], 1)
+    signed, mask = np.ascontiguousarray(values, np.float32).view(np.uint32), np.uint32(0x7FFFFFFF)
+    bits = signed & mask
+    bits.partition(values.size - k)
+    least = max(bits[values.size - k], 1)
+    np.bitwise_and(signed, mask, out=bits)  # once more, as a copy for the partition is as large
     taken = bits > least
     taken[np.flatnonzero(bits == least)[: k - np.count_nonzero(taken)]] = True
     return np.flatnonzero(taken)
