@@ -172,10 +172,9 @@ def pack_support(
     code = golomb_code(indices.size / max(length, 1))
     signs = 0 if negative is None else 1
     starts = _run_starts(gaps, negative)
-    lengths = np.diff(starts, append=indices.size)
+    lengths = np.diff(starts, append=indices.size) - 1
     run_gaps = gaps[starts]
     if runs and starts.size < indices.size:
-        lengths -= 1
         run_code, length_code = best_rice(run_gaps), best_rice(lengths)
         run_bits = run_code.bits(run_gaps) + length_code.bits(lengths) + signs * starts.size
         if run_bits < code.bits(gaps) + signs * indices.size:
@@ -290,11 +289,8 @@ def largest(values: Array, k: int) -> Array:
     if k <= 0:
         return np.empty(0, np.int64)
     # The order of the magnitudes is that of their bits without the sign.
-    signed, mask = np.ascontiguousarray(values, np.float32).view(np.uint32), np.uint32(0x7FFFFFFF)
-    bits = signed & mask
-    bits.partition(values.size - k)
-    least = max(bits[values.size - k], 1)
-    np.bitwise_and(signed, mask, out=bits)  # once more, as a copy for the partition is as large
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32) & np.uint32(0x7FFFFFFF)
+    least = max(np.partition(bits, values.size - k)[values.size - k], 1)
     taken = bits > least
     taken[np.flatnonzero(bits == least)[: k - np.count_nonzero(taken)]] = True
     return np.flatnonzero(taken)
