@@ -108,13 +108,13 @@ class Mix:
 
     def __getitem__(self, name: str) -> Tensor:
         alpha = float(self.alpha)
-        return alpha * self.v[name] + (1 - alpha) * self.w[name]
+        return (alpha * self.v[name]).add_((1 - alpha) * self.w[name])
 
     def step(self, grad_at: Callable[[Any], Tensors]) -> None:
         """Moves v and alpha at the present w."""
         gradient, alpha, (lr, alpha_lr) = grad_at(self), float(self.alpha), self._rates
         # Uses v and w before the step: alpha and v descend from the same point.
-        slope = sum(((t - self.w[n]) * gradient[n]).sum().double() for n, t in self.v.items())
+        slope = sum((t - self.w[n]).mul_(gradient[n]).sum().double() for n, t in self.v.items())
         # In the memory of the gradient, as the client keeps the v of its last round until the end.
         self.v = {n: gradient[n].mul_(-lr * alpha).add_(t) for n, t in self.v.items()}
         self.alpha = (self.alpha - alpha_lr * slope).clamp(0, 1)
