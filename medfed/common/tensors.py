@@ -99,6 +99,7 @@ def weighted_sum(before: Tensors | None, item: Mapping[str, Tensor], weight: flo
     return before
 
 
+@torch.no_grad()
 def overwrite(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     """Copies values into the tensors of the same names, if there are any.
 

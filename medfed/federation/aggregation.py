@@ -47,13 +47,11 @@ class Outlier(NamedTuple):
     median: float
 
     def __str__(self) -> str:
-        times = (
-            f"{self.norm / self.median:.3g} times" if self.norm < _MOST else "at least 1e19 times"
-        )
+        ratio = f"{self.norm / self.median:.3g}" if self.norm < _MOST else "at least 1e19"
         return (
-            f"Round {self.round + 1}: the part {self.part} of {shown(self.client)} is {times} as "
-            "long as the median client's; aggregation=clip, trimmed, median or krum bounds what "
-            "one client changes."
+            f"Round {self.round + 1}: the part {self.part} of {shown(self.client)} is {ratio} "
+            "times as long as the median client's; aggregation=clip, trimmed, median or krum "
+            "bounds what one client changes."
         )
 
 

@@ -40,7 +40,7 @@ from medfed.federation.engine.batches import on_gpu
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.optimizers import effective_step_length
 from medfed.federation.other_state import OTHER
-from medfed.federation.split import ParameterSplit, of_one_sample
+from medfed.federation.split import of_one_sample
 from medfed.standalone.errors import CheckpointError, ConfigError
 
 Groups = dict[str, State]
@@ -91,7 +91,7 @@ class LocalClient:
     ) -> None:
         self.id = data.id
         self.data = data
-        self.trainer = trainer
+        self.trainer, self.split = trainer, trainer.split
         self.weights = weights
         self.state: State = dict(state)
         # The state of this end of the channel, by direction; empty without lossy codecs.
@@ -108,11 +108,6 @@ class LocalClient:
         self.moved_other_state = False  # whether training has changed what is no entry
         self._round, self._phase, self._calls = 0, "", 0
         self._losses: list[tuple[float, int]] = []  # of this round's calls, with their steps
-
-    @property
-    def split(self) -> ParameterSplit:
-        """The shared and the personal names."""
-        return self.trainer.split
 
     @property
     def num_samples(self) -> int:

@@ -89,11 +89,10 @@ class Federated:
                     raise ConfigError(
                         f"Levels are of two classes, with logits (B, 2), not {tuple(logits.shape)}."
                     )
-                pairs = zip(
-                    logits.double().softmax(1).tolist(), batch["label"].tolist(), strict=True
-                )
+                chances, labels = logits.double().softmax(1).tolist(), batch["label"].tolist()
                 cases[name] += [
-                    {"label": y, "probability/0": p, "probability/1": q} for (p, q), y in pairs
+                    {"label": y, "probability/0": p, "probability/1": q}
+                    for (p, q), y in zip(chances, labels, strict=True)
                 ]
         others = common({name: chooser.choose(rows) for name, rows in cases.items()})
         points = {name: chooser.choose(rows, others=others) for name, rows in cases.items()}

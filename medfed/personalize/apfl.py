@@ -93,7 +93,7 @@ class APFL(OnboardingRules, FedAvg):
         return {"alphas": draw_shares(server["alphas"], "Share of the local model in the mix")}
 
 
-class Mix(Mapping[str, Tensor]):
+class Mix:
     """The mix of one client while it trains, from v, w and alpha; made when it is read."""
 
     def __init__(self, method: APFL, client: Client, w: Mapping[str, Tensor]) -> None:
@@ -102,21 +102,19 @@ class Mix(Mapping[str, Tensor]):
         rate = client.learning_rate
         self._rates = rate, rate if method.alpha_lr is None else method.alpha_lr
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.v)
-
-    def __len__(self) -> int:
-        return len(self.v)
+    def keys(self) -> Iterable[str]:
+        """Returns the names of its tensors."""
+        return self.v.keys()
 
     def __getitem__(self, name: str) -> Tensor:
         alpha = float(self.alpha)
-        return alpha * self.v[name] + (1 - alpha) * self.w[name]
+        return (alpha * self.v[name]).add_((1 - alpha) * self.w[name])
 
-    def step(self, grad_at: Callable[[Mapping[str, Tensor]], Tensors]) -> None:
+    def step(self, grad_at: Callable[[Any], Tensors]) -> None:
         """Moves v and alpha at the present w."""
         gradient, alpha, (lr, alpha_lr) = grad_at(self), float(self.alpha), self._rates
         # Uses v and w before the step: alpha and v descend from the same point.
-        slope = sum(((t - self.w[n]) * gradient[n]).sum().double() for n, t in self.v.items())
+        slope = sum((t - self.w[n]).mul_(gradient[n]).sum().double() for n, t in self.v.items())
         # In the memory of the gradient, as the client keeps the v of its last round until the end.
         self.v = {n: gradient[n].mul_(-lr * alpha).add_(t) for n, t in self.v.items()}
         self.alpha = (self.alpha - alpha_lr * slope).clamp(0, 1)

@@ -91,17 +91,16 @@ class FedAvg(Algorithm):
 
     def fit(self, client: Client, message: Message) -> Message:
         """Trains from the received shared part and replies with its displacement."""
-        received, method = message.parts["shared"], type(self)
-        end = self.local_steps(client, {**received, **client.state["personal"]})
-        if (method.local_steps, method.displaced) != (FedAvg.local_steps, FedAvg.displaced):
-            return self.displaced(client, message, end)
-        shared, client.state["personal"] = client.split.split(end)
-        return displacement(shared, received, new=True)
+        start = {**message.parts["shared"], **client.state["personal"]}
+        return self.displaced(client, message, self.local_steps(client, start))
 
     def displaced(self, client: Client, message: Message, end: Tensors) -> Message:
         """Keeps the personal part of a trained model; returns the shared part's displacement."""
         shared, client.state["personal"] = client.split.split(end)
-        return displacement(shared, message.parts["shared"])
+        # A method with one of these of its own may use what it has trained elsewhere.
+        seams = ("fit", "local_steps", "displaced")
+        new = all(getattr(type(self), name) is getattr(FedAvg, name) for name in seams)
+        return displacement(shared, message.parts["shared"], new)
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """Trains one client; variants of FedAvg override this."""

@@ -210,7 +210,6 @@ class StepGradient:
     taken: bool = True  # whether the step itself has passed its batches through the network
     loss: Tensor | None = None  # of the first call, if the step computes none
 
-    @torch.no_grad()
     def __call__(
         self, at: Mapping[str, Tensor], *, fresh: int = 0, term: BatchPenalty | None = None
     ) -> Tensors:

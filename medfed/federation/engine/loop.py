@@ -25,7 +25,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from medfed.common.seeding import derive_seed
 from medfed.common.streams import seeded
-from medfed.common.tensors import Tensors, forget, gradient_of, select, to_device
+from medfed.common.tensors import Tensors, forget, gradient_of, select, to_device, weighted_sum
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import (
     Batch,
@@ -91,18 +91,13 @@ class LocalTrainer:
         # Gives the loss of evaluation batches; without, it is their mean in evaluation mode.
         self.measure = measure
         self.model = WorkingNetwork(network, self.split, optimizer, self.budget.channels_last)
-        self._of_network = takes_network(optimizer)
+        self.network, self._of_network = network, takes_network(optimizer)
         self.rates = learning_rates(self.probe, scheduler, rounds)
         self.gradients = Gradients(loss, self.budget.compile)
         # ``kept``: a model has the statistics of its training, else those of the client's data.
         self.normalization: Normalization = "kept"
         self.residents = Residents(self.budget.resident_gib * 2**30)
         self._said = set[tuple[str, str]]()
-
-    @property
-    def network(self) -> nn.Module:
-        """The network itself."""
-        return self.model.network
 
     @property
     def probe(self) -> OptimizerFactory:
@@ -272,9 +267,7 @@ class LocalTrainer:
                 # By samples, as the last batch may be smaller, but the sizes of draws are secret;
                 # in the order of the batches.
                 weight = size if self.gradients.private is None else 1
-                torch._foreach_add_(
-                    list(sums.values()), [gradient_of(t) for t in plan.parameters], alpha=weight
-                )
+                weighted_sum(sums, {n: gradient_of(t) for n, t in plan.trained.items()}, weight)
                 seen += weight
         torch._foreach_div_(list(sums.values()), seen)
         return sums

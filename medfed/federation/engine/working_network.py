@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from medfed.common.tensors import Tensors, forget, select
+from medfed.common.tensors import Tensors, forget, overwrite, select
 from medfed.federation.entries import joined
 from medfed.federation.layout import ChannelsLast, lay_out, ordinary
 from medfed.federation.optimizers import (
@@ -195,9 +195,7 @@ class WorkingNetwork:
     def put_back(self, statistics: Tensors) -> None:
         """Undoes the changes of passes since :meth:`statistics`."""
         self.other.restore(statistics[OTHER])
-        with torch.no_grad():
-            for name in self.split.buffers:
-                self._live(name).copy_(statistics[name])
+        overwrite({n: self._live(n) for n in self.split.buffers}, statistics)
 
     @contextmanager
     def training(self) -> Iterator[None]:

@@ -202,16 +202,18 @@ class Link:
         memory: Tensor | None = None,
         rng: np.random.Generator | None = None,
         round: int = -1,
+        reuse: bool = False,
     ) -> Coded:
         """Turns a vector into bytes.
 
         Args:
-            flat: ``(d,)`` finite floats, which may change, as large ones should not be copied.
+            flat: ``(d,)`` finite floats.
             layout: The tensors that it consists of.
             kind: Weights or an update.
             memory: What the sender remembers, ``(d,)``; ``None`` before the first transfer.
             rng: Source of the codec's random choices.
             round: The round's number; -1 outside of rounds.
+            reuse: Whether ``flat`` may change, so that it need not be copied.
 
         Raises:
             ValueError: If a number leaves its type's range, be it remembered or received.
@@ -226,7 +228,8 @@ class Link:
         if memory is None:
             memory = torch.zeros_like(flat)
         # Adds the losses; a reference or a shift is already at the other end.
-        vector = flat.add_(memory, alpha=1 if mode == "residual" else -1)
+        own = flat if reuse else flat.clone()
+        vector = own.add_(memory, alpha=1 if mode == "residual" else -1)
         data = self.codec.encode(self._transformed(vector, round), rng)
         decoded = self.codec.decode(data, flat.numel()).to(vector)
         factor = 1.0
@@ -621,7 +624,7 @@ def encode_part(
         flat = _flat(tensors, coded)
     data, received, after = b"", None, None
     if coded or not dense:
-        data, received, after = link.encode(flat, coded, kind, memory, rng, round)
+        data, received, after = link.encode(flat, coded, kind, memory, rng, round, reuse=True)
     if dense:
         data += _DENSE.encode(_flat(tensors, dense))
     if link.zstd is not None:

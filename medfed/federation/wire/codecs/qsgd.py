@@ -90,13 +90,13 @@ class QSGD(Codec):
         norms = bucket_norms(values, bucket, self.norm)
         levels = support.round_randomly(values, _units(norms, self.levels), bucket, rng)
         indices = np.flatnonzero(levels)
-        above = levels[indices] - 1
-        code = min(self._level_codes, key=lambda c: c.bits(above))
+        levels = levels[indices] - 1  # those of all elements are twice the vector
+        code = min(self._level_codes, key=lambda c: c.bits(levels))
         yield _HEAD.pack(self.levels, bucket)
         yield norms.data
         yield from support.pack_support(indices, values.size, values[indices] < 0)
         yield bytes((code.to_byte(),))
-        yield code.pack(above)
+        yield code.pack(levels)
 
     def _unpack(self, payload: Payload, length: int) -> Array:
         steps, bucket = payload.numbers(_HEAD.format)

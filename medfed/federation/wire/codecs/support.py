@@ -172,16 +172,16 @@ def pack_support(
     code = golomb_code(indices.size / max(length, 1))
     signs = 0 if negative is None else 1
     starts = _run_starts(gaps, negative)
-    lengths = np.diff(starts, append=indices.size)
+    lengths = np.diff(starts, append=indices.size) - 1
     run_gaps = gaps[starts]
     if runs and starts.size < indices.size:
-        run_code, length_code = best_rice(run_gaps), best_rice(lengths - 1)
-        run_bits = run_code.bits(run_gaps) + length_code.bits(lengths - 1) + signs * starts.size
+        run_code, length_code = best_rice(run_gaps), best_rice(lengths)
+        run_bits = run_code.bits(run_gaps) + length_code.bits(lengths) + signs * starts.size
         if run_bits < code.bits(gaps) + signs * indices.size:
             codes = run_code.to_byte(), length_code.to_byte()
             yield struct.pack(_prefix(length), *codes, starts.size)
             yield run_code.pack(run_gaps)
-            yield length_code.pack(lengths - 1)
+            yield length_code.pack(lengths)
             yield b"" if negative is None else np.packbits(negative[starts]).tobytes()
             return
     yield struct.pack(_prefix(length), code.to_byte(), _GAPS, indices.size)
