@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -91,10 +91,7 @@ def run_groups(
         for cell in one.missing(out):
             file = cell.file(out)
             if file not in by_file:
-                try:
-                    by_file[file] = pool.submit(run_cell, cell.config, cell.stage, cell.finetuned)
-                except BrokenProcessPool as error:
-                    raise _ended(cell) from error
+                by_file[file] = pool.submit(run_cell, cell.config, cell.stage, cell.finetuned)
             waiting.setdefault(by_file[file], []).append((one, cell))
 
     def gather(pool: Executor, seconds: float) -> None:
@@ -103,8 +100,8 @@ def run_groups(
             cell = owners[0][1]
             try:
                 result = future.result()
-            except BrokenProcessPool as error:
-                raise _ended(cell) from error
+            except BrokenProcessPool:
+                raise
             except Exception as error:
                 broken[cell.place] = f"{type(error).__name__}: {first_line(error)}"
                 continue
@@ -117,21 +114,24 @@ def run_groups(
             steps.advance(cell.place)
 
     total = sum(one.total for one in progress)
-    with _pool(workers) as pool, Steps(total, quiet, verb="comput") as steps:
-        for one in progress:
-            ask(one, pool)
-            gather(pool, 0)  # keeps what is finished while others are composed
-        while waiting:
-            # Ctrl-C may reach another thread, and a wait without end would not see it.
-            gather(pool, 1.0)
+    try:
+        with (
+            scratch() as folder,
+            worker_pool(workers, TMPDIR=folder) as pool,
+            Steps(total, quiet, verb="comput") as steps,
+        ):
+            for one in progress:
+                ask(one, pool)
+                gather(pool, 0)  # keeps what is finished while others are composed
+            while waiting:
+                # Ctrl-C may reach another thread, and a wait without end would not see it.
+                gather(pool, 1.0)
+    except BrokenProcessPool as error:
+        raise RankError(
+            "A process ended while it ran a cell (killed, or out of memory?). Finished cells are "
+            "kept: run the benchmark again, with fewer workers if memory is short."
+        ) from error
     return broken
-
-
-def _ended(cell: Cell) -> RankError:
-    return RankError(
-        f"A process ended while it ran {cell.place} or another cell (killed, or out of memory?). "
-        "Finished cells are kept: run the benchmark again, with fewer workers if memory is short."
-    )
 
 
 def found_groups(groups: Sequence[Group], out: Path) -> list[Progress]:
@@ -148,28 +148,6 @@ def computed(
     """Runs the missing runs of a pilot, and reads all of them."""
     check_computed(run_groups(groups, out, workers, quiet), "runs of the pilot", "runs")
     return found_groups(groups, out)
-
-
-class _Here(Executor):
-    """Computes in this process, at once."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
-@contextmanager
-def _pool(workers: int) -> Iterator[Executor]:
-    """Processes that load all libraries before the first cell and run all cells."""
-    if workers == 0:
-        yield _Here()
-        return
-    with scratch() as folder, worker_pool(workers, TMPDIR=folder) as pool:
-        yield pool
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -199,8 +199,8 @@ def loading() -> Iterator[None]:
 
 def start_worker(environ: Mapping[str, str] | None = None) -> None:
     """Prepares a worker process: one thread, no reaction to Ctrl-C, and an end with its parent."""
-    os.environ.update(environ or {})
-    os.environ.update(OMP_NUM_THREADS="1", ITK_GLOBAL_DEFAULT_NUMBER_OF_THREADS="1")
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "ITK_GLOBAL_DEFAULT_NUMBER_OF_THREADS"), "1")
+    os.environ.update({**(environ or {}), **one_thread})
     tempfile.tempdir = None  # what TMPDIR of these variables names counts
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for systems that cannot block signals
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -212,14 +212,29 @@ def start_worker(environ: Mapping[str, str] | None = None) -> None:
     torch.set_num_threads(1)
 
 
+class _Here(Executor):
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
 @contextmanager
-def worker_pool(workers: int, **environ: str) -> Iterator[WatchedPool]:
-    """Gives processes that stay alive and have loaded what runs need; they end with the block."""
+def worker_pool(workers: int, **environ: str) -> Iterator[Executor]:
+    """Gives processes that stay alive and have loaded what runs need; they end with the block.
+
+    Without workers, this process computes each task at once.
+    """
+    if not workers:
+        yield _Here()
+        return
     # On macOS, forked processes crash in the system's libraries.
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     context.set_forkserver_preload(["medfed.run.ready"])
-    variables = {**os.environ, **environ}
-    pool = WatchedPool(workers, context, initializer=start_worker, initargs=(variables,))
+    pool = WatchedPool(workers, context, start_worker, ({**os.environ, **environ},))
     try:
         yield pool
     except BaseException:

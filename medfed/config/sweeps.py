@@ -64,8 +64,7 @@ Run = Callable[[DictConfig], str]
 class Engine:
     """What runs the combinations of a sweep."""
 
-    # How many run at once, each in a process of its own; ``None``: one by one, here.
-    workers: int | None = None
+    workers: int = 0  # how many run at once, each in a process of its own; 0: one by one, here
     launcher: str = ""  # one of :data:`LAUNCHERS`; empty: none
     settings: tuple[str, ...] = ()  # overrides of the launcher's keys
 
@@ -74,7 +73,7 @@ class Engine:
         """The argument that chose it; empty for the usual one."""
         if self.launcher:
             return _KEY_OF_LAUNCHER + self.launcher
-        return "" if self.workers is None else f"{WORKERS}={self.workers}"
+        return f"{WORKERS}={self.workers}" if self.workers else ""
 
     @classmethod
     def of(cls, arguments: Sequence[str]) -> tuple[Engine, list[str]]:
@@ -89,7 +88,7 @@ class Engine:
             medfed.standalone.errors.ConfigError: Unknown key 'sweep.worker' (did you mean \
 sweep.workers?); sweep has workers.
         """
-        workers, launcher, settings, others = None, "", [], []
+        workers, launcher, settings, others = 0, "", [], []
         for argument in arguments:
             key, _, value = argument.partition("=")
             if key.startswith("sweep."):
@@ -100,7 +99,7 @@ sweep.workers?); sweep has workers.
                 settings.append(argument)
             else:
                 others.append(argument)
-        if launcher and workers is not None:
+        if launcher and workers:
             raise ConfigError(
                 f"{WORKERS} and hydra/launcher are two ways to run a sweep; leave one out."
             )
@@ -235,21 +234,14 @@ class Sweep:
         """Runs all combinations, and yields each with what went wrong, as soon as it ends."""
         if self.engine.launcher:
             yield from self._launched(run)
-        elif self.engine.workers is not None:
-            yield from self._in_processes(run, self.engine.workers)
-        else:
-            for job in self.jobs:
-                _, config = self.composed(job)
-                yield job, run_here(run, job, config, str(self.folder))
-
-    def _in_processes(self, run: Run, workers: int) -> Iterator[tuple[Job, str]]:
+            return
         waiting = self.jobs[::-1]
         running: dict[Future[str], Job] = {}
         while waiting or running:  # once more if a process has died
-            with worker_pool(workers) as pool:
+            with worker_pool(self.engine.workers) as pool:
                 try:
                     while waiting or running:
-                        while waiting and len(running) < workers:
+                        while waiting and len(running) < max(1, self.engine.workers):
                             _, config = self.composed(waiting[-1])
                             future = pool.submit(
                                 run_here, run, waiting[-1], config, str(self.folder)

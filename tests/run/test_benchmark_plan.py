@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import re
-from concurrent.futures import Executor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext, redirect_stderr, suppress
+import threading
+import time
+from contextlib import redirect_stderr, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -407,15 +408,19 @@ def test_the_suite_of_the_documents_is_one(tmp_path):
     assert group.budget == 2 * 20
 
 
-def test_a_process_that_has_died_before_a_cell_was_sent(tmp_path, monkeypatch):
-    class Dead(Executor):
-        def submit(self, fn, /, *args, **kwargs):
-            raise BrokenProcessPool("A process in the process pool was terminated abruptly")
+def test_a_process_that_dies_ends_the_benchmark_with_a_sentence(tmp_path):
+    def kill() -> None:
+        while not (workers := multiprocessing.active_children()):
+            time.sleep(0.01)
+        for worker in workers:
+            worker.kill()
 
-    monkeypatch.setattr(runner, "_pool", lambda workers: nullcontext(Dead()))
     group = Group(suites()["diabetes"], Method.of("local"), ("power_1",), Size(1, 1))
-    with pytest.raises(RankError, match=r"ended while it ran diabetes/power_1/local/final.*kept"):
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(RankError, match=r"ended while it ran a cell .*out of memory.*kept"):
         run_groups([group], tmp_path, 1, quiet=True)
+    thread.join()
 
 
 def test_what_a_killed_benchmark_left_is_removed_and_nobody_else_s(tmp_path, monkeypatch):
