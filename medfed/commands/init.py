@@ -43,13 +43,8 @@ READERS = ["heart", "luna16", "datalist", "medmnist", "image_masks", "image_fold
 READERS += ["case_folders", "table"]
 _FILE = "configs/experiment/{}.yaml"
 _PLACE = ("data", "data.path")
-# What photographs of the retina have in their experiment, and others not.
-_PICTURES = {
-    "partition": "auto",
-    "augment": "light",
-    "data.patches": "fresh",
-    "data.reader.scale": 1.0,
-}
+# Photographs of the retina, whose experiment pictures take, are of few cameras and halved.
+_PICTURES = {"partition": "auto", "data.reader.scale": 1.0}
 _EXPERIMENTS = {"image_masks": "retina_pfednet", "luna16_scans": "luna16_detection"}
 # The experiment of data without one of their own, by their kind.
 _BASES = {"TabularDataModule": "clinical", "ImageDataModule": "medmnist"}
@@ -172,22 +167,23 @@ def _shown(question: Question) -> str:
 
 def _answer(key: str, question: Question) -> Any:
     """What the user answers, in the spelling of a command line; None without a terminal."""
-    best = question.best
+    best, several = question.best, isinstance(question.best, list)
     try:
         best_text = "" if best is None else as_text(best)
         typed = input(f"{_shown(question)} [{best_text}] ").strip() if sys.stdin.isatty() else None
     except EOFError:
         typed = None
-    if not typed or typed in question.choices:
-        choice = [typed] if typed and isinstance(best, list) else typed
-        return best if typed == "" else choice
+    if not typed:
+        return best if typed == "" else None
+    if typed in question.choices:
+        return [typed] if several else typed
     value: Any = typed
     with suppress(ConfigError):
         (read,) = compose.parse(spelling.hydra_spelling([f"{key}={typed}"]), "The answer")
         value = typed.split(",") if read.is_sweep_override() else read.value()
-    if isinstance(best, list) and isinstance(value, str):
+    if several and isinstance(value, str):
         value = value.strip("[]").split(",")
-    numbers = isinstance(best, list) and isinstance(best[0], float)
+    numbers = several and isinstance(best[0], float)
     texts = isinstance(value, list) and not numbers
     return [str(v).strip() for v in value] if texts else value or "null"
 

@@ -63,7 +63,6 @@ Sample = dict[str, Any]
 Transform = Callable[[Sample], Sample]
 Chance = Annotated[float, within("[0, 1]")]
 Size = Annotated[float, within("[0, inf)")]
-_OF_CHANNELS = ("channel_dropout", "rescale")
 
 
 @dataclass(frozen=True)
@@ -114,8 +113,7 @@ class Augmentation:
     @property
     def alters(self) -> bool:
         """Whether the recipe does more than channel dropout."""
-        others = (f for f in fields(self) if f.name not in _OF_CHANNELS)
-        return any(getattr(self, f.name) != f.default for f in others)
+        return any(getattr(self, f.name) for f in fields(self) if f.name.endswith("_chance"))
 
     def build(self, size: Sequence[int], flips: Sequence[int] = (), regions: bool = False) -> Chain:
         """Makes the transforms."""
@@ -142,27 +140,24 @@ class Augmentation:
         return Chain(self, axes, made, regions)
 
 
+@dataclass(eq=False)
 class Chain:
     """A recipe's transforms of a batch, with one random stream.
 
     For small patches, `monai.transforms.Compose` takes longer than the transforms.
     """
 
-    def __init__(
-        self,
-        recipe: Augmentation,
-        flips: tuple[int, ...],
-        intensity: Sequence[tuple[Any, float]],
-        regions: bool,
-    ) -> None:
-        self.recipe = recipe
-        self.flips = flips
-        self.intensity = [transform for transform, _ in intensity]
-        self.regions = regions
-        chances = [*[recipe.flip_chance] * len(flips), recipe.quarter_chance, recipe.affine_chance]
-        self._chances = np.array([*chances, *(chance for _, chance in intensity)])
+    recipe: Augmentation
+    flips: tuple[int, ...]  # the axes
+    intensity: Sequence[tuple[Any, float]]  # the transforms of grey values, with their chances
+    regions: bool  # whether labels are regions, which move with their image
+
+    def __post_init__(self) -> None:
+        flips, recipe = [self.recipe.flip_chance] * len(self.flips), self.recipe
+        others = (chance for _, chance in self.intensity)
+        self._chances = np.array([*flips, recipe.quarter_chance, recipe.affine_chance, *others])
         self._stream = np.random.RandomState()
-        for transform in self.intensity:
+        for transform, _ in self.intensity:
             transform.set_random_state(state=self._stream)
 
     def __call__(self, image: Tensor, label: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -221,7 +216,7 @@ class Chain:
         """Alters the intensities of one sample in place, by the transforms that act."""
         inside = (image != 0).any(dim=0) if self.regions else None
         sample: Sample = {"image": image}
-        for transform in compress(self.intensity, acts):
+        for transform, _ in compress(self.intensity, acts):
             sample = transform(sample)
         image.copy_(sample["image"] if inside is None else sample["image"] * inside)
 

@@ -149,13 +149,14 @@ class FederatedDataModule(ABC):
         # Client, direction and bytes of the messages before the first round in which clients agreed
         # on the inputs; filled by `setup`.
         self.exchanged: list[Exchanged] = []
-        self._patients: dict[str, Patient] = {}
+        # All patients by id, including those without a client; filled by `setup`.
+        self.patients: dict[str, Patient] = {}
         self._hashes: dict[str, str] | None = None
 
     @property
     def stratified(self) -> bool:
         """Whether splits were drawn so that each has the same share of every label."""
-        patients = self._patients.values()
+        patients = self.patients.values()
         return self.stratify and any(p.split is None and p.label is not None for p in patients)
 
     @property
@@ -234,13 +235,13 @@ class FederatedDataModule(ABC):
     def plan(self) -> None:
         """The first half of `setup`: lists, assigns and splits patients."""
         self.prepare_data()
-        self._patients = by_id(self.list_patients())
+        self.patients = by_id(self.list_patients())
         names = self.plan_names, self.class_names
         sizes = (self.val_fraction, self.test_fraction), self.fold, self.most_patients
         how = (self.seed, *sizes, self.stratify)
-        self.plans = plan_clients(self.partition, self._patients, names, *how)
+        self.plans = plan_clients(self.partition, self.patients, names, *how)
         check_keep_out(self.keep_out, list(self.plans))
-        from_partition = remarks(self.partition, list(self._patients.values()))
+        from_partition = remarks(self.partition, list(self.patients.values()))
         self.remarks = [*self.data_remarks(), *from_partition]
         if self.most_patients is not None:
             most = f"At most {self.most_patients} patients of a hospital train and validate; others"
@@ -344,11 +345,6 @@ class FederatedDataModule(ABC):
         """What was taken of the files, rows and cells, and left out; by default unknown."""
         return ()
 
-    @property
-    def patients(self) -> Mapping[str, Patient]:
-        """All patients by id, after `setup`, including those without a client."""
-        return self._patients
-
     def positive_of(self, client: str) -> int | None:
         """The client's class of lesions, if samples are candidates in scans; else None."""
         return None
@@ -366,7 +362,7 @@ class FederatedDataModule(ABC):
         if self._hashes is None:
             used = {i for p in self.plans.values() for i in p.every}
             self._hashes = self.file_hashes(sorted(used))
-        names, every = self.plan_names, self._patients.items()
+        names, every = self.plan_names, self.patients.items()
         labels = [(i, str(p.label), *map(str, p.counts or ())) for i, p in every]
         return {
             "seed": self.seed,
@@ -379,5 +375,5 @@ class FederatedDataModule(ABC):
 
     def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
         """Returns the SHA-256 of every file of the given patients, by path."""
-        files = {f for i in patients for f in self._patients[i].files.values()}
+        files = {f for i in patients for f in self.patients[i].files.values()}
         return {str(path): sha256(path) for path in sorted(files)}

@@ -49,18 +49,15 @@ def kind_of(client: ClientData) -> str:
     label = client.train["label"]
     if len(label.shape) > 2:
         return "boxes" if len(label.shape) == 3 else "regions"
-    return _kind(_array(label))
+    labels = _array(label)
+    if labels.ndim == 2:
+        return "survival" if is_survival(labels) else "findings"
+    return "outcome" if labels.dtype.kind == "f" else "classes"
 
 
 def names_of(data: FederatedDataModule, kind: str) -> Sequence[str]:
     """The names that the shares of patients are of."""
     return ("no event", "event") if kind == "survival" else data.class_names
-
-
-def _kind(labels: NDArray[Any]) -> str:
-    if labels.ndim == 2:
-        return "survival" if is_survival(labels) else "findings"
-    return "outcome" if labels.dtype.kind == "f" else "classes"
 
 
 def _array(label: Any) -> NDArray[Any]:

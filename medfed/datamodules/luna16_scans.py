@@ -133,7 +133,7 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
         """See the base class: a row per box in LUNA16's columns, mm x y z of its centre."""
         placed = []
         for series, boxes in groupby(rows, key=lambda row: str(row["patient"])):
-            grid = read_geometry(self._patients[series].files["header"], "LPS")
+            grid = read_geometry(self.patients[series].files["header"], "LPS")
             kept = [row for row in boxes if row["found"] != SCAN]
             places = np.array([[float(row[n]) for n in "xyz"] for row in kept]).reshape(-1, 3)
             world = world_of(grid, places, self.scan.spacing).round(4).tolist()

@@ -8,7 +8,7 @@ import math
 from collections.abc import Generator
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,6 +69,8 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
     If volumes are resampled or cropped, patches have the new grid, but evaluation keeps the masks
     of the files: batches carry a ``grid``, which maps predictions to the masks' voxels.
     """
+
+    millimetres: ClassVar = True  # whether evaluation batches hold the size of a voxel
 
     _: KW_ONLY
     # How grey values are normalised, see `preparation.rules_of`; None: the default for these data.
@@ -279,7 +281,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
 
     @cached_property
     def _cases_by_patient(self) -> dict[str, list[Patient]]:
-        return {name: self.scans.cases_of(of) for name, of in self._patients.items()}
+        return {name: self.scans.cases_of(of) for name, of in self.patients.items()}
 
     def cases_among(self, patients: Sequence[str]) -> list[tuple[str, int]]:
         """The cases of patients, and the position of each case's patient in the list."""
@@ -289,7 +291,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
     def recipe(self) -> Recipe:
         """The cache's recipe: every patient's volume from the reader."""
         reader, path = self.scans, given_path(self.source).resolve()
-        patients = list(self._patients.values()) or reader.patients()
+        patients = list(self.patients.values()) or reader.patients()
         if not self.plans and any(case.lacks for p in patients for case in reader.cases_of(p)):
             self.plan()  # which refuses files that are missing
         self._agree()
@@ -360,11 +362,6 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         if plan.label_order is not None:
             label = label[torch.tensor(plan.label_order).argsort()]
         return PreparedCase(image, label, brain, present, grid, sample.get("spacing"))
-
-    @property
-    def millimetres(self) -> bool:
-        """Whether evaluation batches hold the size of a voxel."""
-        return True
 
     @property
     def window(self) -> tuple[int, ...] | None:
@@ -517,7 +514,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         """See the base class: the files of the images, byte by byte."""
         hashes = self.splits()["files"]
         used = [i for plan in self.plans.values() for i in plan.every]
-        every = [(i, role, path) for i in used for role, path in self._patients[i].files.items()]
+        every = [(i, role, path) for i in used for role, path in self.patients[i].files.items()]
         files = [
             (i, role, path, hashes[str(file)])
             for i, role, path in every
@@ -589,6 +586,8 @@ class ImageMasksDataModule(SegmentationDataModule):
     undefined. The reader prepares pictures itself.
     """
 
+    millimetres: ClassVar = False  # unknown
+
     planning: Planning | None = field(default=None, init=False)
     normalize: Any = field(default=None, init=False)
     spacing: Sequence[float] | None = field(default=None, init=False)
@@ -602,11 +601,6 @@ class ImageMasksDataModule(SegmentationDataModule):
                 f"data.spatial_dims={self.spatial_dims} and data.eval_every={self.eval_every} are "
                 "for volumes; every picture is evaluated: leave them at 2 and 1."
             )
-
-    @property
-    def millimetres(self) -> bool:
-        """See the base class: unknown."""
-        return False
 
     @property
     def window(self) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DataError, did_you_mean, few
-from .files import kind_of, original, refuse_special
+from .files import kind_of, original, reading
 from .names import fold, same, tidy
 
 Categories = Mapping[str, Sequence[str]]
@@ -34,15 +34,10 @@ def csv_rows(path: Path, absent: str = "copy it there") -> Iterator[list[str]]:
 
 def _text(path: Path, absent: str) -> tuple[str, bool]:
     """The text of a file, and whether it is in Windows' Latin-1 instead of UTF-8."""
-    refuse_special(path)
-    if path.is_dir():
-        raise DataError(f"{path} is a folder; name a CSV file.")
-    try:
+    with reading(path, "CSV", "save it as UTF-8 CSV", absent):
+        if path.is_dir():
+            raise DataError(f"{path} is a folder; name a CSV file.")
         content = path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist; {absent}.") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read as CSV ({error}); save it as UTF-8 CSV.") from error
     wide = content[:2] in (b"\xff\xfe", b"\xfe\xff")  # the byte-order marks of UTF-16
     if not wide and (kind := kind_of(path)):
         raise DataError(f"{path} is {kind}, not a CSV file; save it as CSV UTF-8.")

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from .errors import DataError, few, first_line
 from .files import is_visible
-from .itk import LPS, affine_of, corrupt, itk_header, missing, reason
+from .itk import LPS, affine_of, corrupt, intact, itk_header, missing
 from .names import fold
 
 log = logging.getLogger(__name__)
@@ -147,10 +147,8 @@ def voxels(folder: Path, series: Sequence[str] = ()) -> NDArray[Any]:
     else:
         reader = itk_header(slices[0].path, _FORMAT)
     reader.SetOutputPixelType(sitk.sitkFloat32)  # slices may differ in slope
-    try:
+    with intact(folder):
         array = sitk.GetArrayFromImage(reader.Execute())
-    except RuntimeError as error:
-        raise corrupt(folder, reason(error)) from error
     if slices[0].frame is not None:
         array = array[[one.frame for one in slices]]
     return np.asarray(array.transpose(2, 1, 0, *range(3, array.ndim)))

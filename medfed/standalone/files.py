@@ -28,7 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from .errors import ConfigError, DataError, MedfedError, WriteError
+from .errors import ConfigError, DataError, MedfedError, WriteError, first_line
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -71,6 +71,35 @@ def kind_of(file: Path, opener: Callable[..., Any] = open) -> str | None:
         head = opened.read(352)
         return next((k for begin, k in _KINDS if re.match(begin, head, re.IGNORECASE)), None)
     return None
+
+
+@contextmanager
+def reading(
+    path: Path, what: str, mend: str, absent: str = "copy it there", usual: str = ""
+) -> Iterator[None]:
+    """Turns every error while a file is read, also of libraries on bad bytes, into one sentence.
+
+    `usual`: how the words for the right kinds of files end, in `kind_of`.
+
+    Example:
+        >>> with reading(Path("a.npy"), "an array", "write it again"):
+        ...     raise ValueError("it ends too early.")
+        Traceback (most recent call last):
+        ...
+        medfed.standalone.errors.DataError: a.npy cannot be read as an array (it ends too early); \
+write it again.
+    """
+    refuse_special(path)
+    try:
+        yield
+    except MedfedError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; {absent}.") from None
+    except Exception as error:
+        kind = kind_of(path) or usual
+        why = first_line(error) if kind.endswith(usual) else f"it is {kind}"
+        raise DataError(f"{path} cannot be read as {what} ({why}); {mend}.") from error
 
 
 def visible_files(folder: Path) -> list[Path]:

@@ -11,7 +11,8 @@ import logging
 import math
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,14 +128,10 @@ def voxels(path: Path) -> NDArray[Any]:
         # Of a checked length; a disk that fails meanwhile ends the process.
         mapped = np.memmap(file, "<i2", "r", offset=start, shape=reader.GetSize()[::-1])
         return np.asarray(mapped).T
-    try:
+    with intact(file):
         if packed:
             _check_packed(file.read_bytes()[start:], _length(reader))
         array = sitk.GetArrayFromImage(reader.Execute())
-    except zlib.error as error:
-        raise corrupt(file, error) from error
-    except RuntimeError as error:
-        raise corrupt(file, reason(error)) from error
     return np.asarray(array.transpose(2, 1, 0, *range(3, array.ndim)))
 
 
@@ -187,10 +184,8 @@ def itk_header(path: Path, kind: str) -> Any:
     reader = sitk.ImageFileReader()
     reader.SetImageIO(kind)
     reader.SetFileName(str(path))
-    try:
+    with intact(path):
         reader.ReadImageInformation()
-    except RuntimeError as error:
-        raise corrupt(path, reason(error)) from error
     return reader
 
 
@@ -206,13 +201,8 @@ def _length(reader: Any) -> int:
 def _head(path: Path) -> bytes:
     """The beginning of a file."""
     refuse_special(path)
-    try:
-        with path.open("rb") as file:
-            return file.read(_HEADER_BYTES)
-    except FileNotFoundError:
-        raise missing(path) from None
-    except OSError as error:
-        raise corrupt(path, error) from error
+    with intact(path), path.open("rb") as file:
+        return file.read(_HEADER_BYTES)
 
 
 def _nrrd(path: Path) -> Source:
@@ -298,6 +288,21 @@ def _other_kind(file: Path) -> str | None:
         kind = kind_of(file, gzip.open)
         return None if kind is None or kind.startswith("a NIfTI") else f"{kind} in a gzip file"
     return None if kind is None or kind.startswith(_MEANT.get(suffix, "a NIfTI")) else kind
+
+
+@contextmanager
+def intact(file: Path) -> Iterator[None]:
+    """Turns the errors of libraries on a missing or damaged file into one sentence."""
+    try:
+        yield
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise missing(file) from None
+    except RuntimeError as error:  # of SimpleITK
+        raise corrupt(file, reason(error)) from error
+    except Exception as error:  # all others that a library raises on bad bytes
+        raise corrupt(file, error) from error
 
 
 def corrupt(file: Path, error: Exception) -> DataError:

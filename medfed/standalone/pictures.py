@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import DataError, MedfedError, first_line
-from .files import kind_of, refuse_special
+from .errors import DataError
+from .files import reading
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -115,29 +115,20 @@ def opened(file: Path) -> Iterator[Image.Image]:
     """Opens a picture of one page."""
     from PIL import Image
 
-    refuse_special(file)
-    try:
-        with Image.open(file) as picture:
-            if (pages := getattr(picture, "n_frames", 1)) > 1:
-                raise DataError(f"{file} has {pages} pages; save each as a separate picture.")
-            if picture.width * picture.height > _INFLATION * (length := file.stat().st_size):
-                raise DataError(
-                    f"{file} cannot hold in {length} bytes the {picture.width} x {picture.height} "
-                    "pixels of its header; copy it again or remove it."
-                )
-            tags = getattr(picture, "tag_v2", {})
-            if tags.get(_PHOTOMETRIC) == 0 and picture.mode[0] in "IF":  # Pillow turns 8 bits alone
-                what = f"{file} stores white as 0 (WhiteIsZero), which is read of 8 bits alone"
-                raise DataError(f"{what}; save it with black as 0.")
-            yield picture
-    except FileNotFoundError:
-        raise DataError(f"{file} does not exist; copy it there.") from None
-    except MedfedError:
-        raise
-    except Exception as error:  # every error of Pillow's plugins, such as SyntaxError
-        kind = kind_of(file) or "a picture"
-        why = first_line(error) if kind.endswith("picture") else f"it is {kind}"
-        raise DataError(f"{file} cannot be read as an image ({why}); mend or remove it.") from error
+    of = reading(file, "an image", "mend or remove it", usual="picture")
+    with of, Image.open(file) as picture:
+        if (pages := getattr(picture, "n_frames", 1)) > 1:
+            raise DataError(f"{file} has {pages} pages; save each as a separate picture.")
+        if picture.width * picture.height > _INFLATION * (length := file.stat().st_size):
+            raise DataError(
+                f"{file} cannot hold in {length} bytes the {picture.width} x {picture.height} "
+                "pixels of its header; copy it again or remove it."
+            )
+        tags = getattr(picture, "tag_v2", {})
+        if tags.get(_PHOTOMETRIC) == 0 and picture.mode[0] in "IF":  # Pillow turns 8 bits alone
+            what = f"{file} stores white as 0 (WhiteIsZero), which is read of 8 bits alone"
+            raise DataError(f"{what}; save it with black as 0.")
+        yield picture
 
 
 def scaled(size: Sequence[int], scale: float) -> tuple[int, ...]:
@@ -283,18 +274,11 @@ def standardized(images: Pixels, mean: Sequence[float], sd: Sequence[float]) -> 
 @contextmanager
 def arrays_of(path: Path) -> Iterator[Mapping[str, Bytes]]:
     """Opens an ``.npz`` file for as long as its arrays are read, without pickle."""
-    if path.exists() and not zipfile.is_zipfile(path):
-        raise DataError(f"{path} is no whole .npz file; download or write it again.")
-    try:
+    with reading(path, ".npz", "write it again", "name a .npz file"):
+        if path.exists() and not zipfile.is_zipfile(path):
+            raise DataError(f"{path} is no whole .npz file; download or write it again.")
         with np.load(path, allow_pickle=False) as arrays:
             yield arrays
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist; name a .npz file.") from None
-    except MedfedError:
-        raise
-    except Exception as error:  # every error of zipfile, zlib and NumPy on bad bytes
-        why = first_line(error)
-        raise DataError(f"{path} cannot be read as .npz ({why}); write it again.") from error
 
 
 def channels_first(path: Path, split: str, images: Bytes) -> Bytes:

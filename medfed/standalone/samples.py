@@ -18,8 +18,8 @@ from torch import Tensor
 from . import ct_patches, pictures
 from .columns import Array, Columns, from_facts
 from .csv_files import read_features
-from .errors import CheckpointError, ConfigError, DataError, first_line
-from .files import csv_text, write_text, writing
+from .errors import CheckpointError, ConfigError, DataError
+from .files import csv_text, reading, write_text, writing
 from .masks import Facts
 from .predictor import Predictor
 from .scans import check_spacing, find_images
@@ -292,8 +292,5 @@ def _check_image(file: Path, size: list[int], color: str) -> None:
 
 
 def _array(file: Path) -> NDArray[Any]:
-    try:
+    with reading(file, "an array", "write it again"):
         return np.asarray(np.load(file, allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
-        what = f"{file} cannot be read as an array ({first_line(error)})"
-        raise DataError(f"{what}; write it again.") from error

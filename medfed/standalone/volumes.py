@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from . import dicom, itk
 from .errors import DataError, first_line
 from .files import is_visible, refuse_special
-from .itk import SIDE, corrupt, missing, say_once
+from .itk import SIDE, corrupt, intact, missing, say_once
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -288,7 +288,7 @@ def _nifti_voxels(path: Path) -> NDArray[Any]:
     A packed file is unpacked as a whole, so that its checksum is verified: nibabel would not.
     """
     image = _opened(path)
-    try:
+    with intact(path):
         if path.suffix.lower() == ".gz":
             stored = image.dataobj
             length = int(stored.offset) + math.prod(image.shape) * int(stored.dtype.itemsize)
@@ -300,8 +300,6 @@ def _nifti_voxels(path: Path) -> NDArray[Any]:
                 raise ValueError(f"{len(data)} bytes are packed in it; its header says {length}")
             image = type(image).from_bytes(data)
         return np.asanyarray(image.dataobj)
-    except Exception as error:  # all errors that a library raises on bad bytes
-        raise corrupt(path, error) from error
 
 
 def _opened(path: Path) -> Any:

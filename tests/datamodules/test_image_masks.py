@@ -140,7 +140,7 @@ def test_pictures_of_a_patient_never_straddle(tmp_path, seed, partition):
     place = {}
     for name, plan in data.plans.items():
         for split, ids in plan.patients.items():
-            for file in (f for i in ids for f in data._patients[i].files.values()):
+            for file in (f for i in ids for f in data.patients[i].files.values()):
                 assert place.setdefault(file, (name, split)) == (name, split)
     for person in {row["patient"] for row in rows}:
         own = [row for row in rows if row["patient"] == person]

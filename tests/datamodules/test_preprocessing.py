@@ -74,7 +74,7 @@ def test_spacing_of_the_training_scans_alone(tmp_path_factory):
     data = of("luna16", tmp_path_factory.getbasetemp() / "root")
     for client, plan in data.plans.items():
         found = data.preprocessing(client)
-        files = [data._patients[i].files["header"] for i in plan.patients["train"]]
+        files = [data.patients[i].files["header"] for i in plan.patients["train"]]
         spacings = np.array([sitk.ReadImage(str(f)).GetSpacing() for f in files])
         np.testing.assert_allclose(found["spacing_range"][0], spacings.min(axis=0), rtol=1e-6)
         np.testing.assert_allclose(found["spacing_range"][1], spacings.max(axis=0), rtol=1e-6)

@@ -135,7 +135,7 @@ def test_monai_runs_a_segmentation_without_medfed(hospital, tmp_path):
     bundle, scans, output = made.copy(tmp_path), tmp_path / "scans", tmp_path / "masks"
     scans.mkdir()
     patient = made.data.plans[made.client].patients["test"][0]
-    shutil.copy(made.data._patients[patient].files["image"], scans / "a.nii.gz")
+    shutil.copy(made.data.patients[patient].files["image"], scans / "a.nii.gz")
     lacking = "medfed,rich,msgspec,hydra,sklearn,lightning,pytorch_lightning,filelock"
     words = [lacking, "monai.bundle", "run", "--config_file", "configs/inference.json"]
     words += ["--dataset_dir", str(scans), "--output_dir", str(output)]
@@ -148,7 +148,7 @@ def test_monai_runs_a_segmentation_without_medfed(hospital, tmp_path):
     batch = next(iter(made.data.clients[made.client].eval_batches("test")))
     expected = made.task.predict(batch)  # (S, R, H, W), RAS, slices with brain
     ras = np.asanyarray(nib.as_closest_canonical(mask).dataobj)  # (H, W, D)
-    image = made.data.scans.read(made.data._patients[patient])["image"]
+    image = made.data.scans.read(made.data.patients[patient])["image"]
     filled = (image != 0).any(0).flatten(0, 1).any(0).nonzero().ravel()
     seen = torch.from_numpy(ras[:, :, filled.numpy()]).permute(2, 0, 1)
     facts = read_bundle(made.bundle).facts

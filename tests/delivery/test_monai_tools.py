@@ -283,7 +283,7 @@ def inputs(made: Hospital | None, kind: str, folder: Path) -> tuple[Path, dict[s
     if kind == "pictures":
         return made.bundle.parent / "pictures" / "centre_0" / "0L.png", {}
     patient = made.data.plans[made.client].patients["test"][0]
-    files = made.data._patients[patient].files
+    files = made.data.patients[patient].files
     if kind != "candidates":
         return files["header" if kind == "lesions" else "image"], {}
     points = made.data.scans.candidates_of(patient).world.tolist()

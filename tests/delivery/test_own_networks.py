@@ -138,7 +138,7 @@ def test_monai_runs_a_network_of_two_names_for_each_tensor(made, tmp_path, monke
     hospital = made("dynunet")
     (tmp_path / "in").mkdir()
     patient = hospital.data.plans[hospital.client].patients["test"][0]
-    files = hospital.data._patients[patient].files
+    files = hospital.data.patients[patient].files
     scan = nib.load(files["image"])
     nib.save(scan, tmp_path / "in" / "a.nii.gz")
     run_by_monai(hospital.bundle, tmp_path / "in", tmp_path / "out", monkeypatch)

@@ -40,7 +40,7 @@ ORIENTATIONS = [
 def scans(hospital):
     """The files of the client's test patients, and their ids."""
     patients = hospital.data.plans[hospital.client].patients["test"]
-    return {p: hospital.data._patients[p].files["image"] for p in patients}
+    return {p: hospital.data.patients[p].files["image"] for p in patients}
 
 
 def turned(source: Path, codes: str, target: Path) -> nib.Nifti1Image:
@@ -62,7 +62,7 @@ def test_probabilities_are_those_of_the_evaluation(name, hospital, tmp_path):
         expected = made.task.predict(batch)
         found = read_volume(tmp_path / f"{patient}_probabilities.nii.gz").voxels
         if name != "windows":
-            brain = (made.data.scans.read(made.data._patients[patient])["image"] != 0).any(0)
+            brain = (made.data.scans.read(made.data.patients[patient])["image"] != 0).any(0)
             chosen = brain_slices(brain)
             assert found.sum((0, 1, 2)).nonzero().ravel().tolist() == chosen.tolist()
             found = axial(found, chosen)

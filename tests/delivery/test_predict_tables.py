@@ -61,7 +61,7 @@ def test_candidates_are_those_of_the_data_module(hospital, tmp_path, monkeypatch
     torch.testing.assert_close(chances(found, 2), wanted, atol=1e-5, rtol=0)
     # One scan alone, and the class that LUNA16's own files have as a last column
     listed = write(tmp_path / "listed.csv", [*header, "class"], [[*row, "0"] for row in rows])
-    scan = made.data._patients[series[0]].files["header"]
+    scan = made.data.patients[series[0]].files["header"]
     made.predict(input=scan, output=tmp_path / "one.csv", candidates=listed)
     assert read(tmp_path / "one.csv")[1] == [row for row in found if row[0] == series[0]]
 
@@ -72,7 +72,7 @@ def test_candidates_that_cannot_be_used(hospital, tmp_path, capsys):
     series = made.data.plans[made.client].patients["test"]
     good = [[s, *made.data.scans.candidates_of(s).world[0].tolist()] for s in series]
     header, output = ["seriesuid", "coordX", "coordY", "coordZ"], tmp_path / "out.csv"
-    scan = made.data._patients[series[0]].files["header"]
+    scan = made.data.patients[series[0]].files["header"]
 
     def candidates(*rows):
         return write(tmp_path / "candidates.csv", header, rows)

@@ -15,6 +15,7 @@ from medfed.config.compose import load
 from medfed.config.description import written
 from medfed.config.sections import put, walk
 from medfed.config.spelling import is_path_key
+from medfed.datamodules.cache.store import map_array
 from medfed.standalone import csv_files, pictures, volumes
 from medfed.standalone.errors import MedfedError
 from medfed.standalone.files import refuse_special
@@ -119,6 +120,8 @@ READERS = {
     "table": lambda path: list(csv_files.csv_rows(path)),
     "picture": lambda path: pictures.read_picture(path, "grey"),
     "volume": lambda path: volumes.read_volume(path),
+    "arrays": lambda path: pictures.arrays_of(path).__enter__(),
+    "array": lambda path: map_array(path),
 }
 
 

@@ -49,7 +49,7 @@ def exported(tmp_path_factory):
     _, made = run(folder / "run", *QUICK, "threads=1", f"data.root={folder / 'root'}")
     export(checked(load([f"run={folder / 'run'}"], "export")))
     scans = {
-        client: made.data._patients[plan.patients["test"][0]].files["header"]
+        client: made.data.patients[plan.patients["test"][0]].files["header"]
         for client, plan in made.data.plans.items()
     }
     return folder / "run", scans

@@ -55,7 +55,7 @@ def test_from_training_to_a_mask(kind, tmp_path, monkeypatch):
     (bundle,) = export_run(checked(load([f"{k}={v}" for k, v in keys.items()], "export")))
     assert read_bundle(bundle).facts["activation"] == "softmax"
 
-    (case,) = data.scans.cases_of(data._patients[patient])
+    (case,) = data.scans.cases_of(data.patients[patient])
     source = case.files["image"]
     masks = {}
     for backend in ("torch", "onnx"):

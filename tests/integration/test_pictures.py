@@ -67,7 +67,7 @@ def test_a_mask_is_that_of_the_evaluation_at_the_size_of_the_picture(trained, bu
     batch = data.evaluation_block(patient, 0, data.plans["centre_0"])
     experiment.module.local.model.load(experiment.module.federation.personal_model("centre_0"))
     expected = experiment.task.predict(batch)
-    files = list(data._patients[patient].files.values())[::2]
+    files = list(data.patients[patient].files.values())[::2]
     for n, file in enumerate(files):
         mask = tmp_path / f"{n}.png"
         ask(bundle=bundle, input=file, output=mask, probabilities="true", picture="true")

@@ -36,10 +36,8 @@ Read = Callable[..., Arrays]
 
 def map_array(path: Path, whole: bool = False) -> NDArray[Any]:
     """Maps a ``.npy`` file, read-only and without pickle."""
-    try:
+    with files.reading(path, "an array", again := "prepare the data again", again):
         mapped = np.load(path, mmap_mode=None if whole else "r", allow_pickle=False)
-    except Exception as error:  # every error of NumPy on bad bytes, its tokenizer's too
-        raise DataError(f"{path} cannot be read ({error}); prepare the data again.") from error
     return np.asarray(mapped)  # not the memmap class, whose indexing is slow
 
 

@@ -154,7 +154,7 @@ class OnDiskDataModule(FederatedDataModule):
         """Counts the files that the patients have, and all others beside them."""
         if (path := self.source) is None:
             return []
-        volumes = [file for p in self._patients.values() for file in p.files.values()]
+        volumes = [file for p in self.patients.values() for file in p.files.values()]
         return [account_of(path, [*files_of_case(volumes), *more], endings, reasons)]
 
 
@@ -198,14 +198,14 @@ class CachedDataModule(OnDiskDataModule, Generic[AnyReader]):
     def accounts(self) -> Sequence[Account]:
         """See the base class."""
         reader = self.scans
-        folders = {f for p in self._patients.values() for f in p.files.values() if f.is_dir()}
+        folders = {f for p in self.patients.values() for f in p.files.values() if f.is_dir()}
         others = {f: kind for folder in folders for f, kind in dicom.others(folder).items()}
         return self.files_with(reader.endings, {**others, **reader.left()}, reader.indices())
 
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class, with the distances of the training scans' voxels."""
         trained = self.plans[client].patients["train"]
-        spacings = np.array([self.scans.spacing(self._patients[i]) for i in trained])
+        spacings = np.array([self.scans.spacing(self.patients[i]) for i in trained])
         return {
             **super().preprocessing(client),
             "spacing": np.median(spacings, axis=0).tolist(),

@@ -51,9 +51,8 @@ def read_heart(
     parts = {}
     for name, table in tables.items():
         file = table.files[0]
-        missing = table.features == -9
-        for never in _NEVER_ZERO if zeros_missing else ():
-            missing[:, FEATURES.index(never)] |= table.features[:, FEATURES.index(never)] == 0
+        never_zero = np.isin(FEATURES, _NEVER_ZERO) & zeros_missing
+        missing = (table.features == -9) | ((table.features == 0) & never_zero)
         cells = np.where(missing, np.nan, table.features)[:, taken]
         kept = np.full(len(cells), not complete) | ~np.isnan(cells).any(axis=1)
         parts[name] = Table(

@@ -93,12 +93,9 @@ class Luna16Reader(Reader):
         seed: int = 0,
         missing: Absent = "error",
     ) -> None:
-        self.path = path
         self.negatives_per_positive = negatives_per_positive
         self.seed = seed
-        self._scans = find_scans(path)
-        self._csv = _find_csv(path, candidates)
-        points = read_points(self._csv, "class")
+        points = self._read(path, (candidates,) if candidates else _CANDIDATE_FILES, "class")
         strange = (points.value != 0) & (points.value != 1)
         if strange.any():
             at = int(strange.argmax())
@@ -113,6 +110,15 @@ class Luna16Reader(Reader):
             raise DataError(f"{self._csv}: no candidate is left: {why}. {mend}.")
         self._candidates = self._group(points, kept)
         self._series = sorted(self._candidates)
+
+    def _read(self, path: Path, names: Names, column: str) -> Points:
+        """Finds the scans of a folder and the first of some tables, and reads it."""
+        self.path, self._scans = path, find_scans(path)
+        if (file := next((path / n for n in names if (path / n).is_file()), None)) is None:
+            mend = "unpack it there, or name it in data.reader"
+            raise DataError(f"{path} has no {' or '.join(names)}; {mend}.")
+        self._csv = file
+        return read_points(file, column)
 
     def indices(self) -> list[Path]:
         """See `Reader.indices`."""
@@ -197,14 +203,6 @@ def _count(labels: NDArray[np.float64]) -> dict[str, int]:
     return {"non-nodule": len(labels) - positives, "nodule": positives}
 
 
-def _find_csv(path: Path, name: str | None) -> Path:
-    names = _CANDIDATE_FILES if name is None else (name,)
-    if (file := next((path / n for n in names if (path / n).is_file()), None)) is None:
-        which = " or ".join(names)
-        raise DataError(f"{path} has no {which}; unpack it there, or name it in data.reader.")
-    return file
-
-
 class Luna16ScanReader(Luna16Reader):
     """Finds all scans of LUNA16 and their nodules, also the scans without one."""
 
@@ -214,10 +212,7 @@ class Luna16ScanReader(Luna16Reader):
     def __init__(
         self, path: Path, annotations: str = "annotations.csv", missing: Absent = "error"
     ) -> None:
-        self.path = path
-        self._scans = find_scans(path)
-        self._csv = _find_csv(path, annotations)
-        points = read_points(self._csv, "diameter_mm")
+        points = self._read(path, (annotations,), "diameter_mm")
         if (points.value <= 0).any():
             row = points.row[int((points.value <= 0).argmax())]
             raise DataError(f"{self._csv}, data row {row}: diameter_mm is not above 0; mend it.")

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Generator
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
+from inspect import signature
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -37,10 +38,6 @@ from medfed.standalone.csv_files import Limits
 
 log = logging.getLogger(__name__)
 Rows = tuple[Index, Index]
-_OF_CSV: tuple[str, ...] = (
-    *("features", "centre", "patient", "positive", "header", "negative", "outcome", "drop"),
-    *("unlabelled", "unplaced", "time", "ages", "split", "missing", "limits"),
-)
 
 
 @dataclass(eq=False, repr=False)
@@ -149,11 +146,11 @@ class TabularDataModule(FederatedDataModule):
     def table(self) -> Table:
         """All rows."""
         if (path := expanded(self.path)) is not None and self.reader is None:
-            categorical = "auto" if self.categorical is None else self.categorical
-            settings = {name: getattr(self, name) for name in _OF_CSV}
-            label = self.event or self.label
-            more: dict[str, Any] = {"categorical": categorical, "classes": self.joined}
-            of = tables.read_csv(path, label, **more, **settings)
+            keys: dict[str, Any] = {"path": path, "label": self.event or self.label}
+            keys["categorical"] = "auto" if self.categorical is None else self.categorical
+            keys["classes"] = self.joined
+            others = signature(tables.read_csv).parameters.keys() - keys
+            of = tables.read_csv(**keys, **{name: getattr(self, name) for name in others})
             texts = {*of.categories} - {*(self.categorical or ())}
             if self.joined is not None and texts:
                 what = "holds texts, but numbers at the other hospitals; write numbers"
