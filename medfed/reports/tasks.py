@@ -214,6 +214,14 @@ class Task:
         return f"{self.name} ({self.data})" if self.data else self.name
 
     @property
+    def best_constant(self) -> tuple[str, float]:
+        """The best constant predictor and its mean score, larger is better."""
+        means = {n: float(np.mean(scores.mean_of_known(v, 1))) for n, v in self.floor.items()}
+        known = {n: v for n, v in means.items() if not math.isnan(v)}
+        best = max(known, key=lambda n: known[n], default="")
+        return best, known.get(best, math.nan)
+
+    @property
     def notes(self) -> list[str]:
         """All that is to be said of it."""
         return [*self.left_out.values(), *([self.unfinished] * bool(self.unfinished))]
