@@ -56,7 +56,7 @@ from medfed.reports.report import table_csv
 from medfed.reports.sentences import answer, card, lines_of
 from medfed.reports.tables import methods_table
 from medfed.reports.tasks import Scores, Task
-from medfed.reports.verdicts import Gain, Harm, Verdict
+from medfed.reports.verdicts import Gain, Harm, Verdict, Verdicts
 from medfed.sites import gate
 from medfed.sites.agreement import words_for
 
@@ -388,7 +388,7 @@ def judged(findings: Findings) -> list[Judged]:
         if constant := own["floor"].get("name"):
             floor = task.raw(_known(own["floor"]["value"]))
             task.floor[constant] = np.full((own["splits"], 1), floor)
-        verdicts = {}
+        verdicts = Verdicts()
         for name, kept in own["methods"].items():
             none = np.full((own["splits"], len(task.clients)), np.nan)
             sent = (kept["bytes"]["up"], kept["bytes"]["down"])

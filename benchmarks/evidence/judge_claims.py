@@ -34,11 +34,10 @@ from numpy.typing import NDArray
 from medfed.benchmark.plan import groups
 from medfed.benchmark.runner import Progress, found_groups
 from medfed.benchmark.suite import SIZES, read_yaml, wanted_of
-from medfed.benchmark.tasks import overlap_of
 from medfed.common.schemas import fit_keys
 from medfed.common.scores import mean_of_known
 from medfed.functional.statistics import LEVEL, difference, holm
-from medfed.reports.tasks import values_of
+from medfed.reports.tasks import overlap_of, values_of
 from medfed.standalone.errors import ConfigError, did_you_mean
 from medfed.standalone.files import filled, write_json
 

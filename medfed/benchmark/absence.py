@@ -17,12 +17,12 @@ import numpy as np
 
 from medfed.benchmark import runner
 from medfed.benchmark.advice import ALL, ALONE, absences, pilot_data, pilot_folder, pilots
-from medfed.benchmark.tasks import overlap_of
 from medfed.common.console import in_markdown, say, shown, wide_console
 from medfed.common.scores import label_of, mean_of_known, number, smaller_is_better
 from medfed.common.tables import Table
 from medfed.functional.statistics import LEVEL, Difference, Floats, difference, holm, shapley
 from medfed.reports.sentences import lines_of, signed
+from medfed.reports.tasks import overlap_of
 from medfed.standalone.errors import ConfigError, MedfedError
 from medfed.standalone.files import write_json, write_text, writing
 

@@ -40,7 +40,7 @@ from medfed.functional.statistics import Difference, Floats
 from medfed.records.cells import Cell, Stage, cell_key
 from medfed.reports.sentences import lines_of, signed, takes_to_show
 from medfed.reports.tasks import Scores, Task
-from medfed.reports.verdicts import UNDECIDED, Verdict, against, floor_of, judge
+from medfed.reports.verdicts import UNDECIDED, Verdict, against, judge
 from medfed.run.assembly import unread_data
 from medfed.standalone.errors import ConfigError, DataError, MedfedError, few
 from medfed.standalone.files import digest, filled, write_json, write_text, writing
@@ -318,7 +318,6 @@ class Advice:
     best: str  # the method other than training alone with the largest mean
     methods: Mapping[str, Judged]  # by name
     task: Task  # the pilot's scores
-    floor: tuple[str, float]  # name and mean of the best constant predictor
     repetitions: int  # of the pilot
     rounds: int  # of its runs
     asked: PilotData  # the question
@@ -341,6 +340,7 @@ class Advice:
 
     def plain(self) -> dict[str, Any]:
         """Returns all of it, as JSON holds it."""
+        constant, level = self.task.best_constant
         return {
             "use": self.use or None,
             "best_of_pilot": self.best,
@@ -355,7 +355,7 @@ class Advice:
                 name: {**asdict(judged), "mean": self.task.raw(judged.mean)}
                 for name, judged in self.methods.items()
             },
-            "constant": {"name": self.floor[0], "mean": self.task.raw(self.floor[1])},
+            "constant": {"name": constant, "mean": self.task.raw(level)},
             "pilot": {
                 "repetitions": self.repetitions,
                 "folds": self.asked.folds,
@@ -394,7 +394,7 @@ def choose(asked: PilotData, progress: Sequence[Progress]) -> Advice:
         hospitals = _hospitals(asked, task, verdicts[name])
         mean, gain, rival = verdicts[name].mean.mean, gains.get(name), rivals.get(name)
         methods[name] = Judged(name, mean, gain, hospitals, rival, cost, scores.failed)
-    return Advice(use, best, methods, task, floor_of(task), group.size.splits, rounds, asked, notes)
+    return Advice(use, best, methods, task, group.size.splits, rounds, asked, notes)
 
 
 def _gains(task: Task, names: Sequence[str], other: str, patients: int) -> dict[str, Gain]:

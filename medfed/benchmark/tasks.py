@@ -10,14 +10,12 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from medfed.benchmark.runner import Progress
 from medfed.federation.card import REFERENCES
 from medfed.records.cells import libraries
 from medfed.reports.findings import Judged, Report, judged
 from medfed.reports.sentences import between
-from medfed.reports.tasks import Result, Task, rise_of
+from medfed.reports.tasks import Result, Task, overlap_of, rise_of
 from medfed.standalone.errors import CheckpointError, few
 
 
@@ -115,14 +113,6 @@ def fewest_of(results: Sequence[Result], client: str) -> tuple[int, str]:
     # Splits beyond those that test everybody test them again.
     again = max(1.0, tested / max(1, sum(each[0].values())))
     return int(sum(count for count, _ in known) / again), known[0][1]
-
-
-def overlap_of(results: Sequence[Result]) -> float:
-    """Returns test patients per training patient, mean over splits of the same patients."""
-    counts = [r["patients"].values() for r in results]
-    tested = [sum(c["test"] for c in one) for one in counts]
-    trained = [sum(c["train"] + c["val"] for c in one) for one in counts]
-    return float(np.mean(np.divide(tested, trained))) if counts else 0.0
 
 
 def _trials(one: Progress) -> tuple[tuple[Mapping[str, float], float | None], ...]:

@@ -110,20 +110,18 @@ def _visible(character: str) -> bool:
     return unicodedata.category(character)[0] != "C" and character not in "\u2028\u2029"
 
 
-def _safe(name: str) -> str:
+def _safe(name: str, most: int = _BYTES) -> str:
     text = re.sub(r"""[<>:"/\\|?*]+""", "_", name)
     text = "".join(c if _visible(c) else "_" for c in text).strip(". ")
-    while len(text.encode()) > _BYTES:
+    text = f"_{text}" if not text or _RESERVED.match(text) else text
+    while len(text.encode()) > most:
         text = text[:-1].rstrip(". ")
-    return f"_{text}" if not text or _RESERVED.match(text) else text
+    return text
 
 
 def _marked(file: str, name: str | None = None) -> str:
-    start = _safe(file)
-    while len(start.encode()) > _BYTES - 9:
-        start = start[:-1].rstrip(". ")
-    whole = file if name is None else name
-    return f"{start}-{hashlib.sha256(whole.encode(errors='surrogatepass')).hexdigest()[:8]}"
+    whole = (file if name is None else name).encode(errors="surrogatepass")
+    return f"{_safe(file, _BYTES - 9)}-{hashlib.sha256(whole).hexdigest()[:8]}"
 
 
 def _folded(file: str) -> str:

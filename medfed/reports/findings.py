@@ -18,9 +18,10 @@ from medfed.reports import runs, sentences
 from medfed.reports.charts import Picture
 from medfed.reports.runs import Runs
 from medfed.reports.tasks import Task, splits_of, task_of_runs
-from medfed.reports.verdicts import Verdict, floor_of, in_one_place, judge, plain
+from medfed.reports.verdicts import Verdicts, judge, plain
 
-Judged = tuple[Task, Mapping[str, Verdict]]
+Judged = tuple[Task, Verdicts]
+_ENDS = ("name", "value", "low", "high")
 _FACTS = ("title", "situation", "data", "same", "metric", "clients", "small", "splits", "overlap")
 
 
@@ -60,21 +61,18 @@ class Report:
                     **{name: getattr(task, name) for name in _FACTS},
                     "smaller_is_better": task.falls,
                     "tested_patients": task.patients,
-                    "floor": {"name": floor_of(task)[0], "value": task.raw(floor_of(task)[1])},
-                    "in_one_place": _in_one_place(task, verdicts),
+                    "floor": {"name": constant, "value": task.raw(level)},
+                    "in_one_place": dict(zip(_ENDS, (pooled, *task.interval(score)), strict=True)),
                     "methods": {name: plain(v) for name, v in verdicts.items()},
                     "left_out": task.notes,
                 }
                 for task, verdicts in self.tasks
+                for constant, level in (task.best_constant,)
+                for pooled, score in (verdicts.in_one_place,)
             },
             "dials": self.dials,
             "remark": "Means, intervals and differences have the sign by which larger is better.",
         }
-
-
-def _in_one_place(task: Task, verdicts: Mapping[str, Verdict]) -> dict[str, Any]:
-    name, score = in_one_place(verdicts)
-    return dict(zip(("name", "value", "low", "high"), (name, *task.interval(score)), strict=True))
 
 
 def judged(tasks: Sequence[Task], target: float | None = None) -> Report:

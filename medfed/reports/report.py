@@ -31,7 +31,7 @@ from medfed.reports.runs import common_folder, find_runs, folders_with
 from medfed.reports.sentences import card, ends_of
 from medfed.reports.task_pictures import dial_pictures, looks_of, models_of, pictures_of
 from medfed.reports.tasks import Task
-from medfed.reports.verdicts import Gain, Harm, Verdict
+from medfed.reports.verdicts import Gain, Harm, Verdict, Verdicts
 from medfed.standalone.errors import ConfigError, few
 from medfed.standalone.files import csv_text, filled, write_json, write_text, writing
 
@@ -220,7 +220,7 @@ def place(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name)
 
 
-def _view(task: Task, verdicts: Mapping[str, Verdict], looks: Mapping[str, Look]) -> dict[str, Any]:
+def _view(task: Task, verdicts: Verdicts, looks: Mapping[str, Look]) -> dict[str, Any]:
     """The content of the section on a task."""
     better = "smaller" if task.falls else "larger"
     count = "1 split" if task.single else f"{task.splits} splits"

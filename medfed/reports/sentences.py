@@ -15,21 +15,10 @@ from typing import Any, NamedTuple
 from medfed.common.console import brief, size, visible
 from medfed.common.scores import CHOSEN, LEAST_CASES
 from medfed.common.tables import Cell, Table
-from medfed.federation.card import CEILINGS, REFERENCES
+from medfed.federation.card import REFERENCES
 from medfed.functional.statistics import Difference, detectable_by, splits_needed
 from medfed.reports.tasks import Task
-from medfed.reports.verdicts import (
-    LEAST_SPLITS,
-    UNDECIDED,
-    Gain,
-    Harm,
-    Verdict,
-    Verdicts,
-    best_of,
-    by_mean,
-    floor_of,
-    in_one_place,
-)
+from medfed.reports.verdicts import LEAST_SPLITS, UNDECIDED, Gain, Harm, Verdict, Verdicts
 from medfed.standalone.errors import few
 from medfed.standalone.files import text_templates
 
@@ -50,9 +39,9 @@ def _on_one_line(value: object) -> object:
 
 def answer(task: Task, verdicts: Verdicts) -> list[str]:
     """Returns a few sentences: which method, and who would be harmed."""
-    methods, best = {n: v for n, v in verdicts.items() if n not in CEILINGS}, best_of(verdicts)
+    methods, best = verdicts.methods, verdicts.best
     gains = {r: gain.difference for r, gain in verdicts[best].gains.items()}
-    alike = [n for n in by_mean(methods) if n != best and gains.keys() <= methods[n].gains.keys()]
+    alike = [n for n in methods.by_mean if n != best and gains.keys() <= methods[n].gains.keys()]
     names = [n for n in dict.fromkeys((best, *REFERENCES)) if n in verdicts]
     means_of = {
         words: [
@@ -88,7 +77,7 @@ def answer(task: Task, verdicts: Verdicts) -> list[str]:
 
 def notes_on(task: Task, verdicts: Verdicts) -> list[str]:
     """Returns what else a reader must know of a task."""
-    floor, needed = floor_of(task), list[str]()
+    floor, needed = task.best_constant, list[str]()
     rises = {name: s.rise for name, s in task.scores.items() if s.rise is not None}
     still = {name: rise.mean for name, rise in rises.items() if rise.p < 0.05 and rise.mean > 0}
     # By the spread of the paired differences so far.
@@ -210,13 +199,13 @@ def between(crossed: Iterable[Sequence[float]]) -> str:
 
 def ends_of(task: Task, verdicts: Verdicts) -> str:
     """Says what a constant reaches, and what training on all patients in one place reaches."""
-    floor, low = floor_of(task)
+    floor, low = task.best_constant
     constant = f"A constant prediction ({floor}) reaches {task.raw(low):.4f}." * bool(floor)
     return " ".join(filter(None, (constant, _pooled(task, verdicts))))
 
 
 def _pooled(task: Task, verdicts: Verdicts) -> str:
-    name, score = in_one_place(verdicts)
+    name, score = verdicts.in_one_place
     ends = task.interval(score)
     reached = f"Training on all patients in one place ({name}) reaches {signed(ends, '')}."
     return reached * bool(name)
@@ -242,13 +231,13 @@ class Shown(NamedTuple):
 
 def _shown_by(task: Task, verdicts: Verdicts, scarce: bool = False) -> Shown | None:
     """Returns the method that a task shows to be the one to use; None where it shows none."""
-    name = best_of(verdicts)
+    name = verdicts.best
     gains = verdicts[name].gains
     if name == "local":
         average = verdicts["fedavg"].against.get("local") if "fedavg" in verdicts else None
         gains = {"fedavg": average.turned} if average and average.verdict == "worse" else {}
     elif gains and scarce:
-        alike = [n for n, v in verdicts.items() if n not in CEILINGS and _is_as_good(v, gains)]
+        alike = [n for n, v in verdicts.methods.items() if _is_as_good(v, gains)]
         name = min(alike, key=lambda n: sum(verdicts[n].scores.sent))
         gains = verdicts[name].gains
     if not gains:
@@ -303,7 +292,7 @@ def _rows(
         texts = [situation, data, "none", "", "", "", f"FedAvg: {harms}" * bool(harms), ""]
         why = _unseen(judged)
         if len(judged) == 1:
-            why = _room(*judged[0], best_of(judged[0][1])) or _ALONE
+            why = _room(*judged[0], judged[0][1].best) or _ALONE
         return [[Cell(text) for text in (*texts, why)]]
     least = {
         name: min(a.difference.mean for one in shown for a in one.gains.values())
@@ -318,7 +307,7 @@ def _unseen(judged: Sequence[tuple[Task, Verdicts]]) -> str:
     """Says which gains tasks that show no method would have missed."""
     missed: dict[str, list[float]] = {}
     for task, verdicts in judged:
-        best = best_of(verdicts)
+        best = verdicts.best
         gaps = (v.against[best].difference for v in verdicts.values() if best in v.against)
         if known := [gap.detectable for gap in gaps if math.isfinite(gap.detectable)]:
             missed.setdefault(task.metric, []).append(max(known))

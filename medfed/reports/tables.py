@@ -15,7 +15,7 @@ from medfed.common.tables import Cell, Table, number
 from medfed.federation.card import REFERENCES
 from medfed.reports.runs import Runs, metrics_of, value_at, with_constants
 from medfed.reports.tasks import Task
-from medfed.reports.verdicts import UNDECIDED, Verdict, Verdicts, by_mean
+from medfed.reports.verdicts import UNDECIDED, Verdict, Verdicts
 
 _SHORT = {"local": "local", "fedavg": "FedAvg"}
 
@@ -51,7 +51,7 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
         head += [f"− {_SHORT[reference]}", "p (Holm)", "detects"]
     head += ["sent", "passes"]
     rows = []
-    for name in by_mean(verdicts):
+    for name in verdicts.by_mean:
         v = verdicts[name]
         others = [v.scores.chosen_mean(words) for words in chosen]
         others += [*[v.scores.of_all] * bool(task.small), v.worst, v.decile]
@@ -87,7 +87,7 @@ def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
         pairs = (task.fewest[client] for client in everyone)
         least = (f"{count}{what.removeprefix('test patients')}" for count, what in pairs)
         rows.append([Cell("least tested, all splits"), *map(Cell, least)])
-    for name in ("local", *(n for n in by_mean(verdicts) if n != "local")):
+    for name in ("local", *(n for n in verdicts.by_mean if n != "local")):
         if name not in verdicts:
             continue
         harm, values = verdicts[name].harm, mean_of_known(verdicts[name].scores.values, axis=0)

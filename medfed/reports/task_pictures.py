@@ -12,13 +12,13 @@ import numpy as np
 
 from medfed.common.console import evenly
 from medfed.common.scores import label_of
-from medfed.federation.card import CEILINGS, REFERENCES
+from medfed.federation.card import REFERENCES
 from medfed.records.folder import Run
 from medfed.reports import charts
 from medfed.reports.findings import Finding, Report
 from medfed.reports.sentences import between
 from medfed.reports.tasks import Task
-from medfed.reports.verdicts import Verdicts, best_of, by_mean, floor_of, in_one_place
+from medfed.reports.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +32,7 @@ Looks = Mapping[str, charts.Look]
 
 def pictures_of(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, charts.Picture]:
     """Draws a task."""
-    best = best_of(verdicts)
+    best = verdicts.best
     pictures = {"forest": _forest(task, verdicts, looks), "bytes": _bytes(task, verdicts, looks)}
     if picture := _gains(task, verdicts, best, looks):
         pictures["gains"] = picture
@@ -41,13 +41,13 @@ def pictures_of(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, chart
 
 def _forest(task: Task, verdicts: Verdicts, looks: Looks) -> charts.Picture:
     rows = []
-    for name in by_mean(verdicts):
+    for name in verdicts.by_mean:
         ends, look = task.interval(verdicts[name].mean), looks.get(name, charts.SOFT)
         word = "worse" if verdicts[name].is_worse else "better" * bool(verdicts[name].gains)
         rows.append(charts.Row(name, *ends, look, word))
     levels = {
-        "a constant": (floor_of(task)[1], "the best constant prediction"),
-        "in one place": (in_one_place(verdicts)[1].mean, "training on all patients in one place"),
+        "a constant": (task.best_constant[1], "the best constant prediction"),
+        "in one place": (verdicts.in_one_place[1].mean, "training on all patients in one place"),
     }
     levels = {name: level for name, level in levels.items() if math.isfinite(level[0])}
     lines = {name: task.raw(value) for name, (value, _) in levels.items()}
@@ -75,8 +75,8 @@ def _bytes(task: Task, verdicts: Verdicts, looks: Looks) -> charts.Picture:
 
 
 def _points(task: Task, verdicts: Verdicts) -> dict[str, charts.Point]:
-    known = {n: v for n, v in verdicts.items() if n not in CEILINGS}
-    return {n: (sum(v.scores.sent), task.raw(v.mean.mean)) for n, v in known.items()}
+    known = verdicts.methods.items()
+    return {n: (sum(v.scores.sent), task.raw(v.mean.mean)) for n, v in known}
 
 
 def _front(task: Task, points: Mapping[str, charts.Point]) -> list[str]:
@@ -93,7 +93,7 @@ def _front(task: Task, points: Mapping[str, charts.Point]) -> list[str]:
 def _gains(task: Task, verdicts: Verdicts, best: str, looks: Looks) -> charts.Picture | None:
     names = [n for n in dict.fromkeys((best, "fedavg")) if n in verdicts]
     if best == "local":  # what the best of the others would have given
-        names += [n for n in by_mean(verdicts) if n not in (*CEILINGS, *REFERENCES)][:1]
+        names += [n for n in verdicts.methods.by_mean if n not in REFERENCES][:1]
     harms = {n: h for n in names if (h := verdicts[n].harm) is not None and h.gains}
     if not harms or len(task.clients) > _HOSPITALS:
         return None
@@ -113,8 +113,8 @@ def _gains(task: Task, verdicts: Verdicts, best: str, looks: Looks) -> charts.Pi
 
 def _leading(verdicts: Verdicts) -> list[str]:
     """The methods that have a curve."""
-    names = [best_of(verdicts), *REFERENCES, *by_mean(verdicts)]
-    return [n for n in dict.fromkeys(names) if n in verdicts and n not in CEILINGS][:_LINES]
+    names = [verdicts.best, *REFERENCES, *verdicts.by_mean]
+    return [n for n in dict.fromkeys(names) if n in verdicts.methods][:_LINES]
 
 
 def _courses(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, charts.Picture]:
@@ -158,10 +158,10 @@ def models_of(task: Task, verdicts: Verdicts) -> list[charts.Picture]:
 
 def contours_of(task: Task, verdicts: Verdicts, most: int) -> Figure | None:
     """Draws true and predicted contours of a few methods; None without stored slices."""
-    best, (pooled, _) = best_of(verdicts), in_one_place(verdicts)
+    best, (pooled, _) = verdicts.best, verdicts.in_one_place
     names = [n for n in ("local", "fedavg", best, pooled) if n in verdicts]
     if best in ("local", "fedavg"):
-        names += [n for n in by_mean(verdicts) if n not in names][:1]
+        names += [n for n in verdicts.by_mean if n not in names][:1]
     slices_of = {n: s for n in dict.fromkeys(names) if (s := verdicts[n].scores.slices)}
     if not slices_of:
         return None

@@ -23,7 +23,7 @@ from medfed.functional.detection import lesion_scores
 from medfed.functional.scores import case_class_scores, finding_scores, outcome_scores
 from medfed.functional.statistics import RESAMPLES, Difference, difference, patients_anew
 from medfed.functional.survival import survival_scores
-from medfed.records.folder import Run, read_predictions
+from medfed.records.folder import Run, read_predictions, with_nan
 from medfed.reports.runs import Runs
 from medfed.standalone.files import digest
 
@@ -40,11 +40,6 @@ class Moment(NamedTuple):
     score: float  # mean over clients of the validation metric, turned so that larger is better
     bytes: float  # what had travelled by then
     passes: float  # gradient passes that a client had taken by then
-
-    @classmethod
-    def of(cls, round: int, score: float | None, bytes: float, passes: float, taken: int) -> Moment:
-        """Reads a moment that has its passes as a share of those `taken` in all rounds."""
-        return cls(round, math.nan if score is None else score, bytes, passes * taken)
 
 
 @dataclass(frozen=True)
@@ -151,7 +146,7 @@ class Task:
 
         passes = [max(r["passes"].values()) for r in whole]
         courses = [
-            [Moment.of(**moment, taken=taken) for moment in r.get("course", ())]
+            [Moment(**{**with_nan(m), "passes": m["passes"] * taken}) for m in r.get("course", ())]
             for r, taken in zip(whole, passes, strict=True)
         ]
         self.scores[name] = Scores(
@@ -214,6 +209,14 @@ class Task:
         return f"{self.name} ({self.data})" if self.data else self.name
 
     @property
+    def best_constant(self) -> tuple[str, float]:
+        """The best constant predictor and its mean score, larger is better."""
+        means = {n: float(np.mean(scores.mean_of_known(v, 1))) for n, v in self.floor.items()}
+        known = {n: v for n, v in means.items() if not math.isnan(v)}
+        best = max(known, key=lambda n: known[n], default="")
+        return best, known.get(best, math.nan)
+
+    @property
     def notes(self) -> list[str]:
         """All that is to be said of it."""
         return [*self.left_out.values(), *([self.unfinished] * bool(self.unfinished))]
@@ -273,7 +276,7 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
     splits = splits_of(first)
     task = Task(str(first[0].config.name), "", metric, scores.smaller_is_better(metric))
     ones = [first[split[0]] for split in splits]
-    task.overlap, data = _overlap(ones), first[0].config.data
+    data = first[0].config.data
     made = data.get("generated") or str(data["_target_"]).startswith(_MADE)
     task.data = "generated" if made and data.get("path") is None else ""
     budget = max(max(r.summary["gradient_passes"].values()) for r in methods.get("fedavg", first))
@@ -281,8 +284,10 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
         results = [result_of(run, metric, pictures) for run in runs]
         grouped = [[results[i] for i in split] for split in splits]
         if not task.scores:
-            task.begin([of[0] for of in grouped])
-            task.add_constants([of[0] for of in grouped])
+            one_each = [of[0] for of in grouped]
+            task.begin(one_each)
+            task.add_constants(one_each)
+            task.overlap = overlap_of(one_each) if _test_again(ones) else 0.0
         slices = slices_of(runs[0], name, first[0].clients) if pictures else {}
         keys = tuple(str(run.folder) for run in runs)
         task.add(name, grouped, budget, slices=slices, keys=keys)
@@ -328,19 +333,23 @@ def splits_of(runs: Sequence[Run]) -> list[list[int]]:
     return [[i for i, key in enumerate(keys) if key == one] for one in dict.fromkeys(keys)]
 
 
-def _overlap(runs: Sequence[Run]) -> float:
-    """Test patients per training patient; 0 where none is ever in both parts."""
-    tested, trained, again = [], [], False
-    data = {digest(run.splits["files"]) for run in runs}
-    for run in runs:
-        parts = run.patients.items()
-        tested.append({(c, p) for c, ids in parts for p in ids["test"]})
-        trained.append({(c, p) for c, ids in parts for n in ids if n != "test" for p in ids[n]})
-    if len(data) > 1:
-        return 0.0  # other data
-    again = any(test & train for test in tested for train in trained)
-    ratio = np.mean([len(t) / max(1, len(n)) for t, n in zip(tested, trained, strict=True)])
-    return float(ratio) if again else 0.0
+def overlap_of(results: Sequence[Result]) -> float:
+    """Returns test patients per training patient, mean over splits of the same patients."""
+    counts = [r["patients"].values() for r in results]
+    tested = [sum(c["test"] for c in one) for one in counts]
+    trained = [sum(n for c in one for part, n in c.items() if part != "test") for one in counts]
+    return float(np.mean(np.divide(tested, np.maximum(trained, 1)))) if counts else 0.0
+
+
+def _test_again(runs: Sequence[Run]) -> bool:
+    """Whether runs of the same data test some patient whom others train on."""
+    if len({digest(run.splits["files"]) for run in runs}) > 1:
+        return False
+    tested, trained = set(), set()
+    for client, parts in ((c, parts) for run in runs for c, parts in run.patients.items()):
+        tested |= {(client, patient) for patient in parts["test"]}
+        trained |= {(client, p) for part in parts if part != "test" for p in parts[part]}
+    return bool(tested & trained)
 
 
 def course(

@@ -137,23 +137,60 @@ class Verdict:
         return {r: gain for r, gain in self.against.items() if gain.verdict == "better"}
 
 
-def judge(task: Task) -> dict[str, Verdict]:
+class Verdicts(dict[str, Verdict]):
+    """The verdicts on a task, by method."""
+
+    @property
+    def methods(self) -> Verdicts:
+        """Those on methods that do not need all patients in one place."""
+        return Verdicts({n: v for n, v in self.items() if n not in CEILINGS})
+
+    @property
+    def by_mean(self) -> list[str]:
+        """The names of the methods, best first."""
+        return sorted(self, key=lambda n: -self[n].mean.mean)
+
+    @property
+    def in_one_place(self) -> tuple[str, Difference]:
+        """The better way to train on all patients in one place, and its mean score."""
+        means = {n: self[n].mean for n in CEILINGS if n in self}
+        best = max(means, key=lambda n: means[n].mean, default="")
+        return best, means.get(best, Difference(*[math.nan] * 6))
+
+    @property
+    def best(self) -> str:
+        """The method that the answer is about."""
+        # The highest mean of those that are better than local training and FedAvg. Where there is
+        # none, FedAvg, if it is better than local training; else the highest of those that are.
+        # Where none is, local training, or FedAvg if there is no local training. Without either,
+        # the highest mean.
+        methods = self.methods
+        alone, average = ([n for n, v in methods.items() if r in v.gains] for r in REFERENCES)
+        both = [n for n in alone if n in average]
+        if not both and "fedavg" in alone:
+            return "fedavg"
+        if not alone and "local" in methods:
+            return "local"
+        if not average and any("fedavg" in v.against for v in methods.values()):
+            return "fedavg"
+        return max(both or alone or average or methods, key=lambda n: methods[n].mean.mean)
+
+
+def judge(task: Task) -> Verdicts:
     """Judges all methods of a task."""
     against = {r: _against_reference(task, r) for r in REFERENCES if r in task.scores}
-    local = task.scores.get("local")
-    return {
-        name: Verdict(
+    local, verdicts = task.scores.get("local"), Verdicts()
+    for name, scores in task.scores.items():
+        resampled = mean_resampled(scores.values, scores.resampled)
+        verdicts[name] = Verdict(
             scores,
-            over_splits(
-                scores.means, mean_resampled(scores.values, scores.resampled), task.overlap
-            ).within(task.limits),
+            over_splits(scores.means, resampled, task.overlap).within(task.limits),
             scores.over_clients("worst"),
             scores.over_clients("worst_decile"),
             {r: all_methods[name] for r, all_methods in against.items() if name in all_methods},
             None if local is None or name == "local" else harm_of(scores, local, task),
         )
-        for name, scores in task.scores.items()
-    }
+    return verdicts
 
 
 def _against_reference(task: Task, reference: str) -> dict[str, Gain]:
@@ -212,21 +249,6 @@ def harm_of(scores: Scores, local: Scores, task: Task) -> Harm:
     )
 
 
-def floor_of(task: Task) -> tuple[str, float]:
-    """Returns the best constant predictor and its mean score, larger is better."""
-    means = {n: float(np.mean(mean_of_known(v, axis=1))) for n, v in task.floor.items()}
-    known = {n: v for n, v in means.items() if not math.isnan(v)}
-    best = max(known, key=lambda n: known[n], default="")
-    return best, known.get(best, math.nan)
-
-
-def in_one_place(verdicts: Verdicts) -> tuple[str, Difference]:
-    """Returns the better way to train on all patients in one place, and its mean score."""
-    means = {n: verdicts[n].mean for n in CEILINGS if n in verdicts}
-    best = max(means, key=lambda n: means[n].mean, default="")
-    return best, means.get(best, Difference(*[math.nan] * 6))
-
-
 def plain(verdict: Verdict) -> dict[str, Any]:
     """Returns a verdict as JSON holds it, without the scores of single splits."""
     harm = verdict.harm
@@ -249,34 +271,3 @@ def plain(verdict: Verdict) -> dict[str, Any]:
         "setting": dict(verdict.scores.setting),
         "trials": [{"setting": dict(s), "score": v} for s, v in verdict.scores.trials],
     }
-
-
-Verdicts = Mapping[str, Verdict]
-
-
-def best_of(verdicts: Verdicts) -> str:
-    """Returns the method that the answer is about."""
-    # The highest mean of those that are better than local training and FedAvg. Where there is
-    # none, FedAvg, if it is better than local training; else the highest of those that are.
-    # Where none is, local training, or FedAvg if there is no local training. Without either,
-    # the highest mean.
-    methods = {n: v for n, v in verdicts.items() if n not in CEILINGS}
-    alone, average = (better_than(methods, r) for r in REFERENCES)
-    both = [n for n in alone if n in average]
-    if not both and "fedavg" in alone:
-        return "fedavg"
-    if not alone and "local" in methods:
-        return "local"
-    if not average and any("fedavg" in v.against for v in methods.values()):
-        return "fedavg"
-    return max(both or alone or average or methods, key=lambda n: methods[n].mean.mean)
-
-
-def better_than(methods: Verdicts, reference: str) -> list[str]:
-    """Returns those that are better than a reference, best first."""
-    return by_mean({n: v for n, v in methods.items() if reference in v.gains})
-
-
-def by_mean(verdicts: Verdicts) -> list[str]:
-    """Returns the methods, best first."""
-    return sorted(verdicts, key=lambda n: -verdicts[n].mean.mean)

@@ -249,7 +249,7 @@ def test_a_lost_row_is_made_again_and_the_object_stays(three_regions, tmp_path):
         seg.write_bytes(before[:length])
         run(three_regions, tmp_path / "in", output, format="dicomseg")
         assert len(pydicom.dcmread(seg).pixel_array) == len(pydicom.dcmread(whole).pixel_array)
-        assert (output / "summary.csv").read_bytes() == rows
+        assert without_bytes((output / "summary.csv").read_bytes()) == without_bytes(rows)
     # Another object in its place is not touched.
     other = series(tmp_path / "other" / "p1", "oblique")
     run(three_regions, other, tmp_path / "other.dcm")
@@ -258,6 +258,11 @@ def test_a_lost_row_is_made_again_and_the_object_stays(three_regions, tmp_path):
     with pytest.raises(ConfigError, match="is there already"):
         run(three_regions, tmp_path / "in", output, format="dicomseg")
     assert seg.read_bytes() == (tmp_path / "other.dcm").read_bytes()
+
+
+def without_bytes(rows: bytes) -> bytes:
+    """Rows without the bytes of each object, whose random UIDs have 42 or 44 characters."""
+    return re.sub(rb"\.dcm \d+", b".dcm", rows)
 
 
 def test_the_application_of_monai_deploy(three_regions, tmp_path):

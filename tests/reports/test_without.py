@@ -13,10 +13,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from medfed.benchmark.absence import advise_without, answer_of, sentences_of
-from medfed.benchmark.tasks import overlap_of
 from medfed.commands.advise import main
 from medfed.federation.reference import onboarded_client, outsiders_model, run_reference
 from medfed.functional.statistics import difference
+from medfed.reports.tasks import overlap_of
 from medfed.standalone.errors import ConfigError
 from tests.contract.harness import federation
 from tests.reports.test_advice import SPLITS, asks, write

@@ -45,7 +45,7 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.split import ParameterSplit
 from medfed.models.meters import Batch
 from medfed.standalone.decode import fill
-from medfed.standalone.errors import ConfigError, DataError, NonFiniteError
+from medfed.standalone.errors import MedfedError, NonFiniteError
 from medfed.standalone.outputs import only_logits
 
 if TYPE_CHECKING:
@@ -244,12 +244,8 @@ def open_data(run: RunRecord) -> FederatedDataModule | None:
         data.keep_out = tuple(str(c) for c in run.config.get("keep_out") or ())
         data.balanced = run.config.model.get("class_weights") == "balanced"
         data.setup()
-        splits: dict[str, Any] = data.splits()
-    except (DataError, ConfigError, OSError) as error:
+        run.check_data(data.splits())
+    except (MedfedError, OSError) as error:
         _log.warning("No fine-tuning and no metrics, as the data are not at hand: %s", error)
-        return None
-    files = sorted(splits["files"].values()) == sorted(run.splits["files"].values())
-    if not files or splits["clients"] != run.splits["clients"]:
-        _log.warning("No fine-tuning and no metrics, as the data are not those of the run.")
         return None
     return data

@@ -36,7 +36,7 @@ from medfed.common.schemas import parse_json
 from medfed.common.untrusted import reading
 from medfed.datamodules.readers.account import account_of
 from medfed.delivery.bundle.bundle import Bundle
-from medfed.delivery.predict.options import PredictOptions, attempt, check_place, check_targets
+from medfed.delivery.predict.options import PredictOptions, attempt, check_targets
 from medfed.standalone import dicom, files
 from medfed.standalone.detections import TABLE, boxes_file, detect, find_ct
 from medfed.standalone.errors import ConfigError, MedfedError
@@ -277,7 +277,6 @@ def predict_cases(
 ) -> None:
     """Predicts cases one at a time; a bad one does not stop the others."""
     check_apart([(case.name, case.targets) for case in cases], what)
-    check_place(options)
     named, left_out = columns(predictor, unit), 0
     table = _table(named, what)
 
