@@ -48,6 +48,7 @@ from medfed.standalone.files import filled
 from medfed.studies.described import described
 from medfed.studies.parts import Separate, numbers_in
 
+Lines = list[str]
 OTHER = "a part specific to the method, see its page"
 
 
@@ -140,7 +141,7 @@ def sentences(
 
 def warnings(
     config: RunDescription, data: FederatedDataModule, file: SiteFile, joins: int
-) -> list[str]:
+) -> Lines:
     """Says what else could single out a patient."""
     plan, lines = data.plans[file.site].patients, list[str]()
     patients = policy.patients_of_message(config, data, file.site, joins)

@@ -41,6 +41,8 @@ from medfed.standalone.errors import CodecError, NonFiniteError, SiteError, firs
 
 _log = logging.getLogger(__name__)
 _AskShares = Callable[..., Mapping[str, wire.Shared]]
+Replies = Mapping[str, wire.Unmasked]
+Packets = dict[str, Packet]
 Metrics = dict[str, dict[str, float]]
 Where = Mapping[str, int]  # a round and its attempt
 Kind = TypeVar("Kind", bound=wire.Request)
@@ -78,9 +80,7 @@ class Masks(NamedTuple):
         """What a site is sent with its message."""
         return {other: given[site] for other, given in self.boxes.items() if other != site}
 
-    def rest(
-        self, sent: Sequence[str], replies: Mapping[str, wire.Unmasked], length: int, **kind: Any
-    ) -> Any:
+    def rest(self, sent: Sequence[str], replies: Replies, length: int, **kind: Any) -> Any:
         """What to add to the sum of what some sites have sent, so that no mask is left in it."""
         shares = {c: reply.shares for c, reply in replies.items()}
         try:
@@ -109,12 +109,10 @@ class Requests:
         self.caller, self.federation = self.attendance.caller, self.attendance.federation
         self._largest = ""  # the site whose last message was far larger than those of the others
 
-    def of_phase(
-        self, kind: type[Kind], current: Round, where: Where, **more: Any
-    ) -> dict[str, Kind]:
+    def of_phase(self, kind: type[Kind], now: Round, where: Where, **more: Any) -> dict[str, Kind]:
         """Returns a request to each site of the open phase of a round."""
-        place, at = {"phase": current.position, **where, **more}, self.attendance.progress.at
-        return {c: self.caller.request(kind, c, at=at[c], **place) for c in current.recipients}
+        place, at = {"phase": now.position, **where, **more}, self.attendance.progress.at
+        return {c: self.caller.request(kind, c, at=at[c], **place) for c in now.recipients}
 
     def keys(self, current: Round, where: Where) -> Masks:
         """Lets the sites of a phase make keys for masks, and share their secrets."""
@@ -134,15 +132,13 @@ class Requests:
 
         return Masks.of(announced, ask)
 
-    def unmasked(
-        self, current: Round, where: Where, masks: Masks, packets: dict[str, Packet]
-    ) -> dict[str, Packet]:
+    def unmasked(self, now: Round, where: Where, masks: Masks, packets: Packets) -> Packets:
         """Returns packets whose sum has no mask; each of them still has."""
-        sums, sites = self.federation.channel.sums, current.recipients
+        sums, sites = self.federation.channel.sums, now.recipients
         if sums is None or not sites or not (length := len(sums.read(packets[sites[0]]))):
             return packets
-        asked = self.of_phase(wire.Unmask, current, where, sent=sites)
-        self.attendance.summed = current.cohort
+        asked = self.of_phase(wire.Unmask, now, where, sent=sites)
+        self.attendance.summed = now.cohort
         replies, why = self.caller.all(asked)
         if len(replies) < needed(len(masks.keys)):
             raise Lost(why)
@@ -349,9 +345,7 @@ class Coordinator:
                 raise Lost(dict.fromkeys(lacking, f"its message has no {name!s:.60}")) from error
         return [c for c in federation.ids if c in trained]
 
-    def _reopened(
-        self, current: Round, packets: Mapping[str, Packet], lost: Mapping[str, str]
-    ) -> Round:
+    def _reopened(self, current: Round, packets: Packets, lost: Mapping[str, str]) -> Round:
         """Continues a round without sites that sent nothing usable, if the sum can be unmasked."""
         federation, number, there = self.federation, current.number, list(packets)
         least = max(self.attendance.least(number), needed(len(current.recipients)))

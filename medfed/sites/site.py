@@ -429,7 +429,7 @@ class ConfiguredSite:
         self._greeting: Greeting | None = None
         self._start = start.Start()
         self._statements: list[bytes | None] = []
-        self._answers: list[bytes] = []
+        self.answers: list[bytes] = []
         self.exchanged: list[Exchanged] = []  # sizes of what it says of its data, and of answers
         self._facts: Facts | None = None
 
@@ -459,12 +459,12 @@ class ConfiguredSite:
     def agree(self, number: int, answer: bytes) -> bytes | None:
         """Returns the site's messages about its data, for the coordinator."""
         self.greeting()
-        if number and self._answers[number - 1 : number] not in ([], [answer]):
+        if number and self.answers[number - 1 : number] not in ([], [answer]):
             raise DataError(
                 "The coordinator's answer on columns has changed; start the site again."
             )
         if number == len(self._statements) and number:
-            self._answers.append(answer)
+            self.answers.append(answer)
             for way, content in (("up", self._statements[-1] or b""), ("down", answer)):
                 self.exchanged.append((self.name, way, len(content)))  # type: ignore[arg-type]
             try:

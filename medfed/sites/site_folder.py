@@ -40,7 +40,7 @@ from medfed.sites.site import ConfiguredSite, Site
 from medfed.sites.wire import START, Reply, Request
 from medfed.standalone import errors, files
 
-KeepBundle = Callable[[Path], object]
+Keep = Callable[[Path], object]
 """Makes the bundle of a finished run's folder."""
 # In the folder of all federations:
 LOG, REFUSALS = "log.txt", "refusals.txt"
@@ -49,7 +49,7 @@ _Validation = list[tuple[schemas.Count, dict[str, float | None]]]
 
 
 def hospital(
-    agreed: Agreed, file: SiteFile, keep_bundle: KeepBundle, signer: Signer | None = None
+    agreed: Agreed, file: SiteFile, keep_bundle: Keep, signer: Signer | None = None
 ) -> Site:
     """Makes a site from the agreement and its file; each federation has a separate folder."""
     workplace = ConfiguredSite.of(agreed, file)
@@ -69,7 +69,7 @@ class RecordingSite(Site):
     """A site that keeps its results in its folder, and counts what leaves it, over all jobs."""
 
     workplace: ConfiguredSite
-    keep_bundle: KeepBundle = field(kw_only=True)
+    keep_bundle: Keep = field(kw_only=True)
     spending: Spending = field(kw_only=True)
 
     def __post_init__(self) -> None:

@@ -233,16 +233,16 @@ class Conductor:
             try:
                 if len(caller.sites) < FEWEST and not isinstance(part, Separate):
                     raise SiteError(f"a sum needs {FEWEST} sites.")
-                ways = partial(self._estimates, number), partial(self._sum, number, [*caller.sites])
-                tables += answered(part, *ways)
+                ask = self._estimates if isinstance(part, Separate) else self._sum
+                tables += answered(part, partial(ask, number, [*caller.sites]))
             except SiteError as error:  # the other parts have spent what sites allow
                 self.remarks.append(f"{part.name} is left out: {error}")
         if not tables:
             raise SiteError(f"Nothing could be measured: {' '.join(self.remarks)}")
         return tables
 
-    def _estimates(self, number: int, part: Separate) -> dict[str, Estimates]:
-        asked = self.caller.requests(wire.Ask, self.caller.sites, round=number, body=b"[]")
+    def _estimates(self, number: int, sites: list[str], part: Separate, *_: Any) -> Any:
+        asked = self.caller.requests(wire.Ask, sites, round=number, body=b"[]")
         replies, why = self.caller.all(asked)
         each = {}
         for site, reply in replies.items():

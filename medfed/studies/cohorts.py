@@ -45,6 +45,8 @@ from medfed.studies.plan import Plan
 from medfed.studies.rows import ALARMS, FOUND, LESIONS, OF, OUTCOME, Floats, Rows
 
 Opener = Callable[[Path], Predictor]
+Models = Mapping[str, Predictor]
+Scores = dict[str, Floats]
 _TAKES = {
     "table": TabularDataModule,
     "images": ImageDataModule,
@@ -60,9 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 def hospital_rows(
-    data: FederatedDataModule,
-    plan: Plan | None = None,
-    models: Mapping[str, Predictor] | None = None,
+    data: FederatedDataModule, plan: Plan | None = None, models: Models | None = None
 ) -> dict[str, Rows]:
     """Returns the rows of every hospital of planned data."""
     cohorts = {client: Cohort(data, client, plan) for client in data.plans}
@@ -127,10 +127,8 @@ class Cohort:
             channels = self._images().swapaxes(0, 1)
             for name, pixels in zip(self.data.channel_names, channels, strict=True):
                 flat = pixels.reshape(len(self.index), -1)
-                columns |= {
-                    f"{name} mean": flat.mean(axis=1),
-                    f"{name} deviation": flat.std(axis=1),
-                }
+                columns[f"{name} mean"] = flat.mean(axis=1)
+                columns[f"{name} deviation"] = flat.std(axis=1)
         if isinstance(self.data, TabularDataModule | ImageDataModule):
             labels = self.samples.labels[self.index]
             if self.samples.survival:
@@ -183,7 +181,7 @@ class Cohort:
             measured[f"{name} {unit}"] = volume if name in self.outlined else np.nan
         return measured
 
-    def with_predictions(self, rows: Rows, models: Mapping[str, Predictor]) -> Rows:
+    def with_predictions(self, rows: Rows, models: Models) -> Rows:
         """Returns the rows with what models, by name, say of the patients."""
         columns = dict(rows.columns)
         for name, model in models.items():
@@ -206,9 +204,7 @@ class Cohort:
                 columns |= self._judged(rows, name, model, answers)
         return replace(rows, columns=columns)
 
-    def _judged(
-        self, rows: Rows, name: str, model: Predictor, answers: Floats
-    ) -> dict[str, Floats]:
+    def _judged(self, rows: Rows, name: str, model: Predictor, answers: Floats) -> Scores:
         """What a study judges of answers (N, K): probabilities, an outcome, or a risk."""
         task, labels, known = model.facts["task"], [*model.labels], [*self.data.class_names]
         wanted = "classes" if OUTCOME in rows.categories else "regression"
@@ -255,7 +251,7 @@ class Cohort:
         made = np.where(np.arange(len(rows.patients)) % 3, 0.25, 0.75)
         return replace(rows, columns={**rows.columns, **dict.fromkeys(columns, made)})
 
-    def _detections(self, name: str, model: Predictor) -> dict[str, Floats]:
+    def _detections(self, name: str, model: Predictor) -> Scores:
         """The share of each scan's lesions that is found, and its false alarms, by threshold."""
         names, facts, lines = self.score_names(name, ()), model.facts, []
         if not names:
@@ -276,10 +272,8 @@ class Cohort:
                 in_mm(of.float(), spacing) for of in (boxes.cpu(), torch.from_numpy(read["boxes"]))
             )
             score = scores.double().cpu().numpy()
-            kinds, counted = (
-                match_lesions(centres, score, lesions, sides.mean(1) / 2),
-                score >= levels,
-            )
+            kinds = match_lesions(centres, score, lesions, sides.mean(1) / 2)
+            counted = score >= levels
             hits = ((kinds == HIT) & counted).sum(axis=1)
             share = hits / len(lesions) if len(lesions) else np.full(len(levels), np.nan)
             lines.append([*share, *((kinds == ALARM) & counted).sum(axis=1)])
@@ -301,7 +295,7 @@ class Cohort:
                 *(self.client, len(others), len(self.cases), name, others[0]),
             )
 
-    def _overlaps(self, name: str, model: Predictor) -> dict[str, Floats]:
+    def _overlaps(self, name: str, model: Predictor) -> Scores:
         """Dice and distances of each scan: of all outlined regions, and of each."""
         data, facts, regions = self.data, model.facts, [*self.data.class_names]
         there = [*data.channel_names, *regions]

@@ -78,11 +78,9 @@ class Scores(msgspec.Struct, frozen=True):
 
     def _predictions(self, rows: Rows, name: str) -> Predictions:
         """What a score says, and how it is judged."""
-        columns = {
-            n.partition(OF)[2]: c for n, c in rows.columns.items() if n.startswith(name + OF)
-        }
-        names, outcome = [*columns], self.asked.outcome
-        p = np.stack([*columns.values()], axis=1) if names else rows.column(name)[:, None]
+        scores = {n.partition(OF)[2]: c for n, c in rows.columns.items() if n.startswith(name + OF)}
+        names, outcome = [*scores], self.asked.outcome
+        p = np.stack([*scores.values()], axis=1) if names else rows.column(name)[:, None]
         classes = self.plan.groups(outcome) or rows.categories.get(outcome, ())
         if names and classes and {*classes} <= {*names}:
             code = rows.coded(outcome, tuple(names))[:, None]
@@ -195,10 +193,8 @@ class Areas(Column, frozen=True):
         if min(no.sum(), yes.sum()) < TIMES:
             return []
         estimate = discrimination.area_of_counts(yes, no)
-        area: list[Word] = [
-            *parts.interval(self.name, *estimate, parts.SHARE),
-            int((no + yes).sum()),
-        ]
+        known = int((no + yes).sum())
+        area: list[Word] = [*parts.interval(self.name, *estimate, parts.SHARE), known]
         middles = np.array([0.0, *(np.add(self.ends[1:], self.ends[:-1]) / 2), 1.0])
         lines: list[list[Word]] = []
         for cells in np.split(np.arange(len(no)), range(1 + few_cells, len(no) - 2, few_cells)):

@@ -24,6 +24,9 @@ from medfed.studies.rows import Rows
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 Word = str | float
+Line = list[Word]
+Interval = tuple[str, float, float, float]
+"""A name, an estimate, and the ends of its interval."""
 State = Sequence[float]
 """What the hospitals are told before they answer: nothing, or the coefficients of a step."""
 MEANS = ("mean", "lower 95 %", "upper 95 %", "I²", "another hospital", "hospitals")
@@ -59,13 +62,11 @@ class Table(NamedTuple):
     head: Sequence[str]
     lines: Sequence[Sequence[Word]]
     # names, values and ends of intervals, for a picture
-    intervals: Sequence[tuple[str, float, float, float]] = ()
+    intervals: Sequence[Interval] = ()
     label: str = ""  # what these are
 
 
-def interval(
-    name: str, value: float, error: float, limits: Limits = ANY
-) -> tuple[str, float, float, float]:
+def interval(name: str, value: float, error: float, limits: Limits = ANY) -> Interval:
     """Returns a name, an estimate, and the ends of its 95 % interval, cut at its limits."""
     low, high = np.clip([value - NORMAL * error, value + NORMAL * error], *limits).tolist()
     return name, value, low, high

@@ -68,6 +68,9 @@ class Bundle(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_defau
     path: str | None = None  # its folder, at the coordinator alone
 
 
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
 class Evaluation(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Scores that are compared with what happened."""
 
@@ -82,9 +85,7 @@ class Evaluation(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     margin: Annotated[float, msgspec.Meta(gt=0)] = 0.02
     by: list[str] = []  # columns of categories whose groups are evaluated, too
     # of models of lesions, the scores from which their boxes count
-    thresholds: Annotated[
-        list[Annotated[float, msgspec.Meta(ge=0, le=1)]], msgspec.Meta(max_length=30)
-    ] = []
+    thresholds: Annotated[list[_Share], msgspec.Meta(max_length=30)] = []
     # of histograms under masks for pooled areas and calibration; ``None``: without
     cells: Annotated[int, msgspec.Meta(ge=10, le=100, multiple_of=10)] | None = None
 
