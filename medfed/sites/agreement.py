@@ -76,6 +76,7 @@ _MOST = 1000  # the most overrides, and characters of each
 _NOT = ("pytorch_lightning.", "hydra.", "medfed.commands.", "medfed.run.", "medfed.delivery.export")
 
 
+Content = Mapping[str, Any] | None
 _LATE = ("joins", "plan")  # which most agreements have not
 
 
@@ -108,7 +109,7 @@ class Agreed:
     # The hash of its code, from :func:`medfed.sites.installed.code`.
     code: str = field(default_factory=installed.code)
     # What is counted and summed, see :class:`medfed.studies.plan.Plan`; ``None``: the sites train.
-    plan: Mapping[str, Any] | None = None
+    plan: Content = None
 
     def __post_init__(self) -> None:
         if not self.sites or len(set(self.sites)) < len(self.sites):
@@ -125,11 +126,7 @@ class Agreed:
 
     @classmethod
     def of(
-        cls,
-        overrides: Sequence[str],
-        sites: Sequence[str],
-        cut: bool = False,
-        plan: Mapping[str, Any] | None = None,
+        cls, overrides: Sequence[str], sites: Sequence[str], cut: bool = False, plan: Content = None
     ) -> tuple[Agreed, list[str], list[str]]:
         """Makes an agreement from the coordinator's overrides.
 

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
@@ -445,12 +446,9 @@ class Coordinator:
         values, refused = dict[str, Metrics](), dict[str, str]()
 
         def ask(bodies: Mapping[str, bytes], of: str = "") -> dict[str, wire.Tested]:
-            place: dict[str, Any] = {"round": rounds, "attempt": self._turn}
-            request, at = self.caller.request, self._at
-            asked = {
-                c: request(wire.Across, c, of=of or c, at=at[c], body=body, **place)
-                for c, body in bodies.items()
-            }
+            request = partial(self.caller.request, wire.Across, round=rounds, attempt=self._turn)
+            at = self._at
+            asked = {c: request(c, of=of or c, at=at[c], body=body) for c, body in bodies.items()}
             replies, why = self.caller.all(asked)
             every = ((c, impossible(r.metrics, frozenset(r.metrics))) for c, r in replies.items())
             why |= {c: wrong for c, wrong in every if wrong}

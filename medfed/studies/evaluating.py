@@ -206,10 +206,8 @@ class Areas(Column, frozen=True):
                 lines.append([self.name, mean, *share, n])
         ends = ("lower 95 %", "upper 95 %", "patients")
         head = ["score", "predicted", "observed", *ends]
-        return [
-            Table(f"Pooled AUROC of {self.name}", ["score", "AUROC", *ends], [area]),
-            Table(title, head, lines),
-        ]
+        whole = Table(f"Pooled AUROC of {self.name}", ["score", "AUROC", *ends], [area])
+        return [whole, Table(title, head, lines)]
 
 
 class Detections(msgspec.Struct, frozen=True):
