@@ -46,10 +46,7 @@ import msgspec
 import yaml  # type: ignore[import-untyped]
 
 from medfed import __version__
-from medfed.common import schemas
-from medfed.common.console import shown
-from medfed.common.schemas import fit
-from medfed.common.untrusted import read_json, read_yaml
+from medfed.common import console, schemas, untrusted
 from medfed.config.allowed import fingerprints as plugin_hashes
 from medfed.config.compose import CONFIG_DIR, load, parse, with_other_data
 from medfed.config.description import RunDescription, describe, written
@@ -116,8 +113,8 @@ class Agreed:
             raise ConfigError(f"sites={','.join(self.sites)} must name every site, and each once.")
         if odd := next((s for s in self.sites if not re.fullmatch(r"[\w.-]{1,60}", s)), None):
             raise ConfigError(
-                f"The site {shown(odd)} must have a name of letters, digits, dots, hyphens and "
-                "underscores, up to 60 of them."
+                f"The site {console.shown(odd)} must have a name of letters, digits, dots, hyphens "
+                "and underscores, up to 60 of them."
             )
         installed.check(self.medfed, self.code)
         _check_overrides(self.overrides)
@@ -152,7 +149,7 @@ class Agreed:
     @classmethod
     def read(cls, path: Path) -> Agreed:
         """Reads the file from `write`."""
-        return cls(**read_json(path, AgreedRecord))
+        return cls(**untrusted.read_json(path, AgreedRecord))
 
     def record(self) -> AgreedRecord:
         """Returns the agreement as JSON, the only form that travels."""
@@ -351,14 +348,14 @@ class SiteFile:
     def read(cls, path: Path) -> SiteFile:
         """Reads a site's file."""
         try:
-            content = read_yaml(path)
+            content = untrusted.read_yaml(path)
         except MedfedError as error:
             raise ConfigError(
                 f"The site's file is invalid: {str(error).partition(';')[0]}; it "
                 "needs lines such as site: cleveland."
             ) from error
         try:
-            known = fit(content, _Known)
+            known = schemas.fit(content, _Known)
         except ValueError as error:
             hint = _HINTS.get(re.split(r"\W", str(error))[0], "")
             raise ConfigError(f"{path} cannot be used ({error}){hint}.") from error

@@ -25,8 +25,7 @@ from msgspec.structs import replace
 
 from medfed.common.console import shown
 from medfed.common.scores import limits_of
-from medfed.federation.aggregation import Norms
-from medfed.federation.budget import Passes
+from medfed.federation import aggregation, budget
 from medfed.federation.federation import Round
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.ledger import Direction, Ledger
@@ -167,7 +166,7 @@ class Requests:
             if forms.setdefault("", summed) != summed:
                 raise CodecError("Its summed parts are not those of the other sites.")
 
-    def check_sizes(self, replies: Mapping[str, Message], norms: Norms) -> None:
+    def check_sizes(self, replies: Mapping[str, Message], norms: aggregation.Norms) -> None:
         """Leaves out sites whose numbers are so large that sums of all would overflow."""
         sizes: dict[str, float] = {}
         for site, reply in replies.items():  # of scalars, such as counts, only huge ones
@@ -185,7 +184,7 @@ class Requests:
 
     def note(self, site: str, reply: wire.Trained) -> None:
         """Notes what a site has spent."""
-        self.attendance.progress.spent[site] = reply.steps, Passes(*reply.passes)
+        self.attendance.progress.spent[site] = reply.steps, budget.Passes(*reply.passes)
 
     def needed(self, asked: Mapping[str, Asking[Answer]]) -> dict[str, Answer]:
         """Sends a request to sites that must all answer."""

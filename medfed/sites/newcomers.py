@@ -15,9 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypedDict
 
+from medfed.common import scores, untrusted
 from medfed.common.console import say, shown, size, wide_console
-from medfed.common.scores import label_of, number
-from medfed.common.untrusted import read_checkpoint, read_json
 from medfed.config.allowed import check_plugins
 from medfed.config.description import RunDescription
 from medfed.federation import algorithm, reference
@@ -31,10 +30,9 @@ from medfed.records.folder import Run, RunFolder, with_nan
 from medfed.run.experiment import best_checkpoint, read_start, reopened
 from medfed.run.federating import preprocessing, server_half
 from medfed.run.onboarding import to_csv
-from medfed.sites import wire
+from medfed.sites import coordinator, wire
 from medfed.sites.agreement import Agreed, fingerprints
 from medfed.sites.calls import Caller, Terms, catch_up, compare, compare_models
-from medfed.sites.coordinator import impossible
 from medfed.sites.wire import Facts, Greeting, Transport
 from medfed.sites.withdrawal import SitesRecord
 from medfed.standalone.errors import CheckpointError, CodecError, ConfigError, SiteError
@@ -134,7 +132,7 @@ def join(
     point = for_newcomer(run.summary.get("points", {}))
     samples, metrics, ledger = onboard(caller, federation, site, kept, point)
     names = frozenset(name for of in run.summary["clients"].values() for name in of)
-    if wrong := impossible(metrics, names):
+    if wrong := coordinator.impossible(metrics, names):
         raise SiteError(f"{shown(site)}: {wrong}.")
     up, down = (ledger.total(direction=way) for way in ("up", "down"))
     joined = Joined(site, samples, "own", steps, metrics, up, down)
@@ -167,7 +165,7 @@ def _reopened(run: RunFolder, facts: Mapping[str, Facts]) -> Federation:
     shape = next(iter(facts.values())).data["shape"]
     task, _, _, federation, local = server_half(described, start, everyone, shape)
     module = FederatedModule(task, federation, local)
-    module.restore(read_checkpoint(best_checkpoint(run.folder)))
+    module.restore(untrusted.read_checkpoint(best_checkpoint(run.folder)))
     return federation
 
 
@@ -175,19 +173,19 @@ def _joined_before(run: RunFolder) -> list[Joined]:
     """Returns the hospitals that have joined earlier."""
     if not run.onboarding_json.is_file():
         return []
-    rows = read_json(run.onboarding_json, _Record)["rows"]
+    rows = untrusted.read_json(run.onboarding_json, _Record)["rows"]
     return [replace(row, metrics=with_nan(row.metrics)) for row in rows]
 
 
 def _print(run: RunFolder, joined: Joined) -> None:
     summary = run.summary
     metric = summary["selection"][0]
-    mean = number(summary["federation"][metric]["mean"])
+    mean = scores.number(summary["federation"][metric]["mean"])
     say(
         wide_console(),
         f"{shown(joined.client)} has joined by the rule of {summary['algorithm']}: test "
-        f"{label_of(metric)} {number(with_nan(joined.metrics)[metric])} (mean of the run's "
-        f"hospitals {mean}), up to {joined.steps} gradient steps, {size(joined.down)} down, "
+        f"{scores.label_of(metric)} {scores.number(with_nan(joined.metrics)[metric])} (mean of the "
+        f"run's hospitals {mean}), up to {joined.steps} gradient steps, {size(joined.down)} down, "
         f"{size(joined.up)} up.",
         f"Its model is at the site. Written: {run.onboarding_csv} and {run.onboarding_json.name}",
     )

@@ -27,14 +27,12 @@ from medfed.common.schemas import Number, fit, parse_json
 from medfed.config.description import RunDescription
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.records.bundles import packed, unpacked
-from medfed.sites import calls, masks, wire
+from medfed.sites import calls, coordinator, masks, wire, withdrawal
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints
-from medfed.sites.coordinator import Lost, Masks
 from medfed.sites.gate import Refusal
 from medfed.sites.policy import COUNTED, Counted, Policy, VetoError
 from medfed.sites.site import Site, own_data, versions_here
 from medfed.sites.wire import Facts, Greeting, Reply, Request
-from medfed.sites.withdrawal import replayed
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError, SiteError
 from medfed.studies.cohorts import Cohort, Opener
 from medfed.studies.page import write_study
@@ -220,7 +218,7 @@ class Conductor:
         """Asks all parts of the plan."""
         caller = self.caller
         calls.greet(caller)
-        facts, _, _ = calls.agree_on_data(caller, replayed(()))
+        facts, _, _ = calls.agree_on_data(caller, withdrawal.replayed(()))
         clients = [wire.Client(c, of.num_samples) for c, of in facts.items()]
         caller.everyone(caller.requests(wire.Begin, caller.sites, job=self.job, clients=clients))
         for name, body in self.bundles.items():
@@ -275,13 +273,13 @@ class Conductor:
         def ask(kind: Any, **more: Any) -> dict[str, Any]:
             replies, why = self.caller.all(requests(kind, sites, **where, **more))
             if why:
-                raise Lost(why)
+                raise coordinator.Lost(why)
             return replies
 
         try:
             announced = ask(wire.Keys, cohort=sites)
-            hidden = Masks.of(announced, ask)
-        except Lost as lost:
+            hidden = coordinator.Masks.of(announced, ask)
+        except coordinator.Lost as lost:
             return None, lost.why
         asked = requests(wire.Ask, sites, body=body, **where)
         boxed = {c: replace(one, boxes=hidden.for_site(c)) for c, one in asked.items()}

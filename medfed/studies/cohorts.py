@@ -21,11 +21,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules import base, plans
 from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.luna16_scans import Luna16ScansDataModule
 from medfed.datamodules.patient_columns import LACKING, patient_columns
-from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.luna16 import read_with_nodules
 from medfed.datamodules.readers.samples import Samples
 from medfed.datamodules.segmentation import ImageMasksDataModule, SegmentationDataModule
@@ -34,9 +33,8 @@ from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.functional.detection import ALARM, HIT, match_lesions
 from medfed.models.detection import in_mm
 from medfed.models.segmentation_meter import iou_and_dice, overlap_counts, surface_metrics
+from medfed.standalone import csv_files, ct_scans
 from medfed.standalone.columns import Columns
-from medfed.standalone.csv_files import as_number
-from medfed.standalone.ct_scans import ScanSpec
 from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.predictor import Predictor
 from medfed.standalone.samples import inputs_of, pixels_of
@@ -62,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 
 def hospital_rows(
-    data: FederatedDataModule, plan: Plan | None = None, models: Models | None = None
+    data: base.FederatedDataModule, plan: Plan | None = None, models: Models | None = None
 ) -> dict[str, Rows]:
     """Returns the rows of every hospital of planned data."""
     cohorts = {client: Cohort(data, client, plan) for client in data.plans}
@@ -79,7 +77,7 @@ class Cohort:
     splits: Sequence[Split] | None = None  # of whom, if not as the plan says
 
     def __post_init__(self) -> None:
-        self.plan: ClientPlan = self.data.plans[self.client]
+        self.plan: plans.ClientPlan = self.data.plans[self.client]
         splits = self.splits or (SPLITS if self.asked is None else self.asked.splits)
         self.patients = [name for split in splits for name in self.plan.patients[split]]
         if isinstance(self.data, SegmentationDataModule):
@@ -149,7 +147,7 @@ class Cohort:
         self, texts: Mapping[str, str], name: str, categories: dict[str, tuple[str, ...]]
     ) -> Floats:
         """Numbers of a column of the cohort's table, or the places of its categories."""
-        numbers = {text: as_number(text) for text in texts.values()}
+        numbers = {text: csv_files.as_number(text) for text in texts.values()}
         if not all(map(np.isfinite, numbers.values())):
             categories[name] = tuple(sorted(numbers))
             numbers = {text: float(n) for n, text in enumerate(categories[name])}
@@ -260,7 +258,7 @@ class Cohort:
                 "thresholds, such as evaluate: {thresholds: [0.1, 0.3, 0.5]}."
             )
         levels = np.array(self.asked.evaluate.thresholds)[:, None]  # type: ignore[union-attr]
-        spec = ScanSpec(facts["input"]["spacing"], facts["normalization"]["hu"])
+        spec = ct_scans.ScanSpec(facts["input"]["spacing"], facts["normalization"]["hu"])
         spacing = torch.tensor(spec.spacing)
         for series in self.patients:
             header = self.data.patients[series].files["header"]

@@ -21,8 +21,7 @@ from medfed.functional import discrimination
 from medfed.functional.discrimination import Estimate
 from medfed.functional.statistics import LEVEL, POWER, holm
 from medfed.standalone.errors import DataError, few
-from medfed.studies import parts
-from medfed.studies.describing import Column
+from medfed.studies import describing, parts
 from medfed.studies.parts import Estimates, Floats, State, Sums, Table, Whole, Word
 from medfed.studies.plan import Evaluation, Plan
 from medfed.studies.rows import ALARMS, FOUND, LESIONS, OF, Rows
@@ -183,7 +182,7 @@ class Scores(msgspec.Struct, frozen=True):
         return Table("Who would be harmed", head, lines, bars, label)
 
 
-class Areas(Column, frozen=True):
+class Areas(describing.Column, frozen=True):
     """The area under the curve of all patients together, and calibration, from a histogram."""
 
     def tables(self, each: Whole, sums: Floats) -> list[Table]:

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from scipy import optimize, stats
 
 from medfed.common.floors import TIMES
-from medfed.functional.pooled import meta_analysis
-from medfed.functional.statistics import LEVEL
+from medfed.functional import pooled, statistics
 from medfed.studies.rows import Rows
 
 Floats = NDArray[np.float64]
@@ -31,7 +30,7 @@ State = Sequence[float]
 """What the hospitals are told before they answer: nothing, or the coefficients of a step."""
 MEANS = ("mean", "lower 95 %", "upper 95 %", "I²", "another hospital", "hospitals")
 COEFFICIENT = "coefficient"
-NORMAL = float(stats.norm.ppf((1 + LEVEL) / 2))
+NORMAL = float(stats.norm.ppf((1 + statistics.LEVEL) / 2))
 """Standard errors to either end of an interval."""
 UNIT = 2.0**34
 """Steps of fixed point: the largest squares of 2^20 patients fit 63 bits."""
@@ -154,7 +153,7 @@ def mean_of_hospitals(pairs: Sequence[tuple[float, float]], limits: Limits = ANY
         >>> mean_of_hospitals([(0.7, 0.02), (0.8, 0.02)])[3:]
         ['92 %', '–', 2]
     """
-    m = meta_analysis(*np.transpose(pairs))
+    m = pooled.meta_analysis(*np.transpose(pairs))
     low, high, next_low, next_high = np.clip([m.low, m.high, m.next_low, m.next_high], *limits)
     beyond = "–" if math.isnan(m.next_low) else f"{next_low:.4g} to {next_high:.4g}"
     share = "–" if math.isnan(m.i2) else f"{100 * m.i2:.0f} %"
