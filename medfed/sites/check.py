@@ -40,7 +40,6 @@ from medfed.standalone import errors, files
 from medfed.studies.described import described
 from medfed.studies.parts import Separate, numbers_in
 
-Lines = list[str]
 OTHER = "a part specific to the method, see its page"
 
 
@@ -133,7 +132,7 @@ def sentences(
 
 def warnings(
     config: RunDescription, data: FederatedDataModule, file: SiteFile, joins: int
-) -> Lines:
+) -> list[str]:
     """Says what else could single out a patient."""
     plan, lines = data.plans[file.site].patients, list[str]()
     patients = policy.patients_of_message(config, data, file.site, joins)
@@ -159,7 +158,7 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
     of both.
     """
     if terms.plan is not None:
-        check_plan(terms, file, config)
+        check_plan(terms, file)
         return
     file.policy.check_study(config)
     start, config = experiment.read_start(config)
@@ -191,9 +190,9 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
     say(console, file.approval(terms), f"Site {file.site} is ready.")
 
 
-def check_plan(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
+def check_plan(terms: Agreed, file: SiteFile) -> None:
     """Reads a site's data, and says what each part of a study would send, of how many patients."""
-    place = studying.place_of(terms, file, config)
+    place = studying.StudyPlace.of(terms, file)
     data, patients = place.patients_behind()
     console = wide_console()
     if place.plan.bundles:

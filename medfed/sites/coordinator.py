@@ -263,7 +263,7 @@ class Coordinator:
             cohort = self.attendance.gather(number, out, began + left)
             left -= time.monotonic() - began  # however long the sites train
             try:
-                return self._attempt(number, attempt, cohort, evaluated)
+                return self._attempt({"round": number, "attempt": attempt}, cohort, evaluated)
             except Lost as lost:
                 attempt += 1
                 self.attendance.leave_out(lost.why, number)
@@ -272,14 +272,12 @@ class Coordinator:
                 out |= lost.why
                 self.attendance.readmit(anew)  # it has not missed anything yet
 
-    def _attempt(
-        self, number: int, attempt: int, cohort: Sequence[str], evaluated: bool
-    ) -> Metrics:
+    def _attempt(self, where: Where, cohort: Sequence[str], evaluated: bool) -> Metrics:
         """Tries a round once; if it fails, the server's state does not change."""
         federation, at = self.federation, self.progress.at
         server, memory, ledger = federation.server, dict(federation.memory), federation.ledger
         far = list(federation.far)
-        spent, where = dict(self.progress.spent), {"round": number, "attempt": attempt}
+        spent, number = dict(self.progress.spent), where["round"]
         federation.ledger = Ledger()
         try:
             trained = self._train(where, cohort)
@@ -298,7 +296,7 @@ class Coordinator:
         self.progress.rounds = {n: kept[n] for n in kept if n in last or n == self.best()}
         return metrics
 
-    def _train(self, where: dict[str, int], cohort: Sequence[str]) -> list[str]:
+    def _train(self, where: Where, cohort: Sequence[str]) -> list[str]:
         """Runs all phases with the cohort; returns the sites that were sent anything."""
         federation = self.federation
         self._memory = dict(federation.memory)
@@ -377,7 +375,7 @@ class Coordinator:
         body = self.federation.delivery(site).to_bytes()
         return self.caller.request(wire.Evaluate, site, at=at[site], body=body, **asked)
 
-    def _commit(self, where: dict[str, int], trained: Sequence[str]) -> None:
+    def _commit(self, where: Where, trained: Sequence[str]) -> None:
         asked, progress = dict[str, wire.Commit](), self.progress
         for site in trained:
             at = progress.at[site]

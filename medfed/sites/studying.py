@@ -67,6 +67,13 @@ class StudyPlace:
         self.parts = [*parts(self.plan)]
         self.rounds = len(self.parts)
 
+    @classmethod
+    def of(cls, agreed: Agreed, file: SiteFile, open_bundle: Opener | None = None) -> StudyPlace:
+        """Makes it from the agreement of a study and a site's file."""
+        plan = plan_of(agreed.plan or {}, "The agreement")
+        where = file.site, agreed.sites, file.policy, agreed.cut
+        return cls(file.config(agreed), plan, *where, open_bundle)
+
     @cached_property
     def cohort(self) -> Cohort:
         """The site's patients."""
@@ -184,23 +191,13 @@ class StudySite(Site):
 _STEPS = 16  # of a regression, at most
 
 
-def place_of(
-    agreed: Agreed, file: SiteFile, config: RunDescription, open_bundle: Opener | None = None
-) -> StudyPlace:
-    """Returns what a site must know of the agreement of a study."""
-    plan = plan_of(agreed.plan or {}, "The agreement")
-    where = file.site, agreed.sites, file.policy, agreed.cut
-    return StudyPlace(config, plan, *where, open_bundle)
-
-
 def study_site(
     agreed: Agreed, file: SiteFile, signer: masks.Signer | None, open_bundle: Opener
 ) -> StudySite:
     """Makes a site from the agreement of a study and its file."""
     file.check_approved(agreed)
-    place = place_of(agreed, file, file.config(agreed), open_bundle)
-    counted = Counted(file.folder / COUNTED, agreed.digest)
-    return StudySite(place, file.folder / "study", signer, counted)
+    place, counted = StudyPlace.of(agreed, file, open_bundle), file.folder / COUNTED
+    return StudySite(place, file.folder / "study", signer, Counted(counted, agreed.digest))
 
 
 @dataclass(eq=False)
