@@ -274,7 +274,7 @@ class Coordinator(RuleBasedStateMachine):
         reply = wire.Reply.from_bytes(self.jobs[slot].answer(asked.to_bytes()))
         if isinstance(asked, wire.Begin) and reply.status == "ok":
             place: Any = self.jobs[slot].workplace
-            used = enumerate(place._answers, 1)
+            used = enumerate(place.answers, 1)
             known = all(body in self.answered.get(phase, ()) for phase, body in used)
             assert known, "it trains on data that a refused answer has scaled"
         assert reply.status == "ok" or self.log.count > before, f"{reply} is not in the log"

@@ -46,10 +46,7 @@ import msgspec
 import yaml  # type: ignore[import-untyped]
 
 from medfed import __version__
-from medfed.common import schemas
-from medfed.common.console import shown
-from medfed.common.schemas import fit
-from medfed.common.untrusted import read_json, read_yaml
+from medfed.common import console, schemas, untrusted
 from medfed.config.allowed import fingerprints as plugin_hashes
 from medfed.config.compose import CONFIG_DIR, load, parse, with_other_data
 from medfed.config.description import RunDescription, describe, written
@@ -76,6 +73,7 @@ _MOST = 1000  # the most overrides, and characters of each
 _NOT = ("pytorch_lightning.", "hydra.", "medfed.commands.", "medfed.run.", "medfed.delivery.export")
 
 
+Content = Mapping[str, Any] | None
 _LATE = ("joins", "plan")  # which most agreements have not
 
 
@@ -108,15 +106,15 @@ class Agreed:
     # The hash of its code, from :func:`medfed.sites.installed.code`.
     code: str = field(default_factory=installed.code)
     # What is counted and summed, see :class:`medfed.studies.plan.Plan`; ``None``: the sites train.
-    plan: Mapping[str, Any] | None = None
+    plan: Content = None
 
     def __post_init__(self) -> None:
         if not self.sites or len(set(self.sites)) < len(self.sites):
             raise ConfigError(f"sites={','.join(self.sites)} must name every site, and each once.")
         if odd := next((s for s in self.sites if not re.fullmatch(r"[\w.-]{1,60}", s)), None):
             raise ConfigError(
-                f"The site {shown(odd)} must have a name of letters, digits, dots, hyphens and "
-                "underscores, up to 60 of them."
+                f"The site {console.shown(odd)} must have a name of letters, digits, dots, hyphens "
+                "and underscores, up to 60 of them."
             )
         installed.check(self.medfed, self.code)
         _check_overrides(self.overrides)
@@ -125,11 +123,7 @@ class Agreed:
 
     @classmethod
     def of(
-        cls,
-        overrides: Sequence[str],
-        sites: Sequence[str],
-        cut: bool = False,
-        plan: Mapping[str, Any] | None = None,
+        cls, overrides: Sequence[str], sites: Sequence[str], cut: bool = False, plan: Content = None
     ) -> tuple[Agreed, list[str], list[str]]:
         """Makes an agreement from the coordinator's overrides.
 
@@ -155,7 +149,7 @@ class Agreed:
     @classmethod
     def read(cls, path: Path) -> Agreed:
         """Reads the file from `write`."""
-        return cls(**read_json(path, AgreedRecord))
+        return cls(**untrusted.read_json(path, AgreedRecord))
 
     def record(self) -> AgreedRecord:
         """Returns the agreement as JSON, the only form that travels."""
@@ -354,14 +348,14 @@ class SiteFile:
     def read(cls, path: Path) -> SiteFile:
         """Reads a site's file."""
         try:
-            content = read_yaml(path)
+            content = untrusted.read_yaml(path)
         except MedfedError as error:
             raise ConfigError(
                 f"The site's file is invalid: {str(error).partition(';')[0]}; it "
                 "needs lines such as site: cleveland."
             ) from error
         try:
-            known = fit(content, _Known)
+            known = schemas.fit(content, _Known)
         except ValueError as error:
             hint = _HINTS.get(re.split(r"\W", str(error))[0], "")
             raise ConfigError(f"{path} cannot be used ({error}){hint}.") from error

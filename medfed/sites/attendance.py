@@ -17,14 +17,11 @@ from typing import Any
 
 import msgspec
 
-from medfed.common.console import shown
-from medfed.common.schemas import fit
-from medfed.federation.algorithm import Cohort
-from medfed.federation.budget import Passes
+from medfed.common import console, schemas
+from medfed.federation import algorithm, budget
 from medfed.federation.federation import Federation
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.sites import calls, wire
-from medfed.sites.wire import START, Facts
 from medfed.standalone.errors import SiteError
 
 _log = logging.getLogger(__name__)
@@ -35,7 +32,7 @@ class SitesProgress(msgspec.Struct):
     """The progress of the sites, which the coordinator's checkpoints hold for resuming."""
 
     at: dict[str, int]  # the last round that each site took part in
-    spent: dict[str, tuple[int, Passes]]  # steps and passes of each
+    spent: dict[str, tuple[int, budget.Passes]]  # steps and passes of each
     absent: dict[int, list[str]] = {}  # the absent sites of each round
     # ``at`` after the last rounds and the best one, which sites may have to restore.
     rounds: dict[int, dict[str, int]] = {}
@@ -47,7 +44,7 @@ class SitesProgress(msgspec.Struct):
     @classmethod
     def new(cls, sites: Sequence[str]) -> SitesProgress:
         """Returns the progress before the first round."""
-        return cls(dict.fromkeys(sites, START), dict.fromkeys(sites, (0, Passes())))
+        return cls(dict.fromkeys(sites, wire.START), dict.fromkeys(sites, (0, budget.Passes())))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns it in a form that ``weights_only=True`` loads."""
@@ -56,7 +53,7 @@ class SitesProgress(msgspec.Struct):
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> SitesProgress:
         """Reads what :meth:`state_dict` returned."""
-        return fit(saved, cls)
+        return schemas.fit(saved, cls)
 
 
 @dataclass(eq=False)
@@ -65,7 +62,7 @@ class Attendance:
 
     caller: calls.Caller
     federation: Federation
-    facts: Mapping[str, Facts]
+    facts: Mapping[str, wire.Facts]
     answers: Sequence[bytes]
     job: str  # names the federation, so that no site mixes its rounds with another's
     progress: SitesProgress
@@ -76,7 +73,7 @@ class Attendance:
     def __post_init__(self) -> None:
         # The absent sites, each with the reason.
         self.away = {**self.caller.lacking, **dict.fromkeys(self.withdrawn, "it has withdrawn")}
-        self.planned: Cohort = self.federation.cohort  # the cohort of the configuration
+        self.planned: algorithm.Cohort = self.federation.cohort  # the cohort of the configuration
         self._probes: dict[str, Future[str | None]] = {}
         self._faults: Counter[str] = Counter()
 
@@ -109,7 +106,7 @@ class Attendance:
         reply = self.caller.one(asked, self.caller.terms.timeout)
         if isinstance(reply, str):
             return reply
-        if (at := self.progress.at[site]) not in (START, *reply.rounds):
+        if (at := self.progress.at[site]) not in (wire.START, *reply.rounds):
             return f"it has not kept round {at + 1}, which it should restore"
         return None
 
@@ -130,7 +127,7 @@ class Attendance:
             if time.monotonic() >= end:
                 why = f"needs {least} of its {len(planned)} sites, but too few answer"
                 if self.summed:
-                    names = ", ".join(map(shown, planned))
+                    names = ", ".join(map(console.shown, planned))
                     why = f"has a sum of {names}, and one of fewer would reveal others' numbers"
                 raise SiteError(
                     f"Round {number + 1} {why}: {calls.sentence(self.away)}. Resume the run when "
@@ -178,7 +175,7 @@ class Attendance:
                 why = self._probes.pop(site).result()
                 if why is None:
                     del self.away[site]
-                    _log.info("%s is back.", shown(site))
+                    _log.info("%s is back.", console.shown(site))
                 else:
                     self.away[site] = why
 

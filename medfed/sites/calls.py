@@ -14,9 +14,7 @@ from typing import Annotated, Any, Self, TypeVar, cast
 from medfed.common.console import shown
 from medfed.datamodules.base import Exchanged
 from medfed.datamodules.claims import Claims, Merging
-from medfed.sites import wire
-from medfed.sites.agreement import words_for
-from medfed.sites.status import Traffic
+from medfed.sites import agreement, status, wire
 from medfed.sites.wire import Answer, Asking, Facts, Greeting, Silent, Transport
 from medfed.standalone.checks import check_fields, within
 from medfed.standalone.errors import CodecError, SiteError
@@ -69,7 +67,7 @@ class Caller:
         self.session = secrets.token_hex(8)
         # Sites that did not answer when a run was resumed, with the reason.
         self.lacking: dict[str, str] = {}
-        self.traffic = Traffic()  # counts every byte
+        self.traffic = status.Traffic()  # counts every byte
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -195,7 +193,7 @@ def refusal(reply: wire.Reply) -> str:
         return f"it failed ({reply.reason}); see the log of {reply.site}"
     unknown = f"it refused the request ({reply.reason})"
     if reply.status == "refused":
-        return words_for("refused").get(reply.reason, unknown).format(site=reply.site)
+        return agreement.words_for("refused").get(reply.reason, unknown).format(site=reply.site)
     return {"busy": BUSY, "unready": UNREADY}.get(reply.status, unknown)
 
 

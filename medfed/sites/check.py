@@ -19,13 +19,11 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from medfed.common import floors, tables
 from medfed.common.console import say, size, wide_console
-from medfed.common.floors import LEAST
-from medfed.common.tables import Table
 from medfed.config.description import RunDescription
+from medfed.datamodules import claims, one_site
 from medfed.datamodules.base import FederatedDataModule
-from medfed.datamodules.claims import Merging
-from medfed.datamodules.one_site import setup_alone
 from medfed.datamodules.tables.agreement import converse_here
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.algorithm import Cohort
@@ -33,18 +31,12 @@ from medfed.federation.federation import Federation
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.models.task import TaskModule
 from medfed.reports.look import write_look
-from medfed.run.assembly import task_for
+from medfed.run import assembly, experiment, federating, privacy
 from medfed.run.cohort import cohort_record, print_cohort
-from medfed.run.experiment import read_start
-from medfed.run.federating import federate, statistics_of
-from medfed.run.privacy import exact, protections
-from medfed.sites import policy
+from medfed.sites import installed, policy, studying
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints, words_for
-from medfed.sites.installed import TEMPLATES
 from medfed.sites.site import own_data
-from medfed.sites.studying import place_of
-from medfed.standalone.errors import ConfigError, few
-from medfed.standalone.files import filled
+from medfed.standalone import errors, files
 from medfed.studies.described import described
 from medfed.studies.parts import Separate, numbers_in
 
@@ -68,9 +60,9 @@ def try_rounds(
     together = copy.copy(data)
     together.clients = {name: replace(client, id=name) for name in sites}
     short = config.replacing({"local.steps": 1})
-    federation, _ = federate(short, together, task)
+    federation, _ = federating.federate(short, together, task)
     if federation.algorithm.trains_centrally:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{type(federation.algorithm).__name__} trains on the pooled data of all clients, "
             "which sites do not share; agree on another algorithm."
         )
@@ -117,7 +109,7 @@ def print_traffic(traffic: Sequence[Traffic], rounds: int, console: Console) -> 
         lines = [[t.part, *map(size, n), meaning] for t, n, meaning in each]
         if len(rows) > 1:
             lines.append(["all", *(size(sum(column)) for column in zip(*counts, strict=True)), ""])
-        table = Table.of(head, lines, prose=(0, 4)).printed(title)
+        table = tables.Table.of(head, lines, prose=(0, 4)).printed(title)
         console.print(table) if rows else say(console, f"{title}: nothing in the rounds.")
 
 
@@ -125,14 +117,14 @@ def sentences(
     config: RunDescription, data: FederatedDataModule, federation: Federation, file: SiteFile
 ) -> list[str]:
     """Says what else leaves a site, and what never leaves it."""
-    words = {"data": data, "config": config, "federation": federation, "few": few}
-    text = filled(
-        TEMPLATES / "leaves.txt",
+    words = {"data": data, "config": config, "federation": federation, "few": errors.few}
+    text = files.filled(
+        installed.TEMPLATES / "leaves.txt",
         site=file.site,
         whole=file.policy.send_model,
         table=data if isinstance(data, TabularDataModule) else None,
-        planned=protections(config, data.clients, federation).get(file.site),
-        exact=exact(config),
+        planned=privacy.protections(config, data.clients, federation).get(file.site),
+        exact=privacy.exact(config),
         **words,
     )
     return text.strip().split("\n")
@@ -166,10 +158,10 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
     of both.
     """
     if terms.plan is not None:
-        check_plan(terms, file, config)
+        check_plan(terms, file)
         return
     file.policy.check_study(config)
-    start, config = read_start(config)
+    start, config = experiment.read_start(config)
     hashes = fingerprints(config.values)
     data = _data_of(terms, file, config)
     read_by_itself(data, file.site)
@@ -180,12 +172,12 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
     cohort = cohort_record(data)
     # The other sites know which of them has the other patients of a common data set.
     print_cohort(replace(cohort, patients=cohort.used) if terms.cut else cohort, console)
-    config, task = task_for(config, data)
+    config, task = assembly.task_for(config, data)
     start.begin(config, task, {"channels": data.channel_names, "labels": data.class_names})
     federation = try_rounds(config, data, task, terms.sites)
     print_traffic(traffic_of(federation.ledger, file.site), config.rounds, console)
     say(console, *sentences(config, data, federation, file))
-    statistics = statistics_of(federation.algorithm, data)
+    statistics = federating.statistics_of(federation.algorithm, data)
     few_behind = [line for one in statistics if (line := one.too_few(file.policy.least))]
     say(console, *few_behind, *warnings(config, data, file, terms.joins), style="red")
     file.policy.check_data(config, data, file.site, bool(data.exchanged), terms.joins)
@@ -193,14 +185,14 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
     if statistics:
         _keep_patients(file, data, str(config.data.get("path")), keep=False)
     spending = policy.Spending(file.policy.privacy, file.folder / policy.SPENT)
-    for planned in protections(config, data.clients, federation).values():
+    for planned in privacy.protections(config, data.clients, federation).values():
         spending.check("this study", planned)
     say(console, file.approval(terms), f"Site {file.site} is ready.")
 
 
-def check_plan(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
+def check_plan(terms: Agreed, file: SiteFile) -> None:
     """Reads a site's data, and says what each part of a study would send, of how many patients."""
-    place = place_of(terms, file, config)
+    place = studying.StudyPlace.of(terms, file)
     data, patients = place.patients_behind()
     console = wide_console()
     if place.plan.bundles:
@@ -224,7 +216,7 @@ def check_plan(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
             how = "under masks, in each step" if len(next(part.talk())) else "under masks"
             lines.append([part.name, str(len(sums.whole)), str(sums.patients), how])
     head = ["part", "numbers", "patients behind them", "how"]
-    console.print(Table.of(head, lines, prose=(0, 3)).printed("What would leave"))
+    console.print(tables.Table.of(head, lines, prose=(0, 3)).printed("What would leave"))
     counted = policy.Counted(file.folder / policy.COUNTED, terms.digest)
     counted.add_patients(data, patients, file.policy.least, keep=False)
     say(console, file.approval(terms), f"Site {file.site} is ready.")
@@ -233,10 +225,10 @@ def check_plan(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
 def describe_site(terms: Agreed, file: SiteFile, config: RunDescription, folder: Path) -> None:
     """Writes what a site has, without numbers of fewer patients than its policy and all allow."""
     file.policy.check_study(config)
-    data = _data_of(terms, file, read_start(config)[1])
+    data = _data_of(terms, file, experiment.read_start(config)[1])
     data.plan()
     _keep_patients(file, data, str(config.data.get("path")), keep=True)
-    write_look([described(data, file.site, max(LEAST, file.policy.least))], folder)
+    write_look([described(data, file.site, max(floors.LEAST, file.policy.least))], folder)
 
 
 def _keep_patients(file: SiteFile, data: FederatedDataModule, where: str, keep: bool) -> None:
@@ -253,9 +245,9 @@ def _data_of(terms: Agreed, file: SiteFile, config: RunDescription) -> Federated
 def read_by_itself(data: FederatedDataModule, site: str) -> None:
     """Reads a site's data as if it were the only site, and counts its messages."""
 
-    def server() -> Merging:
+    def server() -> claims.Merging:
         yield from data.merging(data.facts())  # which are known once the half has begun
 
-    _, data.exchanged = converse_here(server(), {site: setup_alone(data, site)})
+    _, data.exchanged = converse_here(server(), {site: one_site.setup_alone(data, site)})
     if data.exchanged:
         _log.info("The facts about columns that sites share come here from this site only.")

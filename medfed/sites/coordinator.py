@@ -18,14 +18,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
 from medfed.common.console import shown
 from medfed.common.scores import limits_of
-from medfed.federation.aggregation import Norms
-from medfed.federation.budget import Passes
+from medfed.federation import aggregation, budget
 from medfed.federation.federation import Round
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.ledger import Direction, Ledger
@@ -41,6 +41,8 @@ from medfed.standalone.errors import CodecError, NonFiniteError, SiteError, firs
 
 _log = logging.getLogger(__name__)
 _AskShares = Callable[..., Mapping[str, wire.Shared]]
+Replies = Mapping[str, wire.Unmasked]
+Packets = dict[str, Packet]
 Metrics = dict[str, dict[str, float]]
 Where = Mapping[str, int]  # a round and its attempt
 Kind = TypeVar("Kind", bound=wire.Request)
@@ -78,9 +80,7 @@ class Masks(NamedTuple):
         """What a site is sent with its message."""
         return {other: given[site] for other, given in self.boxes.items() if other != site}
 
-    def rest(
-        self, sent: Sequence[str], replies: Mapping[str, wire.Unmasked], length: int, **kind: Any
-    ) -> Any:
+    def rest(self, sent: Sequence[str], replies: Replies, length: int, **kind: Any) -> Any:
         """What to add to the sum of what some sites have sent, so that no mask is left in it."""
         shares = {c: reply.shares for c, reply in replies.items()}
         try:
@@ -109,12 +109,10 @@ class Requests:
         self.caller, self.federation = self.attendance.caller, self.attendance.federation
         self._largest = ""  # the site whose last message was far larger than those of the others
 
-    def of_phase(
-        self, kind: type[Kind], current: Round, where: Where, **more: Any
-    ) -> dict[str, Kind]:
+    def of_phase(self, kind: type[Kind], now: Round, where: Where, **more: Any) -> dict[str, Kind]:
         """Returns a request to each site of the open phase of a round."""
-        place, at = {"phase": current.position, **where, **more}, self.attendance.progress.at
-        return {c: self.caller.request(kind, c, at=at[c], **place) for c in current.recipients}
+        place, at = {"phase": now.position, **where, **more}, self.attendance.progress.at
+        return {c: self.caller.request(kind, c, at=at[c], **place) for c in now.recipients}
 
     def keys(self, current: Round, where: Where) -> Masks:
         """Lets the sites of a phase make keys for masks, and share their secrets."""
@@ -134,15 +132,13 @@ class Requests:
 
         return Masks.of(announced, ask)
 
-    def unmasked(
-        self, current: Round, where: Where, masks: Masks, packets: dict[str, Packet]
-    ) -> dict[str, Packet]:
+    def unmasked(self, now: Round, where: Where, masks: Masks, packets: Packets) -> Packets:
         """Returns packets whose sum has no mask; each of them still has."""
-        sums, sites = self.federation.channel.sums, current.recipients
+        sums, sites = self.federation.channel.sums, now.recipients
         if sums is None or not sites or not (length := len(sums.read(packets[sites[0]]))):
             return packets
-        asked = self.of_phase(wire.Unmask, current, where, sent=sites)
-        self.attendance.summed = current.cohort
+        asked = self.of_phase(wire.Unmask, now, where, sent=sites)
+        self.attendance.summed = now.cohort
         replies, why = self.caller.all(asked)
         if len(replies) < needed(len(masks.keys)):
             raise Lost(why)
@@ -170,7 +166,7 @@ class Requests:
             if forms.setdefault("", summed) != summed:
                 raise CodecError("Its summed parts are not those of the other sites.")
 
-    def check_sizes(self, replies: Mapping[str, Message], norms: Norms) -> None:
+    def check_sizes(self, replies: Mapping[str, Message], norms: aggregation.Norms) -> None:
         """Leaves out sites whose numbers are so large that sums of all would overflow."""
         sizes: dict[str, float] = {}
         for site, reply in replies.items():  # of scalars, such as counts, only huge ones
@@ -188,7 +184,7 @@ class Requests:
 
     def note(self, site: str, reply: wire.Trained) -> None:
         """Notes what a site has spent."""
-        self.attendance.progress.spent[site] = reply.steps, Passes(*reply.passes)
+        self.attendance.progress.spent[site] = reply.steps, budget.Passes(*reply.passes)
 
     def needed(self, asked: Mapping[str, Asking[Answer]]) -> dict[str, Answer]:
         """Sends a request to sites that must all answer."""
@@ -267,7 +263,7 @@ class Coordinator:
             cohort = self.attendance.gather(number, out, began + left)
             left -= time.monotonic() - began  # however long the sites train
             try:
-                return self._attempt(number, attempt, cohort, evaluated)
+                return self._attempt({"round": number, "attempt": attempt}, cohort, evaluated)
             except Lost as lost:
                 attempt += 1
                 self.attendance.leave_out(lost.why, number)
@@ -276,14 +272,12 @@ class Coordinator:
                 out |= lost.why
                 self.attendance.readmit(anew)  # it has not missed anything yet
 
-    def _attempt(
-        self, number: int, attempt: int, cohort: Sequence[str], evaluated: bool
-    ) -> Metrics:
+    def _attempt(self, where: Where, cohort: Sequence[str], evaluated: bool) -> Metrics:
         """Tries a round once; if it fails, the server's state does not change."""
         federation, at = self.federation, self.progress.at
         server, memory, ledger = federation.server, dict(federation.memory), federation.ledger
         far = list(federation.far)
-        spent, where = dict(self.progress.spent), {"round": number, "attempt": attempt}
+        spent, number = dict(self.progress.spent), where["round"]
         federation.ledger = Ledger()
         try:
             trained = self._train(where, cohort)
@@ -302,7 +296,7 @@ class Coordinator:
         self.progress.rounds = {n: kept[n] for n in kept if n in last or n == self.best()}
         return metrics
 
-    def _train(self, where: dict[str, int], cohort: Sequence[str]) -> list[str]:
+    def _train(self, where: Where, cohort: Sequence[str]) -> list[str]:
         """Runs all phases with the cohort; returns the sites that were sent anything."""
         federation = self.federation
         self._memory = dict(federation.memory)
@@ -349,9 +343,7 @@ class Coordinator:
                 raise Lost(dict.fromkeys(lacking, f"its message has no {name!s:.60}")) from error
         return [c for c in federation.ids if c in trained]
 
-    def _reopened(
-        self, current: Round, packets: Mapping[str, Packet], lost: Mapping[str, str]
-    ) -> Round:
+    def _reopened(self, current: Round, packets: Packets, lost: Mapping[str, str]) -> Round:
         """Continues a round without sites that sent nothing usable, if the sum can be unmasked."""
         federation, number, there = self.federation, current.number, list(packets)
         least = max(self.attendance.least(number), needed(len(current.recipients)))
@@ -383,7 +375,7 @@ class Coordinator:
         body = self.federation.delivery(site).to_bytes()
         return self.caller.request(wire.Evaluate, site, at=at[site], body=body, **asked)
 
-    def _commit(self, where: dict[str, int], trained: Sequence[str]) -> None:
+    def _commit(self, where: Where, trained: Sequence[str]) -> None:
         asked, progress = dict[str, wire.Commit](), self.progress
         for site in trained:
             at = progress.at[site]
@@ -451,12 +443,9 @@ class Coordinator:
         values, refused = dict[str, Metrics](), dict[str, str]()
 
         def ask(bodies: Mapping[str, bytes], of: str = "") -> dict[str, wire.Tested]:
-            place: dict[str, Any] = {"round": rounds, "attempt": self._turn}
-            request, at = self.caller.request, self._at
-            asked = {
-                c: request(wire.Across, c, of=of or c, at=at[c], body=body, **place)
-                for c, body in bodies.items()
-            }
+            request = partial(self.caller.request, wire.Across, round=rounds, attempt=self._turn)
+            at = self._at
+            asked = {c: request(c, of=of or c, at=at[c], body=body) for c, body in bodies.items()}
             replies, why = self.caller.all(asked)
             every = ((c, impossible(r.metrics, frozenset(r.metrics))) for c, r in replies.items())
             why |= {c: wrong for c, wrong in every if wrong}

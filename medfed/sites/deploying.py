@@ -29,9 +29,8 @@ from medfed.common.console import levels, shown
 from medfed.config import compose, description, sections
 from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full
-from medfed.sites import agreement, calls, masks, newcomers, run, site_folder, studying
+from medfed.sites import agreement, calls, installed, masks, newcomers, run, site_folder, studying
 from medfed.sites.flare import LOST, PREFIXES, SITE, check_flare, write_job
-from medfed.sites.installed import code
 from medfed.sites.policy import VetoError
 from medfed.sites.wire import Answers, Request, Transport, declined, unreadable
 from medfed.sites.withdrawal import withdrawn_of
@@ -168,7 +167,7 @@ def start_site(
     try:
         file = agreement.SiteFile.read(path)
         log = site_folder.listen(name, file.folder)
-        log.info("Starts with medfed %s, code %s.", __version__, code())
+        log.info("Starts with medfed %s, code %s.", __version__, installed.code())
         terms = agreement.Agreed(**decoded(agreed, agreement.AgreedRecord))
         if file.site != name:
             raise ConfigError(f"{path} is of site {file.site}, but FLARE names this site {name}.")

@@ -238,12 +238,7 @@ class Half:
 
 
 def unmasked(
-    context: str,
-    keys: Keys,
-    sent: Sequence[str],
-    shares: Shares,
-    length: int,
-    kind: Any = np.uint32,
+    about: str, keys: Keys, sent: Sequence[str], shares: Shares, length: int, kind: Any = np.uint32
 ) -> Any:
     """Returns what to add to the sum of the sites' numbers, so that no mask is left in it."""
     sites, least = sorted(keys), needed(len(keys))
@@ -265,7 +260,7 @@ def unmasked(
             raise CodecError("Shares of a key do not fit together.")
         for other in sent:
             # What the missing site would have added, so that those of the others cancel.
-            total += _pair(key, keys, context, site, other, length, kind)
+            total += _pair(key, keys, about, site, other, length, kind)
     return total
 
 

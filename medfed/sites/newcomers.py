@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from medfed.common import scores, untrusted
 from medfed.common.console import say, shown, size, wide_console
-from medfed.common.scores import label_of, number
-from medfed.common.untrusted import read_checkpoint
 from medfed.config.allowed import check_plugins
 from medfed.config.description import RunDescription
 from medfed.federation import algorithm, reference
@@ -30,10 +29,9 @@ from medfed.records.folder import Run, RunFolder, with_nan
 from medfed.run.experiment import best_checkpoint, read_start, reopened
 from medfed.run.federating import preprocessing, server_half
 from medfed.run.onboarding import add_rows, earlier_rows
-from medfed.sites import wire
+from medfed.sites import coordinator, wire
 from medfed.sites.agreement import Agreed, fingerprints
 from medfed.sites.calls import Caller, Terms, catch_up, compare, compare_models
-from medfed.sites.coordinator import impossible
 from medfed.sites.wire import Facts, Greeting, Transport
 from medfed.sites.withdrawal import SitesRecord
 from medfed.standalone.errors import CheckpointError, CodecError, ConfigError, SiteError
@@ -126,7 +124,7 @@ def join(
     point = for_newcomer(run.summary.get("points", {}))
     samples, metrics, ledger = onboard(caller, federation, site, kept, point)
     names = frozenset(name for of in run.summary["clients"].values() for name in of)
-    if wrong := impossible(metrics, names):
+    if wrong := coordinator.impossible(metrics, names):
         raise SiteError(f"{shown(site)}: {wrong}.")
     up, down = (ledger.total(direction=way) for way in ("up", "down"))
     joined = Joined(site, samples, "own", steps, metrics, up, down)
@@ -157,19 +155,19 @@ def _reopened(run: RunFolder, facts: Mapping[str, Facts]) -> Federation:
     shape = next(iter(facts.values())).data["shape"]
     task, _, _, federation, local = server_half(described, start, everyone, shape)
     module = FederatedModule(task, federation, local)
-    module.restore(read_checkpoint(best_checkpoint(run.folder)))
+    module.restore(untrusted.read_checkpoint(best_checkpoint(run.folder)))
     return federation
 
 
 def _print(run: RunFolder, joined: Joined) -> None:
     summary = run.summary
     metric = summary["selection"][0]
-    mean = number(summary["federation"][metric]["mean"])
+    mean = scores.number(summary["federation"][metric]["mean"])
     say(
         wide_console(),
         f"{shown(joined.client)} has joined by the rule of {summary['algorithm']}: test "
-        f"{label_of(metric)} {number(with_nan(joined.metrics)[metric])} (mean of the run's "
-        f"hospitals {mean}), up to {joined.steps} gradient steps, {size(joined.down)} down, "
+        f"{scores.label_of(metric)} {scores.number(with_nan(joined.metrics)[metric])} (mean of the "
+        f"run's hospitals {mean}), up to {joined.steps} gradient steps, {size(joined.down)} down, "
         f"{size(joined.up)} up.",
         f"Its model is at the site. Written: {run.onboarding_csv} and {run.onboarding_json.name}",
     )

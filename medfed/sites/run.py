@@ -37,8 +37,7 @@ from medfed.run import assembly, claim, federating, loggers, results
 from medfed.run.evaluation import show_across
 from medfed.run.experiment import best_checkpoint, callbacks_of, read_start, trainer_of
 from medfed.run.memberships import Memberships
-from medfed.sites import calls
-from medfed.sites.agreement import fingerprints
+from medfed.sites import agreement, calls
 from medfed.sites.attendance import Attendance, SitesProgress
 from medfed.sites.coordinator import Coordinator, Metrics
 from medfed.sites.site import FACTS, versions_here
@@ -161,7 +160,7 @@ def _coordinate(
 ) -> dict[str, Any]:
     folder = Path(config.folder)
     run = RunFolder(folder)
-    agreed = fingerprints(config.values)
+    agreed = agreement.fingerprints(config.values)
     start, config = read_start(config)
     job, progress, checkpoint = before_of(config, sites)
     if config.resume is not None:

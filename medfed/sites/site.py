@@ -28,16 +28,12 @@ from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import Exchanged, FederatedDataModule
 from medfed.datamodules.one_site import OwnData, setup_alone
-from medfed.federation.algorithm import ClientInfo
-from medfed.federation.budget import Passes
+from medfed.federation import algorithm, budget, local_client, onboarding, split
 from medfed.federation.entries import parted
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.checkpoint import digest_file, is_whole, save_sealed
 from medfed.federation.lightning.module import FederatedModule
-from medfed.federation.local_client import LocalClient
-from medfed.federation.onboarding import rules_of
 from medfed.federation.reference import Newcomer
-from medfed.federation.split import float_entries
 from medfed.federation.wire.channel import Channel, MessageContext
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
@@ -49,9 +45,8 @@ from medfed.sites import agreement, masks, policy, wire
 from medfed.sites.gate import RULES, Agreement, Gate, Refusal, sum_key
 from medfed.sites.policy import NO_LIMITS, Policy
 from medfed.sites.wire import START, Facts, Greeting, Reply, Request
-from medfed.standalone import files
+from medfed.standalone import files, neighbours
 from medfed.standalone.errors import CheckpointError, CodecError, DataError
-from medfed.standalone.neighbours import store_in
 from medfed.studies.parts import Part, Separate
 
 Kept = dict[str, Any]
@@ -95,7 +90,7 @@ class Site:
         return self._module.federation
 
     @property
-    def client(self) -> LocalClient:
+    def client(self) -> local_client.LocalClient:
         """The only client, once a session has started."""
         return self.federation.clients[self.name]
 
@@ -161,7 +156,7 @@ class Site:
         kept = RunFolder(self.folder).job_json
         if kept.is_file() and untrusted.read_json(kept, dict[str, str]).get("job") != asked.job:
             raise Refusal("job")
-        everyone = [ClientInfo(c.id, c.num_samples) for c in asked.clients]
+        everyone = [algorithm.ClientInfo(c.id, c.num_samples) for c in asked.clients]
         self.folder.mkdir(parents=True, exist_ok=True)
         files.write_json(kept, {"job": asked.job, "site": self.name})
         self.module = self.workplace.join(everyone)
@@ -232,7 +227,7 @@ class Site:
         """Evaluates the site's personal model and sends it, or evaluates another site's."""
         module, packet, channel, body = self._module, self._packet(asked), Channel(), b""
         if asked.of == self.name:
-            if store_in(module.local.split.base) is not None:
+            if neighbours.store_in(module.local.split.base) is not None:
                 raise policy.VetoError(
                     "The personal model holds features of training patients, so it is not sent to "
                     "other sites (across=true)."
@@ -278,7 +273,7 @@ class Site:
     def _onboard(self, asked: wire.Onboard) -> Reply:
         """Joins a trained federation; its model stays here."""
         if asked.phase == 0:
-            sizes = [ClientInfo(c.id, c.num_samples) for c in asked.clients]
+            sizes = [algorithm.ClientInfo(c.id, c.num_samples) for c in asked.clients]
             self.folder = self._folder_of(asked, "-joined")
             module = self.module = self.workplace.join(sizes)
             self._newcomer = newcomer_of(module, self.name, self.workplace.joins)
@@ -288,7 +283,7 @@ class Site:
         packet, body, metrics = self._packet(asked), b"", dict[str, float]()
         if asked.last:
             module, client = self._module, self._newcomer.client
-            rules = rules_of(module.federation.algorithm)
+            rules = onboarding.rules_of(module.federation.algorithm)
             model = rules.onboard(client, self._newcomer.begin(packet))
             model, metrics = tested(module, client, model, asked.point)
             self.joined(self._newcomer, module.local.model.whole(model), metrics)
@@ -352,7 +347,7 @@ class Site:
         kept = self._states.get(number) or self._read(number)
         self.client.load_state_dict(kept["client"])
         self.client.steps_done = kept["steps"]
-        self.client.passes = Passes(*kept["passes"])
+        self.client.passes = budget.Passes(*kept["passes"])
 
     def _state(self, number: int) -> Kept:
         """The client's state, without copies: tensors are replaced, never changed."""
@@ -430,7 +425,7 @@ class ConfiguredSite:
         self._greeting: Greeting | None = None
         self._start = start.Start()
         self._statements: list[bytes | None] = []
-        self._answers: list[bytes] = []
+        self.answers: list[bytes] = []
         self.exchanged: list[Exchanged] = []  # sizes of what it says of its data, and of answers
         self._facts: Facts | None = None
 
@@ -460,12 +455,12 @@ class ConfiguredSite:
     def agree(self, number: int, answer: bytes) -> bytes | None:
         """Returns the site's messages about its data, for the coordinator."""
         self.greeting()
-        if number and self._answers[number - 1 : number] not in ([], [answer]):
+        if number and self.answers[number - 1 : number] not in ([], [answer]):
             raise DataError(
                 "The coordinator's answer on columns has changed; start the site again."
             )
         if number == len(self._statements) and number:
-            self._answers.append(answer)
+            self.answers.append(answer)
             for way, content in (("up", self._statements[-1] or b""), ("down", answer)):
                 self.exchanged.append((self.name, way, len(content)))  # type: ignore[arg-type]
             try:
@@ -487,7 +482,7 @@ class ConfiguredSite:
         client = self.data.clients[self.name]
         self.policy.check_statistics(build(self.config.algorithm).summaries(client))
         self.config, self.task, *_ = experiment.begin(self.config, self.data, self._start)
-        entries = float_entries(self.task.network)
+        entries = split.float_entries(self.task.network)
         self._initial: Tensors = {n: t.detach().clone() for n, t in entries.items()}
         facts, absent = facts_of(self.config, self.data), self.data.absent
         self._facts = Facts(client.num_samples, digest(self._initial), facts, absent)
@@ -508,14 +503,14 @@ class ConfiguredSite:
         """Refuses a round with these sites if the site's policy does not allow it."""
         self.policy.check_sizes({name: self._samples[name] for name in cohort})
 
-    def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
+    def join(self, everyone: Sequence[algorithm.ClientInfo]) -> FederatedModule:
         """Returns the federation at this site: with this client only, in its initial state."""
         self._samples = {c.id: c.num_samples for c in everyone}
         self.check_cohort([c.id for c in everyone])
         task, config = self.task, self.config
         initial = parted(task.network, self._initial)
         with torch.no_grad():
-            for name, tensor in float_entries(task.network).items():
+            for name, tensor in split.float_entries(task.network).items():
                 tensor.copy_(initial.get(name, tensor))  # what the method adds begins anew
         module = SiteModule(task, *federating.federate(config, self.data, task, everyone))
         module.chooser = experiment.chooser_of(config, task)

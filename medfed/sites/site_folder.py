@@ -17,9 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from medfed.common import schemas, untrusted
+from medfed.common import schemas, tensors, untrusted
 from medfed.common.scores import Record, failures_count, undefined_in
-from medfed.common.tensors import Tensors, digest
 from medfed.config.description import RunDescription
 from medfed.federation.budget import Passes
 from medfed.federation.lightning.callbacks import PersonalEvaluation
@@ -27,20 +26,18 @@ from medfed.federation.reference import Newcomer
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.packet import Packet
 from medfed.records.folder import RunFolder, save_tensors, with_nan
-from medfed.run import results
+from medfed.run import federating, results
 from medfed.run.cohort import cohort_record
 from medfed.run.experiment import Experiment
-from medfed.run.federating import preprocessing
 from medfed.run.privacy import Protection, protections, record
-from medfed.sites import wire
+from medfed.sites import masks, wire
 from medfed.sites.agreement import Agreed, SiteFile
-from medfed.sites.masks import Signer
 from medfed.sites.policy import COUNTED, SPENT, Counted, Spending
 from medfed.sites.site import ConfiguredSite, Site
 from medfed.sites.wire import START, Reply, Request
 from medfed.standalone import errors, files
 
-KeepBundle = Callable[[Path], object]
+Keep = Callable[[Path], object]
 """Makes the bundle of a finished run's folder."""
 # In the folder of all federations:
 LOG, REFUSALS = "log.txt", "refusals.txt"
@@ -49,7 +46,7 @@ _Validation = list[tuple[schemas.Count, dict[str, float | None]]]
 
 
 def hospital(
-    agreed: Agreed, file: SiteFile, keep_bundle: KeepBundle, signer: Signer | None = None
+    agreed: Agreed, file: SiteFile, keep_bundle: Keep, signer: masks.Signer | None = None
 ) -> Site:
     """Makes a site from the agreement and its file; each federation has a separate folder."""
     workplace = ConfiguredSite.of(agreed, file)
@@ -69,7 +66,7 @@ class RecordingSite(Site):
     """A site that keeps its results in its folder, and counts what leaves it, over all jobs."""
 
     workplace: ConfiguredSite
-    keep_bundle: KeepBundle = field(kw_only=True)
+    keep_bundle: Keep = field(kw_only=True)
     spending: Spending = field(kw_only=True)
 
     def __post_init__(self) -> None:
@@ -89,7 +86,7 @@ class RecordingSite(Site):
         run = RunFolder(self.folder)
         self._hospitals = len(asked.clients)
         config = self._opened(run, str(run.folder) if run.config_yaml.is_file() else None)
-        self.ledger, self.history = Ledger(preprocessing(self.workplace.exchanged)), []
+        self.ledger, self.history = Ledger(federating.preprocessing(self.workplace.exchanged)), []
         self.guard()
         if self._protection is not None:
             self.spending.check(run.folder.name, self._protection)
@@ -156,16 +153,16 @@ class RecordingSite(Site):
             if new:
                 self.spending.add(self.folder.name, self._protection, new)
 
-    def joined(self, newcomer: Newcomer, model: Tensors, metrics: dict[str, float]) -> None:
+    def joined(self, newcomer: Newcomer, model: tensors.Tensors, metrics: dict[str, float]) -> None:
         """Writes the folder of a site that has joined a trained federation."""
         run, federation, client = RunFolder(self.folder), self.federation, newcomer.client
         config = self._opened(run, None)
         save_tensors(run.files("models", [self.name])[self.name], model)
-        before = preprocessing(self.workplace.exchanged)
+        before = federating.preprocessing(self.workplace.exchanged)
         federation.ledger = Ledger([*before, *newcomer.ledger.entries])
         self._hospitals = len(federation.ids) + 1
         self._report(self._experiment(config, metrics), None, (client.steps_done, client.passes))
-        self._test(digest(model).encode())
+        self._test(tensors.digest(model).encode())
 
     def epsilon(self) -> float | None:
         """Returns what the run has spent so far, unless ``policy.parts`` does not name it."""

@@ -21,8 +21,7 @@ from medfed.common import schemas, untrusted
 from medfed.common.console import Terminal, shown, size
 from medfed.common.tables import Table
 from medfed.records.folder import RunFolder
-from medfed.sites.agreement import words_for
-from medfed.sites.wire import RoundNumber
+from medfed.sites import agreement, wire
 from medfed.standalone import errors, files
 
 _COLUMNS = ("site", "kind", "requests", "down", "up")
@@ -74,7 +73,7 @@ class SiteState(msgspec.Struct):
 
     state: str
     since: str
-    round: RoundNumber
+    round: wire.RoundNumber
     epsilon: float | None = None
 
 
@@ -82,7 +81,7 @@ class Status(msgspec.Struct):
     """The content of ``status.json``."""
 
     rounds: schemas.Count  # how many rounds there will be
-    round: RoundNumber = 0  # the round that runs, from 0
+    round: wire.RoundNumber = 0  # the round that runs, from 0
     doing: str = "starts"  # what happens in it
     since: str = ""  # since when
     sites: dict[str, SiteState] = {}  # the sites' states
@@ -132,7 +131,7 @@ def tables(run: RunFolder) -> Group:
         line = [shown(name), shown(site.state, 1000), site.since, str(site.round + 1), *sizes]
         spent = "not said" if site.epsilon is None else f"{site.epsilon:.3g}"
         sites.append([*line, *[spent] * noisy])
-    for kind, meaning in words_for("requests").items():
+    for kind, meaning in agreement.words_for("requests").items():
         if counts := [c for (_, known), c in traffic.counts.items() if known == kind]:
             requests, down, up = (sum(column) for column in zip(*counts, strict=True))
             kinds.append([kind, f"{requests:,}", size(down), size(up), meaning])

@@ -27,14 +27,12 @@ from medfed.common.schemas import Number, fit, parse_json
 from medfed.config.description import RunDescription
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.records.bundles import packed, unpacked
-from medfed.sites import calls, masks, wire
+from medfed.sites import calls, coordinator, masks, wire, withdrawal
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints
-from medfed.sites.coordinator import Lost, Masks
 from medfed.sites.gate import Refusal
 from medfed.sites.policy import COUNTED, Counted, Policy, VetoError
 from medfed.sites.site import Site, own_data, versions_here
 from medfed.sites.wire import Facts, Greeting, Reply, Request
-from medfed.sites.withdrawal import replayed
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError, SiteError
 from medfed.studies.cohorts import Cohort, Opener
 from medfed.studies.page import write_study
@@ -68,6 +66,13 @@ class StudyPlace:
         self.policy.check_noise(self.config)
         self.parts = [*parts(self.plan)]
         self.rounds = len(self.parts)
+
+    @classmethod
+    def of(cls, agreed: Agreed, file: SiteFile, open_bundle: Opener | None = None) -> StudyPlace:
+        """Makes it from the agreement of a study and a site's file."""
+        plan = plan_of(agreed.plan or {}, "The agreement")
+        where = file.site, agreed.sites, file.policy, agreed.cut
+        return cls(file.config(agreed), plan, *where, open_bundle)
 
     @cached_property
     def cohort(self) -> Cohort:
@@ -186,23 +191,13 @@ class StudySite(Site):
 _STEPS = 16  # of a regression, at most
 
 
-def place_of(
-    agreed: Agreed, file: SiteFile, config: RunDescription, open_bundle: Opener | None = None
-) -> StudyPlace:
-    """Returns what a site must know of the agreement of a study."""
-    plan = plan_of(agreed.plan or {}, "The agreement")
-    where = file.site, agreed.sites, file.policy, agreed.cut
-    return StudyPlace(config, plan, *where, open_bundle)
-
-
 def study_site(
     agreed: Agreed, file: SiteFile, signer: masks.Signer | None, open_bundle: Opener
 ) -> StudySite:
     """Makes a site from the agreement of a study and its file."""
     file.check_approved(agreed)
-    place = place_of(agreed, file, file.config(agreed), open_bundle)
-    counted = Counted(file.folder / COUNTED, agreed.digest)
-    return StudySite(place, file.folder / "study", signer, counted)
+    place, counted = StudyPlace.of(agreed, file, open_bundle), file.folder / COUNTED
+    return StudySite(place, file.folder / "study", signer, Counted(counted, agreed.digest))
 
 
 @dataclass(eq=False)
@@ -220,7 +215,7 @@ class Conductor:
         """Asks all parts of the plan."""
         caller = self.caller
         calls.greet(caller)
-        facts, _, _ = calls.agree_on_data(caller, replayed(()))
+        facts, _, _ = calls.agree_on_data(caller, withdrawal.replayed(()))
         clients = [wire.Client(c, of.num_samples) for c, of in facts.items()]
         caller.everyone(caller.requests(wire.Begin, caller.sites, job=self.job, clients=clients))
         for name, body in self.bundles.items():
@@ -233,16 +228,16 @@ class Conductor:
             try:
                 if len(caller.sites) < FEWEST and not isinstance(part, Separate):
                     raise SiteError(f"a sum needs {FEWEST} sites.")
-                ways = partial(self._estimates, number), partial(self._sum, number, [*caller.sites])
-                tables += answered(part, *ways)
+                ask = self._estimates if isinstance(part, Separate) else self._sum
+                tables += answered(part, partial(ask, number, [*caller.sites]))
             except SiteError as error:  # the other parts have spent what sites allow
                 self.remarks.append(f"{part.name} is left out: {error}")
         if not tables:
             raise SiteError(f"Nothing could be measured: {' '.join(self.remarks)}")
         return tables
 
-    def _estimates(self, number: int, part: Separate) -> dict[str, Estimates]:
-        asked = self.caller.requests(wire.Ask, self.caller.sites, round=number, body=b"[]")
+    def _estimates(self, number: int, sites: list[str], part: Separate, *_: Any) -> Any:
+        asked = self.caller.requests(wire.Ask, sites, round=number, body=b"[]")
         replies, why = self.caller.all(asked)
         each = {}
         for site, reply in replies.items():
@@ -275,13 +270,13 @@ class Conductor:
         def ask(kind: Any, **more: Any) -> dict[str, Any]:
             replies, why = self.caller.all(requests(kind, sites, **where, **more))
             if why:
-                raise Lost(why)
+                raise coordinator.Lost(why)
             return replies
 
         try:
             announced = ask(wire.Keys, cohort=sites)
-            hidden = Masks.of(announced, ask)
-        except Lost as lost:
+            hidden = coordinator.Masks.of(announced, ask)
+        except coordinator.Lost as lost:
             return None, lost.why
         asked = requests(wire.Ask, sites, body=body, **where)
         boxed = {c: replace(one, boxes=hidden.for_site(c)) for c, one in asked.items()}

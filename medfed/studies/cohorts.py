@@ -21,11 +21,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules import base, plans
 from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.luna16_scans import Luna16ScansDataModule
 from medfed.datamodules.patient_columns import LACKING, patient_columns
-from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.luna16 import read_with_nodules
 from medfed.datamodules.readers.samples import Samples
 from medfed.datamodules.segmentation import ImageMasksDataModule, SegmentationDataModule
@@ -34,9 +33,8 @@ from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.functional.detection import ALARM, HIT, match_lesions
 from medfed.models.detection import in_mm
 from medfed.models.segmentation_meter import iou_and_dice, overlap_counts, surface_metrics
+from medfed.standalone import csv_files, ct_scans
 from medfed.standalone.columns import Columns
-from medfed.standalone.csv_files import as_number
-from medfed.standalone.ct_scans import ScanSpec
 from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.predictor import Predictor
 from medfed.standalone.samples import inputs_of, pixels_of
@@ -45,6 +43,8 @@ from medfed.studies.plan import Plan
 from medfed.studies.rows import ALARMS, FOUND, LESIONS, OF, OUTCOME, Floats, Rows
 
 Opener = Callable[[Path], Predictor]
+Models = Mapping[str, Predictor]
+Scores = dict[str, Floats]
 _TAKES = {
     "table": TabularDataModule,
     "images": ImageDataModule,
@@ -60,9 +60,7 @@ _log = logging.getLogger(__name__)
 
 
 def hospital_rows(
-    data: FederatedDataModule,
-    plan: Plan | None = None,
-    models: Mapping[str, Predictor] | None = None,
+    data: base.FederatedDataModule, plan: Plan | None = None, models: Models | None = None
 ) -> dict[str, Rows]:
     """Returns the rows of every hospital of planned data."""
     cohorts = {client: Cohort(data, client, plan) for client in data.plans}
@@ -79,7 +77,7 @@ class Cohort:
     splits: Sequence[Split] | None = None  # of whom, if not as the plan says
 
     def __post_init__(self) -> None:
-        self.plan: ClientPlan = self.data.plans[self.client]
+        self.plan: plans.ClientPlan = self.data.plans[self.client]
         splits = self.splits or (SPLITS if self.asked is None else self.asked.splits)
         self.patients = [name for split in splits for name in self.plan.patients[split]]
         if isinstance(self.data, SegmentationDataModule):
@@ -127,10 +125,8 @@ class Cohort:
             channels = self._images().swapaxes(0, 1)
             for name, pixels in zip(self.data.channel_names, channels, strict=True):
                 flat = pixels.reshape(len(self.index), -1)
-                columns |= {
-                    f"{name} mean": flat.mean(axis=1),
-                    f"{name} deviation": flat.std(axis=1),
-                }
+                columns[f"{name} mean"] = flat.mean(axis=1)
+                columns[f"{name} deviation"] = flat.std(axis=1)
         if isinstance(self.data, TabularDataModule | ImageDataModule):
             labels = self.samples.labels[self.index]
             if self.samples.survival:
@@ -151,7 +147,7 @@ class Cohort:
         self, texts: Mapping[str, str], name: str, categories: dict[str, tuple[str, ...]]
     ) -> Floats:
         """Numbers of a column of the cohort's table, or the places of its categories."""
-        numbers = {text: as_number(text) for text in texts.values()}
+        numbers = {text: csv_files.as_number(text) for text in texts.values()}
         if not all(map(np.isfinite, numbers.values())):
             categories[name] = tuple(sorted(numbers))
             numbers = {text: float(n) for n, text in enumerate(categories[name])}
@@ -183,7 +179,7 @@ class Cohort:
             measured[f"{name} {unit}"] = volume if name in self.outlined else np.nan
         return measured
 
-    def with_predictions(self, rows: Rows, models: Mapping[str, Predictor]) -> Rows:
+    def with_predictions(self, rows: Rows, models: Models) -> Rows:
         """Returns the rows with what models, by name, say of the patients."""
         columns = dict(rows.columns)
         for name, model in models.items():
@@ -206,9 +202,7 @@ class Cohort:
                 columns |= self._judged(rows, name, model, answers)
         return replace(rows, columns=columns)
 
-    def _judged(
-        self, rows: Rows, name: str, model: Predictor, answers: Floats
-    ) -> dict[str, Floats]:
+    def _judged(self, rows: Rows, name: str, model: Predictor, answers: Floats) -> Scores:
         """What a study judges of answers (N, K): probabilities, an outcome, or a risk."""
         task, labels, known = model.facts["task"], [*model.labels], [*self.data.class_names]
         wanted = "classes" if OUTCOME in rows.categories else "regression"
@@ -255,7 +249,7 @@ class Cohort:
         made = np.where(np.arange(len(rows.patients)) % 3, 0.25, 0.75)
         return replace(rows, columns={**rows.columns, **dict.fromkeys(columns, made)})
 
-    def _detections(self, name: str, model: Predictor) -> dict[str, Floats]:
+    def _detections(self, name: str, model: Predictor) -> Scores:
         """The share of each scan's lesions that is found, and its false alarms, by threshold."""
         names, facts, lines = self.score_names(name, ()), model.facts, []
         if not names:
@@ -264,7 +258,7 @@ class Cohort:
                 "thresholds, such as evaluate: {thresholds: [0.1, 0.3, 0.5]}."
             )
         levels = np.array(self.asked.evaluate.thresholds)[:, None]  # type: ignore[union-attr]
-        spec = ScanSpec(facts["input"]["spacing"], facts["normalization"]["hu"])
+        spec = ct_scans.ScanSpec(facts["input"]["spacing"], facts["normalization"]["hu"])
         spacing = torch.tensor(spec.spacing)
         for series in self.patients:
             header = self.data.patients[series].files["header"]
@@ -276,10 +270,8 @@ class Cohort:
                 in_mm(of.float(), spacing) for of in (boxes.cpu(), torch.from_numpy(read["boxes"]))
             )
             score = scores.double().cpu().numpy()
-            kinds, counted = (
-                match_lesions(centres, score, lesions, sides.mean(1) / 2),
-                score >= levels,
-            )
+            kinds = match_lesions(centres, score, lesions, sides.mean(1) / 2)
+            counted = score >= levels
             hits = ((kinds == HIT) & counted).sum(axis=1)
             share = hits / len(lesions) if len(lesions) else np.full(len(levels), np.nan)
             lines.append([*share, *((kinds == ALARM) & counted).sum(axis=1)])
@@ -301,7 +293,7 @@ class Cohort:
                 *(self.client, len(others), len(self.cases), name, others[0]),
             )
 
-    def _overlaps(self, name: str, model: Predictor) -> dict[str, Floats]:
+    def _overlaps(self, name: str, model: Predictor) -> Scores:
         """Dice and distances of each scan: of all outlined regions, and of each."""
         data, facts, regions = self.data, model.facts, [*self.data.class_names]
         there = [*data.channel_names, *regions]

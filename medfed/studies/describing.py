@@ -13,7 +13,7 @@ from medfed.common.floors import TIMES, divided
 from medfed.functional import pooled
 from medfed.standalone.errors import DataError
 from medfed.studies import parts
-from medfed.studies.parts import Floats, Groups, State, Sums, Table, Whole, Word
+from medfed.studies.parts import Floats, Groups, Line, State, Sums, Table, Whole, Word
 from medfed.studies.rows import Rows
 
 _QUARTERS = ("lower quartile", "median", "upper quartile")
@@ -79,7 +79,7 @@ class Column(msgspec.Struct, frozen=True):
         shares = [[*map(parts.share_of, *(each.tolist() for each in row))] for row in of_rows]
         of_all = zip(everyone.tolist(), hidden[-1].tolist(), strict=True)
         patients = [parts.share_of(n, n, True) if is_hidden else n for n, is_hidden in of_all]
-        lines: list[list[Word]] = [["patients", *patients], ["missing", *shares[-1]]]
+        lines: list[Line] = [["patients", *patients], ["missing", *shares[-1]]]
         if self.names:
             named = zip((*self.names, "other"), shares, counts, strict=False)
             lines += [[name, *row] for name, row, n in named if name != "other" or n.any()]
@@ -88,7 +88,7 @@ class Column(msgspec.Struct, frozen=True):
             lines += self._of_numbers(known, counts[:-1], each[:-1], _with_all(sums, self.groups))
         return [Table(self.name, ["column", "all", *self.groups.names], lines)]
 
-    def _of_categories(self, each: Whole, is_some_hidden: bool) -> Iterator[list[Word]]:
+    def _of_categories(self, each: Whole, is_some_hidden: bool) -> Iterator[Line]:
         if self.groups.count > 1:
             yield ["p (χ²)", parts.p_value(pooled.chi_squared(each).p)]
         if self.groups.count == 2 and each.any(axis=0).all():
@@ -96,9 +96,7 @@ class Column(msgspec.Struct, frozen=True):
             apart = pooled.standardised_difference(shares.T)  # in many digits it gives counts away
             yield ["standardised difference", float(f"{apart:.2g}") if is_some_hidden else apart]
 
-    def _of_numbers(
-        self, known: Any, counts: Whole, each: Whole, sums: Floats
-    ) -> Iterator[list[Word]]:
+    def _of_numbers(self, known: Any, counts: Whole, each: Whole, sums: Floats) -> Iterator[Line]:
         mean, sd = pooled.mean_and_sd(known, *sums)
         centre, half = parts.middle(self.ends)
         mean, sd = mean * half + centre, sd * half
@@ -152,7 +150,7 @@ class Curves(msgspec.Struct, frozen=True):
         counts = whole.reshape(2, len(self.ends) + 1, -1)[:, :, : self.groups.count].copy()
         counts[1, -1] += counts[0, -1]  # what happens after the last end is not known
         counts[0, -1] = 0
-        lines: list[list[Word]] = []
+        lines: list[Line] = []
         for name, group in zip(self.groups.names or ("all",), counts.T, strict=True):
             curve: Sequence[Floats] = pooled.survival_curve(*group.T)
             for end, n, share, e in zip(self.ends, *curve, strict=False):
@@ -162,6 +160,6 @@ class Curves(msgspec.Struct, frozen=True):
         tables = [Table("Survival", head, lines)]
         if self.groups.count > 1:
             test = pooled.log_rank(*counts)
-            line: list[Word] = [test.statistic, self.groups.count, parts.p_value(test.p)]
+            line: Line = [test.statistic, self.groups.count, parts.p_value(test.p)]
             tables.append(Table("Log-rank test", ["χ²", "groups", "p"], [line]))
         return tables

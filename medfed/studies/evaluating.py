@@ -21,8 +21,7 @@ from medfed.functional import discrimination
 from medfed.functional.discrimination import Estimate
 from medfed.functional.statistics import LEVEL, POWER, holm
 from medfed.standalone.errors import DataError, few
-from medfed.studies import parts
-from medfed.studies.describing import Column
+from medfed.studies import describing, parts
 from medfed.studies.parts import Estimates, Floats, State, Sums, Table, Whole, Word
 from medfed.studies.plan import Evaluation, Plan
 from medfed.studies.rows import ALARMS, FOUND, LESIONS, OF, Rows
@@ -78,11 +77,9 @@ class Scores(msgspec.Struct, frozen=True):
 
     def _predictions(self, rows: Rows, name: str) -> Predictions:
         """What a score says, and how it is judged."""
-        columns = {
-            n.partition(OF)[2]: c for n, c in rows.columns.items() if n.startswith(name + OF)
-        }
-        names, outcome = [*columns], self.asked.outcome
-        p = np.stack([*columns.values()], axis=1) if names else rows.column(name)[:, None]
+        scores = {n.partition(OF)[2]: c for n, c in rows.columns.items() if n.startswith(name + OF)}
+        names, outcome = [*scores], self.asked.outcome
+        p = np.stack([*scores.values()], axis=1) if names else rows.column(name)[:, None]
         classes = self.plan.groups(outcome) or rows.categories.get(outcome, ())
         if names and classes and {*classes} <= {*names}:
             code = rows.coded(outcome, tuple(names))[:, None]
@@ -185,7 +182,7 @@ class Scores(msgspec.Struct, frozen=True):
         return Table("Who would be harmed", head, lines, bars, label)
 
 
-class Areas(Column, frozen=True):
+class Areas(describing.Column, frozen=True):
     """The area under the curve of all patients together, and calibration, from a histogram."""
 
     def tables(self, each: Whole, sums: Floats) -> list[Table]:
@@ -195,10 +192,8 @@ class Areas(Column, frozen=True):
         if min(no.sum(), yes.sum()) < TIMES:
             return []
         estimate = discrimination.area_of_counts(yes, no)
-        area: list[Word] = [
-            *parts.interval(self.name, *estimate, parts.SHARE),
-            int((no + yes).sum()),
-        ]
+        known = int((no + yes).sum())
+        area: list[Word] = [*parts.interval(self.name, *estimate, parts.SHARE), known]
         middles = np.array([0.0, *(np.add(self.ends[1:], self.ends[:-1]) / 2), 1.0])
         lines: list[list[Word]] = []
         for cells in np.split(np.arange(len(no)), range(1 + few_cells, len(no) - 2, few_cells)):
@@ -210,10 +205,8 @@ class Areas(Column, frozen=True):
                 lines.append([self.name, mean, *share, n])
         ends = ("lower 95 %", "upper 95 %", "patients")
         head = ["score", "predicted", "observed", *ends]
-        return [
-            Table(f"Pooled AUROC of {self.name}", ["score", "AUROC", *ends], [area]),
-            Table(title, head, lines),
-        ]
+        whole = Table(f"Pooled AUROC of {self.name}", ["score", "AUROC", *ends], [area])
+        return [whole, Table(title, head, lines)]
 
 
 class Detections(msgspec.Struct, frozen=True):

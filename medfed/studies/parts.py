@@ -17,18 +17,20 @@ from numpy.typing import NDArray
 from scipy import optimize, stats
 
 from medfed.common.floors import TIMES
-from medfed.functional.pooled import meta_analysis
-from medfed.functional.statistics import LEVEL
+from medfed.functional import pooled, statistics
 from medfed.studies.rows import Rows
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 Word = str | float
+Line = list[Word]
+Interval = tuple[str, float, float, float]
+"""A name, an estimate, and the ends of its interval."""
 State = Sequence[float]
 """What the hospitals are told before they answer: nothing, or the coefficients of a step."""
 MEANS = ("mean", "lower 95 %", "upper 95 %", "I²", "another hospital", "hospitals")
 COEFFICIENT = "coefficient"
-NORMAL = float(stats.norm.ppf((1 + LEVEL) / 2))
+NORMAL = float(stats.norm.ppf((1 + statistics.LEVEL) / 2))
 """Standard errors to either end of an interval."""
 UNIT = 2.0**34
 """Steps of fixed point: the largest squares of 2^20 patients fit 63 bits."""
@@ -59,13 +61,11 @@ class Table(NamedTuple):
     head: Sequence[str]
     lines: Sequence[Sequence[Word]]
     # names, values and ends of intervals, for a picture
-    intervals: Sequence[tuple[str, float, float, float]] = ()
+    intervals: Sequence[Interval] = ()
     label: str = ""  # what these are
 
 
-def interval(
-    name: str, value: float, error: float, limits: Limits = ANY
-) -> tuple[str, float, float, float]:
+def interval(name: str, value: float, error: float, limits: Limits = ANY) -> Interval:
     """Returns a name, an estimate, and the ends of its 95 % interval, cut at its limits."""
     low, high = np.clip([value - NORMAL * error, value + NORMAL * error], *limits).tolist()
     return name, value, low, high
@@ -153,7 +153,7 @@ def mean_of_hospitals(pairs: Sequence[tuple[float, float]], limits: Limits = ANY
         >>> mean_of_hospitals([(0.7, 0.02), (0.8, 0.02)])[3:]
         ['92 %', '–', 2]
     """
-    m = meta_analysis(*np.transpose(pairs))
+    m = pooled.meta_analysis(*np.transpose(pairs))
     low, high, next_low, next_high = np.clip([m.low, m.high, m.next_low, m.next_high], *limits)
     beyond = "–" if math.isnan(m.next_low) else f"{next_low:.4g} to {next_high:.4g}"
     share = "–" if math.isnan(m.i2) else f"{100 * m.i2:.0f} %"

@@ -16,9 +16,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from medfed.common import schemas, untrusted
 from medfed.common.floors import CATEGORY, LEAST, TIMES
-from medfed.common.schemas import Number, fit
-from medfed.common.untrusted import read_yaml
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.functional.pooled import Family
 from medfed.records.bundles import manifest_hash, remembers_cases
@@ -36,7 +35,7 @@ _OUTER = (0.1, 0.9)  # quantiles between which the bins of a suggestion are narr
 class Survival(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Curves of survival until the ends of intervals of time, by the categories of a column."""
 
-    ends: Annotated[list[Number], msgspec.Meta(min_length=2, max_length=1000)]
+    ends: Annotated[list[schemas.Number], msgspec.Meta(min_length=2, max_length=1000)]
     by: str | None = None
 
 
@@ -68,6 +67,9 @@ class Bundle(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_defau
     path: str | None = None  # its folder, at the coordinator alone
 
 
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
 class Evaluation(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Scores that are compared with what happened."""
 
@@ -82,9 +84,7 @@ class Evaluation(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     margin: Annotated[float, msgspec.Meta(gt=0)] = 0.02
     by: list[str] = []  # columns of categories whose groups are evaluated, too
     # of models of lesions, the scores from which their boxes count
-    thresholds: Annotated[
-        list[Annotated[float, msgspec.Meta(ge=0, le=1)]], msgspec.Meta(max_length=30)
-    ] = []
+    thresholds: Annotated[list[_Share], msgspec.Meta(max_length=30)] = []
     # of histograms under masks for pooled areas and calibration; ``None``: without
     cells: Annotated[int, msgspec.Meta(ge=10, le=100, multiple_of=10)] | None = None
 
@@ -93,7 +93,7 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A study of statistics."""
 
     # by name the ends of the bins of a column of numbers, or the names of categories
-    columns: dict[str, list[Number | str]] = {}
+    columns: dict[str, list[schemas.Number | str]] = {}
     kind: Literal["statistics"] = "statistics"
     by: str | None = None  # a column of categories whose groups the tables compare
     survival: Survival | None = None
@@ -188,7 +188,7 @@ def read_plan(path: Path) -> Plan:
     """Reads a plan."""
     if not path.is_file():
         raise ConfigError(f"plan={path} is no file; medfed study without a plan writes one.")
-    plan, bundles = plan_of(read_yaml(path), path), []
+    plan, bundles = plan_of(untrusted.read_yaml(path), path), []
     for bundle in plan.bundles:
         if bundle.path is None:
             raise ConfigError(f"{path}: name the folder of the bundle {bundle.name} by path.")
@@ -212,7 +212,7 @@ def read_plan(path: Path) -> Plan:
 def plan_of(content: Mapping[str, Any], source: object) -> Plan:
     """Returns plain content as a plan."""
     try:
-        plan = fit(content, Plan)
+        plan = schemas.fit(content, Plan)
     except ValueError as error:
         raise ConfigError(f"{source} is no plan of a study: {error}.") from error
     return plan.completed().check(source)

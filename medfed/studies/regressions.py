@@ -186,9 +186,8 @@ class ByHospital(Coefficients, frozen=True):
                 beta = fit.send(self.ask(rows, beta.tolist()).whole[1:] / parts.UNIT)
         except StopIteration as end:
             each = zip(self.terms.items(), end.value.coefficients, end.value.errors, strict=False)
-            return {
-                self.name: {term: parts.four((b / unit, e / unit)) for (term, unit), b, e in each}
-            }
+            fitted = {term: parts.four((b / unit, e / unit)) for (term, unit), b, e in each}
+            return {self.name: fitted}
         except DataError:
             return {self.name: ALONE}
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.standalone.csv_files import as_number
-from medfed.standalone.errors import ConfigError, did_you_mean
+from medfed.standalone import csv_files, errors
 
 Floats = NDArray[np.float64]
 OUTCOME = "outcome"
@@ -35,8 +34,8 @@ class Rows:
     def column(self, name: str) -> Floats:
         """Returns a column."""
         if name not in self.columns:
-            hint = did_you_mean(name, self.columns)
-            raise ConfigError(
+            hint = errors.did_you_mean(name, self.columns)
+            raise errors.ConfigError(
                 f"The study needs the column {name!r}, which the data do not have{hint}; they have "
                 f"{', '.join(self.columns) or 'none'}. {self.hint}".rstrip()
             )
@@ -51,7 +50,7 @@ class Rows:
         """
         column, known = self.column(name), self.categories.get(name)
         if known is None:  # numbers that the plan takes for categories
-            same = column[:, None] == np.array([as_number(n) for n in names])
+            same = column[:, None] == np.array([csv_files.as_number(n) for n in names])
             return np.where(np.isnan(column), np.nan, np.where(same.any(1), same.argmax(1), -1))
         codes = np.array([names.index(t) if t in names else -1 for t in known] or [0], float)
         there = ~np.isnan(column)
@@ -60,7 +59,7 @@ class Rows:
     def times(self) -> tuple[Floats, Floats]:
         """Returns times (N,) and whether the event happened (N,)."""
         if self.survival is None:
-            raise ConfigError(
+            raise errors.ConfigError(
                 "The study's plan asks for survival; set data.outcome=survival, data.time=COLUMN "
                 "and data.event=COLUMN."
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -39,19 +40,15 @@ def parts(plan: Plan) -> Iterator[Part | Separate]:
             yield from (Detections(score, levels) for score in plan.evaluate.scores)
 
 
-def answered(
-    part: Part | Separate,
-    estimates: Callable[[Separate], Mapping[str, Estimates]],
-    total: Callable[[Part, int, State], Whole],
-) -> list[Table]:
-    """Returns the results of a part, from the estimates of hospitals or the total of every step."""
+def answered(part: Part | Separate, ask: Callable[[Any, int, State], Any]) -> list[Table]:
+    """Returns the results of a part; hospitals give their estimates, or the total of a step."""
     if isinstance(part, Separate):
-        return part.join(estimates(part))
+        return part.join(ask(part, 0, ()))
     talk, step = part.talk(), 0
     state = next(talk)
     while True:
         try:
-            state = talk.send(total(part, step, state))
+            state = talk.send(ask(part, step, state))
         except StopIteration as end:
             results: list[Table] = end.value
             return results
@@ -83,23 +80,22 @@ def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], l
         )
     tables: list[Table] = []
 
-    def estimates(part: Separate) -> dict[str, Estimates]:
-        return {name: part.estimate(rows) for name, rows in hospitals.items()}
-
     for part in parts(plan):
         if isinstance(part, Coefficients):
             designs = [Coefficients.design(part, rows) for rows in hospitals.values()]
             lost = patients - sum(len(np.unique(one.patients)) for one in designs)
             of = f"{part.name} on {', '.join(part.model.of)}: {lost} of {patients} patients"
             remarks += [f"{of} have a missing or unlisted cell and are left out."] * bool(lost)
-        tables += answered(part, estimates, partial(_total, hospitals, remarks))
+        tables += answered(part, partial(_asked, hospitals, remarks))
     return tables, list(dict.fromkeys(remarks))
 
 
-def _total(
-    hospitals: Mapping[str, Rows], remarks: list[str], part: Part, _: int, state: State
-) -> Whole:
-    """The sum of a step, and remarks on what hospitals would refuse or clip."""
+def _asked(
+    hospitals: Mapping[str, Rows], remarks: list[str], part: Part | Separate, _: int, state: State
+) -> Whole | dict[str, Estimates]:
+    """Hospitals' estimates, or their total, with remarks on what they would refuse or clip."""
+    if isinstance(part, Separate):
+        return {name: part.estimate(rows) for name, rows in hospitals.items()}
     sums = []
     for name, rows in hospitals.items():
         try:

@@ -231,7 +231,7 @@ def test_a_resumed_run_leaves_out_a_site_of_other_samples(tmp_path: Path):
     record = SitesRecord("job", {}, first, [])
     write_json(RunFolder(tmp_path).sites_json, msgspec.to_builtins(record))
     caller = Caller(Direct({}), SITES, Terms())
-    now = {**first, SITES[1]: dataclasses.replace(first[SITES[1]], num_samples=10**6)}
+    now = {**first, SITES[1]: replace(first[SITES[1]], num_samples=10**6)}
     assert as_before(tmp_path, now, caller) == first
     assert list(caller.lacking) == [SITES[1]]
     assert caller.lacking[SITES[1]].startswith("it has 1000000 training samples, and had 10 when")

@@ -17,8 +17,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from medfed.standalone.errors import ConfigError
-from medfed.standalone.files import filled, write_json
+from medfed.standalone import errors, files
 
 SITE_FILE = "medfed.yaml"
 """A site's file, in the ``local`` folder of its kit."""
@@ -36,7 +35,7 @@ Component = tuple[str, Mapping[str, Any]]
 def check_flare() -> None:
     """Raises an error that says how to install NVIDIA FLARE, if it is missing."""
     if not all(map(find_spec, ("nvflare", "psutil"))):
-        raise ConfigError(
+        raise errors.ConfigError(
             "Runs across hospitals need NVIDIA FLARE, which is not installed: a hospital runs "
             "install.sh of its invitation; in a clone of medfed it is pip install '.[sites]'."
         )
@@ -45,6 +44,6 @@ def check_flare() -> None:
 def write_job(folder: Path, sites: Sequence[str], server: Component, site: Component) -> None:
     """Writes a job that names classes and holds no code."""
     template = Path(__file__).parents[1] / "templates" / "job.yml"
-    text = filled(template, name=folder.name, sites=list(sites), server=server, site=site)
+    text = files.filled(template, name=folder.name, sites=list(sites), server=server, site=site)
     for name, content in yaml.safe_load(text).items():
-        write_json(folder / name, content)
+        files.write_json(folder / name, content)
