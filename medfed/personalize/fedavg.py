@@ -57,7 +57,7 @@ class FedAvg(Algorithm):
         shared, personal = split.split(weights)
         # Of one number each in memory, as every client may refer to them for all rounds.
         like = select(weights, split.parameters("shared"))
-        zero = {n: t.new_zeros(()).expand_as(t) for n, t in like.items()}
+        zero = {n: t.new_zeros([min(s, 1) for s in t.shape]).expand_as(t) for n, t in like.items()}
         server = {"shared": shared, "num_samples": client_sizes(clients)}
         client = {"personal": personal, **dict.fromkeys(self.client_zeros, zero)}
         more = self.client_start(weights, split)

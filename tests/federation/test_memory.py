@@ -13,12 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import medfed
+from medfed.common.tensors import digest
+from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.channel import CER, Channel, Link
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.runlength import RunLength
 from medfed.federation.wire.codecs.stc import STC
 from medfed.method import select
 from medfed.personalize.fedavg import FedAvg
+from medfed.personalize.scaffold import Scaffold
 from tests.toys import assert_alike
 
 WIDTH = 128
@@ -112,6 +115,14 @@ def test_what_a_turn_has_needed_is_gone_after_it():
     plan = fed.trainer.model.plan("all")
     assert not plan.optimizer.state
     assert all(t.grad is None for t in plan.parameters)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (1, 1), (4,), (4, 1), (0, 4), (2, 3)], ids=str)
+def test_zeros_of_every_shape_are_ordinary_tensors(shape):
+    start = {"w": torch.ones(shape)}
+    zero = Scaffold().init(start, ParameterSplit(("w",), ()), [])[1]["control"]
+    assert digest(zero) == digest({"w": torch.zeros(shape)})
+    assert zero["w"].untyped_storage().nbytes() <= 4
 
 
 class InSteps(FedAvg):
