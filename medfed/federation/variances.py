@@ -22,10 +22,8 @@ from medfed.federation.wire.message import Message
 def _pairs(names: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yields the names of a running variance and its mean."""
     for variance in names:
-        if variance.endswith("running_var") and variance.rpartition(".")[2] == "running_var":
-            mean = variance.removesuffix("var") + "mean"
-            if mean in names:
-                yield variance, mean
+        if f".{variance}".endswith(".running_var") and (mean := f"{variance[:-3]}mean") in names:
+            yield variance, mean
 
 
 def second_moments(reply: Message, received: Message, averaged: Collection[str]) -> Message:
