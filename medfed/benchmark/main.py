@@ -1,21 +1,31 @@
-"""Runs the missing cells of a benchmark or a pilot, then writes and prints its report or advice."""
+"""Runs the missing cells of a benchmark, then writes and prints its report.
+
+A suite with ``published`` numbers prints them beside ours. A row holds if the difference of the
+means has an interval (Welch's, 95 %) that contains 0 and is nowhere beyond :data:`MARGIN`; if the
+interval contains 0 and is wider, the runs cannot tell. A published value of one run has no
+deviation: the interval is then that of our mean (Student's), as if the published one were exact.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy import stats
+
 from medfed.benchmark import runner, tasks
 from medfed.benchmark.plan import groups, shard_of
-from medfed.benchmark.published import write as write_published
-from medfed.benchmark.suite import wanted_of
+from medfed.benchmark.runner import Progress
+from medfed.benchmark.suite import Published, wanted_of
 from medfed.common.console import say, wide_console
+from medfed.common.tables import Table
 from medfed.records.cells import stale_cells
 from medfed.reports.findings import Report
 from medfed.reports.report import print_tables, write
-from medfed.standalone.errors import CheckpointError, ConfigError, MachineError, few
-from medfed.standalone.files import writing
+from medfed.standalone.errors import CheckpointError, ConfigError, MachineError, did_you_mean, few
+from medfed.standalone.files import filled, write_text, writing
 
 
 def benchmark(
@@ -66,7 +76,7 @@ def benchmark(
         raise CheckpointError(f"There is nothing to report in {out}: {lost.rstrip('.')}.{ending}")
     with writing(out, "choose another out=FOLDER"):
         if repeated:
-            report.notes += write_published(out / "published.md", repeated)
+            report.notes += _write_published(out / "published.md", repeated)
         if progress:
             write(out / "report", report, figures)
     print_tables(report)
@@ -83,3 +93,101 @@ def _command(given: Mapping[str, Any], size: str, paths: Mapping[str, str | None
     keys = [f"{key}={value.replace('True', 'true')}" for key, value in listed.items()]
     data = [f"paths.{name}=FOLDER" for name, path in paths.items() if path is not None]
     return " ".join(["medfed benchmark", *keys, f"size={size}", *data])
+
+
+MARGIN = 0.05
+"""How far apart two means may be and still be called the same."""
+_HEAD = ("method", "published", "ours", "difference", "holds")
+_TEMPLATE = Path(__file__).parent / "templates" / "published.md"
+
+
+def difference(ours: Sequence[float], known: Sequence[float]) -> tuple[str, str]:
+    """Returns the difference of two means with its interval, and whether the row holds.
+
+    Example:
+        >>> difference([0.70, 0.71, 0.72], [0.71, 0.72, 0.73])
+        ('-0.010 [-0.033, +0.013]', 'holds')
+        >>> difference([0.9, 0.91, 0.92], [0.71, 0.72, 0.73])[1], difference([0.9], [0.8, 0.7])
+        ('does not hold', ('+0.150', 'cannot tell'))
+        >>> difference([0.70, 0.71, 0.72], [0.71])  # one published run
+        ('+0.000 [-0.025, +0.025]', 'holds')
+    """
+    if not len(ours) or not len(known):
+        return "", "not known" if len(ours) else "not computed"
+    gap = float(np.mean(ours) - np.mean(known))
+    if len(ours) < 2:
+        return f"{gap:+.3f}", "cannot tell"
+    low = high = gap
+    if len(known) == 1 and np.ptp(ours):
+        low, high = np.subtract(stats.ttest_1samp(ours, 0).confidence_interval(), known[0])
+    elif np.ptp(ours) or np.ptp(known):
+        low, high = stats.ttest_ind(ours, known, equal_var=False).confidence_interval()
+    word = "holds" if max(-low, high) <= MARGIN else "cannot tell"
+    return f"{gap:+.3f} [{low:+.3f}, {high:+.3f}]", word if low <= 0 <= high else "does not hold"
+
+
+def mean_of(result: Mapping[str, Any], row: Published, metric: str = "") -> float:
+    """Returns a run's test score of one hospital, or its mean over hospitals or their patients."""
+    scores = {c: of[metric or result["metric"][0]] for c, of in result["clients"].items()}
+    if row.over not in ("hospitals", "patients"):
+        return float(scores[row.over])
+    tested = [result["patients"][c]["test"] for c in scores]
+    return float(np.average([*scores.values()], weights=tested if row.over == "patients" else None))
+
+
+def _published(progress: Sequence[Progress]) -> Iterator[tuple[str, Table]]:
+    """Yields the title and the rows of each suite."""
+    for suite in {one.group.suite.name: one.group.suite for one in progress}.values():
+        ran = {one.group.method.name: one for one in progress if one.group.suite.name == suite.name}
+        rows = []
+        for row in suite.published or [Published(method, ()) for method in ran]:
+            finals = ran[row.method].finals(row.variant or suite.base) if row.method in ran else []
+            whole = [result for _, result in finals if result and "clients" in result]
+            of = row.over if row.over not in ("hospitals", "patients") else ""
+            if of and whole and of not in whole[0]["clients"]:
+                hint = did_you_mean(of, whole[0]["clients"])
+                rows.append([row.method, _spread(row.means), "", "", f"no hospital {of}{hint}"])
+                continue
+            means = [mean_of(result, row, suite.metric) for result in whole]
+            name = " ".join([row.method, *(f"({w})" for w in (row.variant, of, row.table) if w)])
+            rows.append([name, _spread(row.means), _spread(means), *difference(means, row.means)])
+        yield suite.title, Table.of(_HEAD, rows, prose=(0, 4))
+
+
+def _failures(progress: Sequence[Progress]) -> Iterator[str]:
+    """Why runs have no score, a line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for one in progress:
+        for place, result in one.final.items():
+            if reason := result.get("error") or result.get("failed"):
+                reasons.setdefault(reason, []).append(place)
+    for reason, places in reasons.items():
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        yield f"{places[0]}{more} could not be computed: {reason}"
+
+
+def _spread(values: Sequence[float]) -> str:
+    """A mean with the deviation of several values; empty where there is none."""
+    if len(values) < 2:
+        return "".join(f"{value:.3f}" for value in values)
+    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
+
+
+def _write_published(file: Path, progress: Sequence[Progress]) -> list[str]:
+    """Writes and prints the tables; returns the sentences below them."""
+    every = [*_published(progress)]
+    hours = sum(r["cpu_seconds"] for one in progress for r in one.final.values()) / 3600
+    suites = {one.group.suite.name: one.group.suite for one in progress}.values()
+    sources = dict.fromkeys(suite.source for suite in suites)
+    single = any(len(row.means) == 1 for suite in suites for row in suite.published)
+    words = {"tables": every, "sources": sources, "margin": MARGIN, "single": single}
+    words |= {
+        "failures": [*_failures(progress)],
+        "hours": hours,
+        "unknown": [suite.name for suite in suites if not suite.published],
+    }
+    page, _, below = filled(_TEMPLATE, **words).partition("====\n")
+    write_text(file, page + below)
+    for title, table in every:
+        wide_console().print(table.printed(title))
+    return [*below.splitlines(), f"Page: {file}"]

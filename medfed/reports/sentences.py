@@ -8,13 +8,15 @@ the verdicts, none from a rule about a method.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from medfed.common.console import brief, size, visible
 from medfed.common.scores import CHOSEN, LEAST_CASES
-from medfed.common.tables import Cell, Table
+from medfed.common.tables import Table
 from medfed.federation.card import REFERENCES
 from medfed.functional.statistics import Difference, detectable_by, splits_needed
 from medfed.reports.tasks import Task
@@ -262,45 +264,40 @@ def _is_as_good(verdict: Verdict, gains: Mapping[str, Gain]) -> bool:
 def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:
     """Returns the decision card: lines for each situation, by how many tasks show the method."""
     # Generated and real data are situations of their own.
-    situations: dict[tuple[str, str], list[tuple[Task, Verdicts]]] = {}
-    kinds: dict[str, list[tuple[Task, Verdicts]]] = {}
+    situations = defaultdict[tuple[str, str], list[tuple[Task, Verdicts]]](list)
+    kinds = defaultdict[str, list[tuple[Task, Verdicts]]](list)
     for task, verdicts in tasks:
-        at = (task.situation or task.name, task.data)
-        situations.setdefault(at, []).append((task, verdicts))
-        kinds.setdefault(task.data, []).append((task, verdicts))
+        situations[task.situation or task.name, task.data].append((task, verdicts))
+        kinds[task.data].append((task, verdicts))
     answers = {at: [_shown_by(*one) for one in ones] for at, ones in situations.items()}
     surest = sorted(answers, key=lambda at: -sum(map(bool, answers[at])) / len(answers[at]))
     rows = [row for at in surest for row in _rows(*at, situations[at], answers[at])]
     for data, judged in kinds.items():
         if saving := [one for judged_task in judged if (one := _saving(*judged_task))]:
             rows += _rows(SCARCE, data, judged, saving)[:1]
-    filled = [n for n, _ in enumerate(HEAD) if any(row[n].text for row in rows)]
-    cells = [[row[n] for n in filled] for row in rows]
-    return Table([HEAD[n] for n in filled], cells, prose=range(len(filled)), kind="card")
+    filled = [title for title, *texts in zip(HEAD, *rows, strict=True) if any(texts)]
+    return replace(Table.of(HEAD, rows, range(len(HEAD))).only(filled), kind="card")
 
 
 def _rows(
     situation: str, data: str, judged: Sequence[tuple[Task, Verdicts]], ones: Sequence[Shown | None]
-) -> list[list[Cell]]:
+) -> list[list[str]]:
     """The lines of a situation: one for each method that some task shows."""
-    by_method: dict[str, list[Shown]] = {}
-    for one in ones:
-        if one is not None:
-            by_method.setdefault(one.name, []).append(one)
+    by_method = defaultdict[str, list[Shown]](list)
+    for one in filter(None, ones):
+        by_method[one.name].append(one)
     if not by_method:
         harms = _harms_of([(t, v["fedavg"]) for t, v in judged if "fedavg" in v])
-        texts = [situation, data, "none", "", "", "", f"FedAvg: {harms}" * bool(harms), ""]
         why = _unseen(judged)
         if len(judged) == 1:
             why = _room(*judged[0], judged[0][1].best) or _ALONE
-        return [[Cell(text) for text in (*texts, why)]]
+        return [[situation, data, "none", "", "", "", f"FedAvg: {harms}" * bool(harms), "", why]]
     least = {
         name: min(a.difference.mean for one in shown for a in one.gains.values())
         for name, shown in by_method.items()
     }
     order = sorted(by_method, key=lambda name: (-len(by_method[name]), -least[name]))
-    texts_of = ((situation, data, *_texts(n, by_method[n], len(judged))) for n in order)
-    return [[*map(Cell, texts)] for texts in texts_of]
+    return [[situation, data, *_texts(n, by_method[n], len(judged))] for n in order]
 
 
 def _unseen(judged: Sequence[tuple[Task, Verdicts]]) -> str:

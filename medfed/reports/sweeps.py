@@ -105,8 +105,7 @@ def paths_of(report: Report) -> dict[str, list[Path]]:
     }
     paths = {}
     for key in sorted(filter(None, {*numbers.values()})):
-        having = [name for name, run in first.items() if select(run.config, key) is not None]
-        alike = grouped(having, lambda a, b, k=key: numbers.get(frozenset((a, b))) == k)  # type: ignore[misc]
+        alike = grouped(first, lambda a, b, k=key: numbers.get(frozenset((a, b))) == k)  # type: ignore[misc]
         groups = sorted((g for g in alike if len(g) > 1), key=len, reverse=True)
         # The words that all names of a group have.
         words = [[name.split() for name in g] for g in groups]

@@ -348,7 +348,7 @@ def test_a_bundle_that_is_not_as_exported(hospital, tmp_path):
     now, next_ = f'"format_version": {FORMAT_VERSION}', f'"format_version": {FORMAT_VERSION + 1}'
     assert now in text
     metadata.write_text(text.replace(now, next_))
-    refused(f"has version {FORMAT_VERSION + 1}, but this program reads versions")
+    refused(f"has version {FORMAT_VERSION + 1}, but this program reads version")
     facts = json.loads(text)
     del facts["medfed"]["channels"]
     metadata.write_text(json.dumps(facts))

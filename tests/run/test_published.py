@@ -17,9 +17,8 @@ from PIL import Image
 from scipy.stats import t as student
 
 from medfed.api import train
-from medfed.benchmark.main import benchmark
+from medfed.benchmark.main import MARGIN, benchmark, difference, mean_of
 from medfed.benchmark.plan import groups
-from medfed.benchmark.published import MARGIN, difference, mean_of
 from medfed.benchmark.suite import Published, suites, wanted_of
 from medfed.commands.benchmark import main
 from medfed.config import allowed
