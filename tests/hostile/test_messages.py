@@ -466,6 +466,16 @@ SITES: dict[str, tuple[type[Request | Reply], bytes, str]] = {
     "another key": (Request, head("load", x=1), "x is unknown"),
     "no key": (Request, head("commit"), "needed is missing"),
     "a body in the head": (Request, head("load", body=""), "its head holds a body"),
+    "a fact that is none": (
+        Reply,
+        head("agree", facts={"num_samples": 5, "weights": "", "data": {}, "rows": []}),
+        "facts.rows is unknown",
+    ),
+    "a greeting with more": (
+        Reply,
+        head("hello", greeting={"agreed": {}, "data": {}, "rows": []}),
+        "greeting.rows is unknown",
+    ),
     "a kind that is none": (Request, head("stop"), "kind: invalid value 'stop'"),
     "a kind of reply": (Request, head("declined", of="fit", status="busy"), "kind: invalid value"),
     "a round before all": (Request, head("load", round=-2), "round: expected int >= -1"),

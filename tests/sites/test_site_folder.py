@@ -120,6 +120,13 @@ def test_a_coordinator_that_is_started_again_doubles_no_entry(tmp_path):
         for folder in (folder_of(tmp_path, "Bern"), tmp_path / "server")
     )
     assert sorted(found.entries) == sorted(e for e in whole.entries if e.client == "Bern")
+    counted, summary = (
+        json.loads((folder / "summary.json").read_text())
+        for folder in (folder_of(tmp_path, "Bern"), tmp_path / "server")
+    )
+    for cost in ("steps", "gradient_passes", "forward_passes"):
+        assert counted[cost] == {"Bern": summary[cost]["Bern"]}
+        assert summary[cost]["Bern"] or cost == "forward_passes"
 
 
 def test_no_patient_and_no_file_has_left_a_site(done):
