@@ -23,7 +23,7 @@ def test_a_coordinators_runs_are_compared_and_reported(tmp_path, capsys):
     capsys.readouterr()
     compare_runs(str(tmp_path / "runs"))
     assert "Equal budgets" in (printed := capsys.readouterr().out)
-    report = report_runs(str(tmp_path / "runs"), quiet=True)
+    report = report_runs(str(tmp_path / "runs"))
     (page,) = (tmp_path / "runs").glob("**/report.html")
     text, said = page.read_text(), f"{tiny} (fewer than 10 test patients, or of a class or with an"
     assert said in text
