@@ -25,6 +25,7 @@ from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers import table as tables
 from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.base import expanded
+from medfed.datamodules.readers.last_read import read_once
 from medfed.datamodules.readers.samples import Index, Samples
 from medfed.datamodules.readers.scikit_learn import EMBEDDED
 from medfed.datamodules.readers.table import Outcome, Table, Unlabelled
@@ -153,7 +154,7 @@ class TabularDataModule(FederatedDataModule):
             settings = {name: getattr(self, name) for name in _OF_CSV}
             label = self.event or self.label
             more: dict[str, Any] = {"categorical": categorical, "classes": self.joined}
-            of = tables.read_csv(path, label, **more, **settings)
+            of: Table = read_once(self, tables.read_csv, path, label=label, **more, **settings)
             texts = {*of.categories} - {*(self.categorical or ())}
             if self.joined is not None and texts:
                 what = "holds texts, but numbers at the other hospitals; write numbers"
@@ -163,7 +164,7 @@ class TabularDataModule(FederatedDataModule):
             check_known("data.embedded", self.embedded, EMBEDDED)
             whole = EMBEDDED[self.embedded]()
         else:
-            whole = self.reader(path)  # type: ignore[misc]
+            whole = read_once(self, self.reader, path)  # type: ignore[arg-type]
         return tables.with_categories(whole, self.categorical or ())
 
     @property
