@@ -21,6 +21,7 @@ from medfed.datamodules.duplicates import Sample, content, one_patient_each
 from medfed.datamodules.extending import *
 from medfed.datamodules.plans import ClientPlan, client_images
 from medfed.datamodules.readers.account import Account
+from medfed.datamodules.readers.last_read import read_once
 from medfed.datamodules.readers.samples import ImageSet, Index
 from medfed.datamodules.tables.agreement import converse_here, packed, unpacked
 from medfed.standalone.columns import Array
@@ -57,7 +58,8 @@ class ImageDataModule(OnDiskDataModule):
     def data(self) -> ImageSet:
         """All images, with the official splits only if they are used."""
         joins = self.joined is not None and "joined" in signature(self.reader).parameters
-        data = self.reader(self.source, **({"joined": self.joined} if joins else {}))
+        more = {"joined": self.joined} if joins else {}
+        data: ImageSet = read_once(self, self.reader, self.source, **more)
         samples = data.samples if self.official_splits else replace(data.samples, splits=())
         if self.duplicates == "together":
             one = one_patient_each(_by_content(data))

@@ -26,6 +26,7 @@ from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers import table as tables
 from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.base import expanded
+from medfed.datamodules.readers.last_read import read_once
 from medfed.datamodules.readers.samples import Index, Samples
 from medfed.datamodules.readers.scikit_learn import EMBEDDED
 from medfed.datamodules.readers.table import Outcome, Table, Unlabelled
@@ -146,11 +147,12 @@ class TabularDataModule(FederatedDataModule):
     def table(self) -> Table:
         """All rows."""
         if (path := expanded(self.path)) is not None and self.reader is None:
-            keys: dict[str, Any] = {"path": path, "label": self.event or self.label}
+            keys: dict[str, Any] = {"label": self.event or self.label}
             keys["categorical"] = "auto" if self.categorical is None else self.categorical
             keys["classes"] = self.joined
             others = signature(tables.read_csv).parameters.keys() - keys
-            of = tables.read_csv(**keys, **{name: getattr(self, name) for name in others})
+            settings = {name: getattr(self, name) for name in sorted(others) if name != "path"}
+            of: Table = read_once(self, tables.read_csv, path, **keys, **settings)
             texts = {*of.categories} - {*(self.categorical or ())}
             if self.joined is not None and texts:
                 what = "holds texts, but numbers at the other hospitals; write numbers"
@@ -160,7 +162,7 @@ class TabularDataModule(FederatedDataModule):
             check_known("data.embedded", self.embedded, EMBEDDED)
             whole = EMBEDDED[self.embedded]()
         else:
-            whole = self.reader(path)  # type: ignore[misc]
+            whole = read_once(self, self.reader, path)  # type: ignore[arg-type]
         return tables.with_categories(whole, self.categorical or ())
 
     @property
