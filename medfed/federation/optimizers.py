@@ -70,20 +70,20 @@ def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
 
 
 def _plain_step(optimizer: torch.optim.Optimizer) -> None:
-    steps = []
-    for group in optimizer.param_groups:
-        moving = [p for p in group["params"] if (g := p.grad) is not None and not g.is_sparse]
-        remembered = [optimizer.state[p] for p in moving] if group["momentum"] else []
-        if len(moving) < len(group["params"]) or not all(remembered):
-            optimizer.step()  # which begins the momentum, too
-            return
-        steps.append((group, moving, [memory["momentum_buffer"] for memory in remembered]))
+    remembering = [p for g in optimizer.param_groups if g["momentum"] for p in g["params"]]
+    if any(p.grad is None or p.grad.is_sparse or not optimizer.state[p] for p in remembering):
+        optimizer.step()  # which begins the momentum, too
+        return
     with torch.no_grad():
-        for group, moving, along in steps:
-            if along:
-                torch._foreach_mul_(along, group["momentum"])
-                torch._foreach_add_(along, [p.grad for p in moving])
-            torch._foreach_add_(moving, along or [p.grad for p in moving], alpha=-group["lr"])
+        for group in optimizer.param_groups:
+            along = [p.grad for p in group["params"] if p.grad is not None]
+            moving = [p for p in group["params"] if p.grad is not None]
+            if momentum := group["momentum"]:
+                gradients, along = along, [optimizer.state[p]["momentum_buffer"] for p in moving]
+                torch._foreach_mul_(along, momentum)
+                torch._foreach_add_(along, gradients)
+            if moving:
+                torch._foreach_add_(moving, along, alpha=-group["lr"])
 
 
 def takes_network(factory: OptimizerFactory) -> bool:
