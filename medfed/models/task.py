@@ -163,7 +163,7 @@ class TaskModule(nn.Module):
             image: ``(B, C, *spatial)`` or ``(B, F)``.
         """
         # Data are float32; a network in double precision gets double.
-        image = image.to(self._dtype_of(network))
+        image = image if image.dtype == (dtype := self._dtype_of(network)) else image.to(dtype)
         outputs = heads(network(image), image)
         return outputs[::-1] if len(outputs) > 1 and last_counts(network) else outputs
 
