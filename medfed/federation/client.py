@@ -26,7 +26,7 @@ class GradientAt(Protocol):
     def __call__(
         self, at: Mapping[str, Tensor], *, fresh: int = 0, term: BatchPenalty | None = None
     ) -> Tensors:
-        """Returns the gradient at other values of all trained parameters.
+        """Returns the gradient at other values of all trained parameters, in new tensors.
 
         `fresh`: of which batch: 0 is the step's own, 1 the next one, and so on; no other step sees
         them. `term`: added to the loss; its live parameters have the values `at`.
@@ -241,6 +241,8 @@ class Client(Protocol):
         self, start: Mapping[str, Tensor], *, steps: int | None = None, **how: Unpack[TrainOptions]
     ) -> Tensors:
         """Runs local gradient steps from ``start`` and returns all entries of the model.
+
+        Those of the trained part are new tensors, which the caller alone has; others are the same.
 
         Args:
             start: All entries, parameters and float buffers.

@@ -608,7 +608,7 @@ def encode_part(
     layout: Layout | None = None,
     round: int = -1,
 ) -> tuple[EncodedPart, Tensor | None]:
-    """Turns a part into bytes.
+    """Turns a part into bytes; `flat`, all its numbers, may change.
 
     `buffers`: names that no lossy codec may touch; they travel as fp32. `memory`: what the sender
     remembers, ``(d,)``. `round`: the round's number; -1 outside of rounds.
