@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ParamSpec
 
-import torch
 from torch import nn
 
 from medfed.common.console import without_remarks
+from medfed.common.processes import threads_as_before
 from medfed.config.allowed import method_name
 from medfed.config.check import several
 from medfed.config.compose import build, load
@@ -62,7 +60,7 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: Any) -> Run
             f"trainer.devices={config.trainer.devices} starts further processes, which Python's "
             "train cannot; use the command: medfed train."
         )
-    with _process_as_it_was(), without_remarks():
+    with threads_as_before(), without_remarks():
         trained(config)
     return Run(folder)
 
@@ -91,13 +89,3 @@ def federate(algorithm: Algorithm | str, *others: Any, **keys: Any) -> Federated
     if isinstance(network, nn.Module):
         keys.setdefault("personal", default_personal(network))
     return _federate(method, *others, **keys)
-
-
-@contextmanager
-def _process_as_it_was() -> Iterator[None]:
-    """Gives the number of threads back, of which the run takes its own."""
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -12,8 +12,10 @@ from functools import partial
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import medfed
+from medfed.common.processes import set_threads, threads_as_before
 from medfed.config.description import describe
 from medfed.federation.algorithm import Cohort
 from medfed.federation.wire.channel import Channel, Link
@@ -357,3 +359,16 @@ def test_levels_of_hospitals_are_their_own_and_drawn_towards_zero():
     three = medfed.federate("local", torch.nn.Linear(3, 3), loss, hospitals, rounds=1)
     with pytest.raises(ConfigError, match=r"two classes, with logits \(B, 2\), not \(150, 3\)"):
         three.levels()
+
+
+def test_a_run_sets_the_threads_of_blas_and_gives_them_back():
+    def threads():
+        return [lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"]
+
+    with threadpool_limits(2, "blas"):
+        before = threads(), torch.get_num_threads()
+        assert before[0]
+        with threads_as_before():
+            set_threads(1)
+            assert {*threads(), torch.get_num_threads()} == {1}
+        assert (threads(), torch.get_num_threads()) == before

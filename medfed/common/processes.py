@@ -27,6 +27,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
 # The environment variable that gives a further rank the process that it must not outlive.
 PARENT = "MEDFED_PARENT"
 _BOTH = (signal.SIGINT, signal.SIGTERM)
@@ -207,9 +209,28 @@ def start_worker(environ: Mapping[str, str] | None = None) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     _end_after(parent.join)  # otherwise the workers of a killed parent would wait for ever
+    set_threads(1)
+
+
+def set_threads(count: int) -> None:
+    """Sets the threads of PyTorch and of NumPy's BLAS, on whose number last bits depend."""
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
+    threadpool_limits(count, "blas")
+
+
+@contextmanager
+def threads_as_before() -> Iterator[None]:
+    """Gives the numbers of threads back, of which a run takes its own."""
+    import torch
+
+    count = torch.get_num_threads()
+    with threadpool_limits(user_api="blas"):
+        try:
+            yield
+        finally:
+            torch.set_num_threads(count)
 
 
 class _Here(Executor):

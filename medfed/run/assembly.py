@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from medfed.common.console import brief, shown
+from medfed.common.processes import set_threads
 from medfed.common.streams import seeded
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
@@ -201,7 +202,7 @@ def read_data(config: RunDescription) -> FederatedDataModule:
 
 def unread_data(config: RunDescription) -> FederatedDataModule:
     """Builds the data module, which reads nothing yet."""
-    torch.set_num_threads(config.threads)
+    set_threads(config.threads)
     if config.data.get("scaling") == "fedrdn" and config.channel.get("secure"):
         raise ConfigError(
             "data.scaling=fedrdn shows each client's channel means and deviations to all, which "

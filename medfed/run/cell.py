@@ -13,9 +13,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from medfed.common.console import levels, without_remarks
+from medfed.common.processes import threads_as_before
 from medfed.common.scores import fewest
 from medfed.config.description import RunDescription, describe
 from medfed.federation.lightning.strategy import ranks_end_together
@@ -138,16 +137,13 @@ def _tested(experiment: Experiment) -> dict[str, Any]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """What a run says goes nowhere; the numbers of threads and the loggers' levels come back."""
-    threads = torch.get_num_threads()
-    try:
-        with (
-            redirect_stdout(io.StringIO()),
-            redirect_stderr(io.StringIO()),
-            levels({"": logging.ERROR}),
-            without_remarks(),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.set_num_threads(threads)
+    with (
+        threads_as_before(),
+        redirect_stdout(io.StringIO()),
+        redirect_stderr(io.StringIO()),
+        levels({"": logging.ERROR}),
+        without_remarks(),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield

@@ -74,7 +74,7 @@ def federated(method, model, **settings):
 
 
 def sgd(**options):
-    return {"optimizer": partial(torch.optim.SGD, lr=0.01, **options)}
+    return {"lr": None, "optimizer": partial(torch.optim.SGD, lr=0.01, **options)}
 
 
 def both(link):

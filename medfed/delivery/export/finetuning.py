@@ -33,6 +33,7 @@ from torch.func import functional_call
 from torch.nn.functional import mse_loss
 
 from medfed.common.console import shown
+from medfed.common.processes import set_threads
 from medfed.common.tensors import Tensors
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
@@ -155,7 +156,7 @@ def quantise_and_tune(
     tolerance: float,
 ) -> Quantised:
     """Quantises by k-means, and repairs as far as validation allows it."""
-    torch.set_num_threads(run.config.threads)
+    set_threads(run.config.threads)
     widths = {entry: count for name, count in bits.items() for entry in model.entries(name)}
     books = quantise(model.weights, widths)
     scores: dict[str, float | None] = dict.fromkeys(STAGES)
