@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from medfed.common.floors import Statistic
+from medfed.common.seeding import derive_seed, numpy_rng, torch_rng
 from medfed.datamodules import patches
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache import volumes as cached
@@ -21,16 +24,25 @@ from medfed.datamodules.cache.store import Item, Recipe
 from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.client_data import Batch, Block, BlocksOnDemand, ClientData, gather
 from medfed.datamodules.duplicates import Sample, content
-from medfed.datamodules.extending import *
 from medfed.datamodules.one_site import OwnData
-from medfed.datamodules.patches import BoxedVolume, FreshPatches, PatchRows
+from medfed.datamodules.patches import (
+    BoxedVolume,
+    FreshPatches,
+    PatchRows,
+    volume_of,
+    volume_of_cache,
+)
 from medfed.datamodules.planning import Agreed, Planning, facts_of
 from medfed.datamodules.plans import ClientPlan, by_id, has_channels, labels_of_clients, match_files
+from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
+from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.tables.agreement import converse_here
+from medfed.standalone.checks import check_count, check_known, check_not_negative, within
+from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.files import sha256
 from medfed.standalone.grids import axial, brain_slices, on_grid, plane_of, with_neighbours
 from medfed.standalone.preparation import Preparation, Rule, millimetres, rules_of
-from medfed.standalone.volumes import files_of, files_of_case, read_volume
+from medfed.standalone.volumes import files_of, files_of_case, is_volume, read_volume
 
 log = logging.getLogger(__name__)
 _ALIKE = 1.1  # voxels of hospitals differ if their medians' ratio along an axis is larger
@@ -307,14 +319,16 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         again = "medfed prepare with the same data settings"
         return Recipe("volumes", settings, tuple(items), cached.read_case, False, again)
 
-    def resampled_shape(self, case: str) -> tuple[int, ...]:
-        """Voxels of a case after resampling, before cropping."""
-        shape = self.scans.shape(self.cases[case])
-        if self.spacing is None:
-            return shape
-        axes = zip(shape, self.scans.spacing(self.cases[case]), self.spacing, strict=False)
-        sides = tuple(max(1, round(n * old / new)) for n, old, new in axes)
-        return sides + shape[len(sides) :]
+    def resampled_shapes(self, cases: Sequence[str]) -> list[tuple[int, ...]]:
+        """Voxels of each case after resampling, before cropping."""
+        of = [self.cases[case] for case in cases]
+        shapes = [tuple(shape) for shape in self.scans.shapes(of)]
+        wanted = self.spacing or ()
+        for at, spacing in enumerate(self.scans.spacings(of) if wanted else ()):
+            axes = zip(shapes[at], spacing, wanted, strict=False)
+            sides = tuple(max(1, round(n * old / new)) for n, old, new in axes)
+            shapes[at] = sides + shapes[at][len(sides) :]
+        return shapes
 
     def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
         """See the base class; a cache has the hashes of its source files."""
@@ -405,7 +419,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         sizes = dict[str, Any]()
         for client, plan in self.plans.items():
             cases = [case for name in plan.every for case in self._cases_by_patient[name]]
-            sizes[client] = np.median([self.scans.spacing(case) for case in cases], axis=0)
+            sizes[client] = np.median(self.scans.spacings(cases), axis=0)
         along = np.array([*sizes.values()])[:, : self.spatial_dims]
         if not np.isfinite(along).all() or (along.max(axis=0) <= _ALIKE * along.min(axis=0)).all():
             return None
@@ -432,7 +446,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         for split in SPLITS:
             patients = [i for plan in plans.values() for i in plan.patients[split]]
             cases = [case for case, _ in self.cases_among(patients)]
-            shapes = [self.resampled_shape(case) for case in cases]
+            shapes = self.resampled_shapes(cases)
             if split == "train":
                 self._check_patches(cases, shapes)
             sizes[split] = self._bytes(shapes, split)
@@ -503,12 +517,8 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         rng = numpy_rng(self.seed, "places", case)
         if self._mapped and self.store is not None and plan.scanner is None:
             arrays = self.store.arrays(case)
-            return patches.volume_of_cache(
-                arrays, prepared.mask(), prepared.brain, prepared.present, rng
-            )
-        return patches.volume_of(
-            prepared.image, prepared.mask(), prepared.brain, rng, prepared.present
-        )
+            return volume_of_cache(arrays, prepared.mask(), prepared.brain, prepared.present, rng)
+        return volume_of(prepared.image, prepared.mask(), prepared.brain, rng, prepared.present)
 
     def contents(self) -> tuple[str, list[Sample]]:
         """See the base class: the files of the images, byte by byte."""

@@ -129,6 +129,11 @@ def read_geometry(path: Path, towards: str = "RAS", series: Sequence[str] = ()) 
     return Geometry((x, y, z), affine, channels, stored, turn)
 
 
+def read_geometries(paths: Iterable[Path], series: Sequence[str] = ()) -> list[Geometry]:
+    """Reads the headers of several volumes."""
+    return [read_geometry(path, series=series) for path in paths]
+
+
 def read_volume(
     path: Path,
     channels: Sequence[int] | None = None,
@@ -173,7 +178,7 @@ def as_stored(array: NDArray[Any], geometry: Geometry) -> NDArray[Any]:
 
 def check_same_grid(paths: Sequence[Path], series: Sequence[str] = ()) -> list[Geometry]:
     """Checks, from the headers alone, that all volumes of a patient lie on one grid."""
-    geometries = [read_geometry(path, series=series) for path in paths]
+    geometries = read_geometries(paths, series)
     first, geometry = paths[0], geometries[0]
     for path, other in zip(paths[1:], geometries[1:], strict=True):
         if other.shape != geometry.shape:

@@ -204,8 +204,8 @@ class CachedDataModule(OnDiskDataModule, Generic[AnyReader]):
 
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class, with the distances of the training scans' voxels."""
-        trained = self.plans[client].patients["train"]
-        spacings = np.array([self.scans.spacing(self.patients[i]) for i in trained])
+        scans = [self.patients[i] for i in self.plans[client].patients["train"]]
+        spacings = np.array(self.scans.spacings(scans))
         return {
             **super().preprocessing(client),
             "spacing": np.median(spacings, axis=0).tolist(),

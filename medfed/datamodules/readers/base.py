@@ -112,6 +112,10 @@ class Reader(ABC):
     def spacing(self, patient: Patient) -> tuple[float, ...]:
         """Reads the distances of the voxels (mm), along the axes of the network's input."""
 
+    def spacings(self, patients: Sequence[Patient]) -> list[tuple[float, ...]]:
+        """Reads what `spacing` does, of several patients."""
+        return [self.spacing(patient) for patient in patients]
+
     @abstractmethod
     def record(self) -> dict[str, object]:
         """Returns all settings that affect how a patient's files are read, for JSON."""
@@ -161,6 +165,10 @@ class VolumeReader(Reader):
     @abstractmethod
     def shape(self, patient: Patient) -> tuple[int, ...]:
         """Reads the three sizes from a header alone; `read` may return them in another order."""
+
+    def shapes(self, patients: Sequence[Patient]) -> list[tuple[int, ...]]:
+        """Reads what `shape` does, of several patients."""
+        return [self.shape(patient) for patient in patients]
 
     def record(self) -> dict[str, object]:
         """See `Reader.record`; subclasses add everything else that `read` depends on."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, get_args
 
 import torch
@@ -135,13 +136,22 @@ class CaseReader(VolumeReader):
         return {"image": image, "label": masks, "spacing": spacing}
 
     def shape(self, patient: Patient) -> tuple[int, ...]:
-        """See `VolumeReader.shape`: that of the mask."""
-        return volumes.read_geometry(patient.files["label"], series=self._series).shape
+        """See `VolumeReader.shape`."""
+        return self.shapes([patient])[0]
+
+    def shapes(self, patients: Sequence[Patient]) -> list[tuple[int, ...]]:
+        """See `VolumeReader.shapes`: those of the masks."""
+        masks = [patient.files["label"] for patient in patients]
+        return [each.shape for each in volumes.read_geometries(masks, self._series)]
 
     def spacing(self, patient: Patient) -> tuple[float, ...]:
-        """See `Reader.spacing`: that of the first file."""
-        first = next(iter(patient.files.values()))
-        return volumes.read_geometry(first, series=self._series).spacing
+        """See `Reader.spacing`."""
+        return self.spacings([patient])[0]
+
+    def spacings(self, patients: Sequence[Patient]) -> list[tuple[float, ...]]:
+        """See `Reader.spacings`: those of the first file of each patient."""
+        first = [next(iter(patient.files.values())) for patient in patients]
+        return list(map(attrgetter("spacing"), volumes.read_geometries(first, self._series)))
 
     @property
     def exclusive(self) -> bool:
