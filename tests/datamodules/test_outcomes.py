@@ -163,5 +163,30 @@ def test_a_hospital_that_sends_another_unit_is_named(mean):
     rng = np.random.default_rng(0)
     each = {f"hospital_{n}": rng.normal(mean, mean / 100, 20) for n in range(4)}
     each["hospital_2"] *= 1000
-    with pytest.raises(DataError, match="^hospital_2 sends outcomes far from those of all others"):
+    with pytest.raises(DataError, match=r"^hospital_2 sends outcomes far from those"):
         agreed_scale(each)
+
+
+@pytest.mark.parametrize(
+    ("offset", "factor", "error", "remark"),
+    [(0, 1, None, 0), (310, 0.1, None, 0), (2e7, 1, "subtract a constant", 0), (0, 1e-9, None, 1)],
+    ids=["as it is", "kelvin", "date", "mol per litre"],
+)
+def test_no_outcome_is_rounded_unseen(offset, factor, error, remark, tmp_path):
+    """Labels have single precision, and tables four decimals."""
+    values = [offset + factor * float(row.split(",")[-1]) for row in CSV.splitlines()[1:]]
+    rows = [f"{n},{50 + n * n % 7},{value!r}" for n, value in enumerate(values * 4)]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["id,age,score", *rows]))
+    data = TabularDataModule(
+        RoundRobin(2), path=str(path), label="score", patient="id", outcome="continuous"
+    )
+    if error:
+        with pytest.raises(DataError, match=error):
+            data.setup()
+        return
+    data.setup()
+    assert len([r for r in data.remarks if "change its unit" in r]) == remark
+    for client in data.clients.values():
+        truth = {float(np.float32(value)) for value in values}
+        assert {*rows_of(client)[1].tolist()} <= truth
