@@ -165,6 +165,19 @@ def test_no_number_stands_beside_no_answer_is_sure():
     assert "To show" not in " ".join(found)
 
 
+@pytest.mark.parametrize(
+    ("small", "of"), [(0, "of the hospitals"), (3, "of the 17 hospitals that decide")], ids=str
+)
+def test_a_share_says_of_which_hospitals_it_is(small, of):
+    one = many_methods()
+    one.leave_out({f"hospital_{n:03}": "3 test patients" for n in range(small)})
+    (found,) = judged([one]).answers.values()
+    (harm,) = [line for line in found if "With FedAvg" in line]
+    assert f"{of} are worse off than alone" in harm
+    words = "Worst, decile and share harmed are of the others."
+    assert (words in " ".join(found)) == bool(small)
+
+
 def test_few_splits_do_not_multiply_the_patients():
     """Of two splits the uncertain spread alone would ask for hundreds of times as many."""
     few = task(0.05, ditto=0)
