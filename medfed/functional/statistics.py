@@ -157,7 +157,8 @@ def difference(
         comparisons: How many are made; `detectable` is that of a test at a level divided by them.
 
     Returns:
-        The difference; with one split, all but its mean is unknown (NaN).
+        The difference; with one split, all but its mean is unknown (NaN). Of equal differences
+        that are not 0, the p-value is that of their signs, and their interval is unknown.
     """
     from scipy.stats import t as student
 
@@ -167,11 +168,16 @@ def difference(
     mean, count = float(known.mean()), len(known)
     if count < 2 or not np.isfinite(known).all():
         return Difference(mean, *[math.nan] * 5)
-    error = float(known.std(ddof=1) * math.sqrt(1 / count + overlap))
+    spread = float(known.std(ddof=1))
+    if spread <= _ROUNDING * abs(mean):
+        if mean == 0:
+            return Difference(0.0, 0.0, 0.0, 1.0, 0.0, 0.0)
+        # Scores of few patients move in steps, and two splits often give the same step by chance.
+        # Only the signs then tell something.
+        return Difference(mean, math.nan, math.nan, 2.0 ** (1 - count), 0.0, math.nan)
+    error = spread * math.sqrt(1 / count + overlap)
     free = count - 1
     half = float(student.ppf((1 + level) / 2, free)) * error
-    if error == 0:
-        return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0, 0.0, 0.0)
     p = 2 * float(student.sf(abs(mean) / error, free))
     detectable = error * noncentrality(free, (1 - level) / comparisons, POWER)
     return Difference(mean, mean - half, mean + half, p, error, detectable)

@@ -114,7 +114,7 @@ def _room(task: Task, verdicts: Verdicts, reference: str) -> str:
     """Says what it takes to show the largest gain seen, and a gain worth knowing."""
     against = {n: v.against[reference] for n, v in verdicts.items() if reference in v.against}
     known = {n: a.difference for n, a in against.items()}
-    gaps = {n: gap for n, gap in known.items() if math.isfinite(gap.detectable)}
+    gaps = {n: gap for n, gap in known.items() if math.isfinite(gap.error)}
     if not gaps:
         return ""
     name = max(gaps, key=lambda n: gaps[n].mean)

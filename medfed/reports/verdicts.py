@@ -254,7 +254,7 @@ def plain(verdict: Verdict) -> dict[str, Any]:
     harm = verdict.harm
     gains = {c: (*g.difference[:3], g.verdict) for c, g in harm.gains.items()} if harm else {}
     return {
-        "mean": verdict.mean._asdict(),
+        "mean": {n: getattr(verdict.mean, n) for n in ("mean", "low", "high", "error")},
         "mean_of_all": verdict.scores.of_all,
         "worst_client": verdict.worst,
         "worst_decile": verdict.decile,

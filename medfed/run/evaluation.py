@@ -297,6 +297,8 @@ def show_subgroups(subgroups: Mapping[str, Any], folder: Path) -> None:
     )
     shown = order[:1] if len(order) > 1 else []  # nothing is the worst of one
     lines = [f"Worst by {metric}: {n}, {scores.number(known[n])} {ends[n]}." for _, n in shown]
+    if any(ends[name] == "–" and value == value for name, value in known.items()):
+        lines.append("A subgroup with a hospital of a single test patient has no interval.")
     if few := [name for name in groups if name not in known]:
         names = ", ".join(few)
         lines.append(

@@ -38,7 +38,7 @@ from medfed.functional.conformal import for_newcomer
 from medfed.records.folder import RunFolder, with_nan
 from medfed.reports.charts import Point, curves, looks_in_order, panels
 from medfed.run.experiment import Experiment, reopen_selected
-from medfed.standalone.errors import ConfigError, DataError, did_you_mean
+from medfed.standalone.errors import ConfigError, DataError, did_you_mean, few
 from medfed.standalone.files import csv_text, write_json, write_text
 
 Rule = Literal["own", "fine_tuning", "local"]
@@ -99,9 +99,13 @@ def onboard(
                 f"k={','.join(map(str, more))} uses all of them."
             )
         for k in counts:
-            few = first_patients(client, k, experiment.config.seed)
-            measured = [_measured(experiment.module, few, k, steps, r, others) for r in RULES]
+            some = first_patients(client, k, experiment.config.seed)
+            measured = [_measured(experiment.module, some, k, steps, r, others) for r in RULES]
             rows += [row for row in measured if row]
+    sizes = {client.id: len(client.patients["test"]) for client in clients}
+    if small := [f"{c} ({n})" for c, n in sizes.items() if n < scores.LEAST_CASES]:
+        least = f"fewer than {scores.LEAST_CASES} test patients"
+        notes.append(f"With {least}, rules may differ by chance: {few(small, 8)}.")
     return Onboarding(summary, steps, tuple(rows), tuple(notes), tuple(earlier))
 
 

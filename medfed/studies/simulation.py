@@ -72,7 +72,10 @@ def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], l
     rows = sum(len(one.patients) for one in hospitals.values())
     patients = sum(sizes[name] for name in hospitals)
     if rows > patients:
-        remarks.append(f"{rows} rows are of {patients} patients; rows are counted.")
+        remarks.append(
+            f"{rows} rows are of {patients} patients, and each counts as a patient: p-values are "
+            "too small and intervals too narrow. Keep one row of each."
+        )
     if len(hospitals) < FEWEST:
         remarks.append(
             "Across hospitals, sums need three of them: of two, each would know the other's. Ask "

@@ -9,6 +9,7 @@ from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_label import Dirichlet, LabelImbalance, QuantitySkew
 from medfed.datamodules.readers.table import read_csv
+from medfed.datamodules.tables.agreement import AgreementSettings, agree
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.datamodules.tables.mixture import MixtureDataModule
 from medfed.run.cohort import cohort_record
@@ -134,3 +135,58 @@ def test_both_outcomes_have_the_same_rows_and_mixtures():
 def test_the_noise_is_not_negative():
     with pytest.raises(ConfigError, match=r"data\.noise must not be negative, not -1"):
         MixtureDataModule(ByCentre(), outcome="continuous", noise=-1)
+
+
+def agreed_scale(outcomes):
+    """The mean and deviation on which hospitals agree."""
+    rows = {client: np.zeros((len(values), 1)) for client, values in outcomes.items()}
+    settings = AgreementSettings(["x"], False, "standard", pooled=False, continuous=True)
+    return agree(settings, rows, {}, outcomes)[0].outcome
+
+
+@pytest.mark.parametrize("sizes", [(30, 20, 25), (30, 20, 1, 2), (1, 1, 1, 9)], ids=str)
+@pytest.mark.parametrize(
+    ("mean", "sd"),
+    [(7.4, 0.04), (310.15, 0.5), (2015, 3), (2e7, 4), (5e-9, 4e-9), (250e3, 80e3), (0, 1e-6)],
+    ids=["pH", "kelvin", "year", "date", "mol per litre", "platelets", "change"],
+)
+def test_an_outcome_in_any_unit_is_taken(mean, sd, sizes):
+    rng = np.random.default_rng(0)
+    each = {f"hospital_{n}": rng.normal(mean, sd, size) for n, size in enumerate(sizes)}
+    each["of one value"] = np.full(8, mean)
+    every = np.concatenate([*each.values()])
+    assert agreed_scale(each) == pytest.approx([every.mean(), every.std()], rel=0.02, abs=sd * 1e-3)
+
+
+@pytest.mark.parametrize("mean", [7.4, 310.15, 0.05])
+def test_a_hospital_that_sends_another_unit_is_named(mean):
+    rng = np.random.default_rng(0)
+    each = {f"hospital_{n}": rng.normal(mean, mean / 100, 20) for n in range(4)}
+    each["hospital_2"] *= 1000
+    with pytest.raises(DataError, match=r"^hospital_2 sends outcomes far from those"):
+        agreed_scale(each)
+
+
+@pytest.mark.parametrize(
+    ("offset", "factor", "error", "remark"),
+    [(0, 1, None, 0), (310, 0.1, None, 0), (2e7, 1, "subtract a constant", 0), (0, 1e-9, None, 1)],
+    ids=["as it is", "kelvin", "date", "mol per litre"],
+)
+def test_no_outcome_is_rounded_unseen(offset, factor, error, remark, tmp_path):
+    """Labels have single precision, and tables four decimals."""
+    values = [offset + factor * float(row.split(",")[-1]) for row in CSV.splitlines()[1:]]
+    rows = [f"{n},{50 + n * n % 7},{value!r}" for n, value in enumerate(values * 4)]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["id,age,score", *rows]))
+    data = TabularDataModule(
+        RoundRobin(2), path=str(path), label="score", patient="id", outcome="continuous"
+    )
+    if error:
+        with pytest.raises(DataError, match=error):
+            data.setup()
+        return
+    data.setup()
+    assert len([r for r in data.remarks if "change its unit" in r]) == remark
+    for client in data.clients.values():
+        truth = {float(np.float32(value)) for value in values}
+        assert {*rows_of(client)[1].tolist()} <= truth

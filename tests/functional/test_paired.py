@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import t, ttest_1samp
+from scipy.stats import binomtest, t, ttest_1samp
 
 from medfed.functional.statistics import (
     difference,
@@ -24,6 +24,26 @@ def test_splits_of_other_patients_are_a_plain_t_test():
     interval = other.confidence_interval(0.95)
     assert found.p == pytest.approx(other.pvalue)
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+
+
+@pytest.mark.parametrize("splits", [2, 3, 4, 6])
+def test_differences_that_are_equal_by_chance_prove_nothing(splits):
+    """Two methods that are equally good, scored by the accuracy among ten patients."""
+    rng, wrong, count = np.random.default_rng(3), 0, 2000
+    differ = rng.binomial(10, 0.1, (count, splits))  # patients whom one method alone gets right
+    for gaps in (2 * rng.binomial(differ, 0.5) - differ) / 10 + 0.7 - 0.7:
+        wrong += difference(gaps.tolist(), overlap=0.25).p < 0.05
+    assert wrong / count < 0.05 + 3 * math.sqrt(0.05 * 0.95 / count)
+
+
+@pytest.mark.parametrize("gap", [0.1, -3.0], ids=["better", "worse"])
+def test_equal_differences_have_the_p_value_of_their_signs(gap):
+    for splits in range(2, 9):
+        values = [gap * (1 + 1e-15 * i) for i in range(splits)]  # but for rounding
+        found = difference(values)
+        assert found.p == pytest.approx(binomtest(0, splits).pvalue)
+        assert math.isnan(found.low), "equal steps do not tell how far others would go"
+    assert difference([0.0] * 5)[:4] == (0.0, 0.0, 0.0, 1.0)
 
 
 def test_splits_of_the_same_patients_have_the_variance_of_nadeau_and_bengio():

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from medfed.common import scores
 from medfed.common.console import wide_console
 from medfed.common.tensors import digest
 from medfed.datamodules.readers.medmnist import read_medmnist
@@ -98,6 +99,15 @@ def test_ppfls_onboarded_clients_get_the_heads_and_send_nothing(digits):
     again = onboard(digits, "group_0_hospital_0", [5], steps=3)
     same = [r for r in found.rows if (r.client, r.k) == ("group_0_hospital_0", 5)]
     assert [r.metrics for r in again.rows] == [r.metrics for r in same]
+
+
+def test_scores_of_few_test_patients_are_said_to_vary_by_chance(digits, monkeypatch):
+    patients = json.loads((digits / "splits.json").read_text())["clients"][LATE[0]]["test"]
+    for least in (len(patients), len(patients) + 1):
+        monkeypatch.setattr(scores, "LEAST_CASES", least)
+        said = [note for note in onboard(digits, LATE[0], [1], steps=1).notes if "chance" in note]
+        few = f"With fewer than {least} test patients, rules may differ by chance: "
+        assert said == [f"{few}{LATE[0]} ({len(patients)})."] * (least > len(patients))
 
 
 def test_the_table(digits, capsys):

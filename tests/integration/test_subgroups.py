@@ -82,7 +82,13 @@ def test_a_subgroup_is_all_hospitals_cases_of_it(clinical, tmp_path, capsys):
     assert "metrics" in groups["fm".replace(fewer, "")]
     only = {**subgroups, "groups": {"f": subgroups["groups"]["f"], "m": {"patients": None}}}
     show_subgroups(only, clinical)
-    assert "Worst by" not in capsys.readouterr().out  # of one group none is the worst
+    printed = capsys.readouterr().out
+    assert "Worst by" not in printed  # of one group none is the worst
+    single = "A subgroup with a hospital of a single test patient has no interval."
+    assert single not in printed
+    only["groups"]["f"] = {**only["groups"]["f"], "intervals": {"auroc": [np.nan, np.nan]}}
+    show_subgroups(only, clinical)
+    assert single in capsys.readouterr().out
 
 
 def test_numbers_of_the_table_are_divided_into_bands(clinical):

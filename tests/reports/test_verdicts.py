@@ -113,7 +113,9 @@ def test_a_stated_gain_is_used_and_one_that_the_metric_excludes_is_not():
 def test_intervals_stay_within_what_is_possible():
     report = judged([task(0.3, ditto=0.05, pooled=0.05)])
     ((_, verdicts),) = report.tasks
-    assert all(0 <= v.mean.low <= v.mean.high <= 1 for v in verdicts.values())
+    known = {n: v.mean for n, v in verdicts.items() if not math.isnan(v.mean.low)}
+    assert [*known] == ["ditto"]  # the others have the same mean on every split: no interval
+    assert all(0 <= mean.low <= mean.high <= 1 for mean in known.values())
     gains = verdicts["ditto"].harm.gains.values()
     assert all(-1 <= g.difference.low <= g.difference.high <= 1 for g in gains)
 
@@ -161,6 +163,19 @@ def test_no_number_stands_beside_no_answer_is_sure():
     (found,) = judged([few]).answers.values()
     assert "no answer is sure" in " ".join(found)
     assert "To show" not in " ".join(found)
+
+
+@pytest.mark.parametrize(
+    ("small", "of"), [(0, "of the hospitals"), (3, "of the 17 hospitals that decide")], ids=str
+)
+def test_a_share_says_of_which_hospitals_it_is(small, of):
+    one = many_methods()
+    one.leave_out({f"hospital_{n:03}": "3 test patients" for n in range(small)})
+    (found,) = judged([one]).answers.values()
+    (harm,) = [line for line in found if "With FedAvg" in line]
+    assert f"{of} are worse off than alone" in harm
+    words = "Worst, decile and share harmed are of the others."
+    assert (words in " ".join(found)) == bool(small)
 
 
 def test_few_splits_do_not_multiply_the_patients():

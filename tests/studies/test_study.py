@@ -332,6 +332,22 @@ def test_a_mean_of_few_patients_is_not_printed():
     assert age["patients"] == [N, "≥ 5", "< 5"]
 
 
+def test_several_rows_of_a_patient_are_said_to_make_p_values_too_small():
+    three = replace(
+        ALL,
+        columns={name: np.repeat(column, 3) for name, column in ALL.columns.items()},
+        survival=None,
+        patients=np.repeat(ALL.patients, 3),
+    )
+    plan = Plan({"age": ENDS, "sex": ["f", "m"]}, by="sex").check("plan")
+    (once, none), (thrice, said) = simulated(plan, {"all": ALL}), simulated(plan, {"all": three})
+    p_of = [table(tables, "age")["p (Welch)"][0] for tables in (once, thrice)]
+    assert p_of[1] < p_of[0]
+    wanted = f"{3 * N} rows are of {N} patients, and each counts as a patient: p-values are too"
+    assert [remark.startswith(wanted) for remark in said].count(True) == 1
+    assert not any("p-values" in remark for remark in none)
+
+
 def test_sums_are_whole_numbers_of_counts_and_fixed_point():
     part = next(p for p in parts(PLAN) if p.name == "age")
     whole = part.ask(ALL, ()).whole

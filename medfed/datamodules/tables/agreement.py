@@ -417,10 +417,13 @@ class OutcomeScale(Fact):
         count = claims.counted("outcomes", sums[:, :1].tolist())[:, 0]
         wrong = _contradict(count, sums[:, 1], sums[:, 2])
         claims.refuse(wrong, "sums of the outcome that no data have")
-        each = np.array([_scale_of([one]) for one in sums.tolist()])
-        middle, sd = np.median(each, axis=0)
-        if len(each) > 2:  # of two nobody knows which is wrong
-            far = np.abs(each - middle).max(axis=1) > _BEYOND * sd
+        means, squares = (column / np.maximum(count, 1) for column in sums.T[1:])
+        sds = np.sqrt(np.maximum(squares - means**2, 0))
+        sds[sds <= 1e-7 * np.abs(means)] = 0  # a constant, or a single patient
+        distance = np.abs(means - np.median(means))
+        reach = max(np.median(distance), np.median(sds[sds > 0]) if sds.any() else 0)
+        if len(means) > 2 and reach:  # of two nobody knows which is wrong
+            far = np.maximum(distance, sds) > _BEYOND * reach
             claims.refuse(far, "outcomes far from those of all others")
         return {"outcome": _scale_of(sums.tolist())}
 

@@ -183,6 +183,24 @@ def say(columns: Columns, train: ByClient, scalings: Mapping[str, Scaling]) -> N
         log.warning("One value in all training rows, so without information: %s.", few(alike, 8))
 
 
+def outcome_remarks(mean: float, sd: float) -> list[str]:
+    """Says of an outcome that tables would show nothing of it; refuses one that would be rounded.
+
+    Example:
+        >>> outcome_remarks(7.4, 0.05), outcome_remarks(310.0, 0.5)
+        ([], [])
+        >>> outcome_remarks(5e-9, 4e-9)
+        ['The outcome deviates by 4e-09, less than tables show; change its unit.']
+    """
+    if sd < 1e-5 * abs(mean):
+        raise DataError(
+            f"The outcome (data.label) is about {mean:.8g} and deviates by {sd:.2g}, which single "
+            f"precision would round; subtract a constant such as {mean:.3g} from the column."
+        )
+    shown = "less than tables show; change its unit."
+    return [f"The outcome deviates by {sd:.2g}, {shown}"] * (sd < 0.01)
+
+
 def constant_remarks(names: Sequence[str], train: ByClient) -> list[str]:
     """Remarks on columns that are constant at a hospital, but not at all of them.
 
