@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ from medfed.config.description import describe, written
 from medfed.config.spelling import as_text
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.inputs import check_network
+from medfed.federation.other_state import copied
 from medfed.federation.reference import Federated
 from medfed.federation.reference import federate as _federate
 from medfed.models.networks.canonical import Canonical, Mix
@@ -79,8 +79,13 @@ def federate(algorithm: Algorithm | str, *others: Any, **keys: Any) -> Federated
     if isinstance(network, list | tuple):
         for one in network or [None]:
             check_network(one)
+        if not (method.mixes or method.sums):
+            raise ConfigError(
+                f"{method.title} trains one network, of which each hospital gets its copy; give "
+                "the network itself, no list."
+            )
         mix: Mix = "sum" if method.sums else "outputs"
-        several = Canonical(copy.deepcopy(network), ["*"], mix, activation="identity")
+        several = Canonical([copied(one) for one in network], ["*"], mix, activation="identity")
         if method.sums:
             head = keys.get("personal") or default_personal(network[0])
             keys["personal"] = several.personal_part(head)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 import hydra
 import pytest
 from omegaconf import OmegaConf
 
+from medfed.config import allowed
 from medfed.config import compose as composer
 from medfed.config.compose import load
+from medfed.config.spelling import with_plugins
 from medfed.standalone.errors import ConfigError
 from tests import composing
 from tests.contract.names import experiment_yamls
@@ -37,3 +42,52 @@ def test_a_configuration_that_is_changed_changes_no_other():
     first = load(["experiment=brats_pfednet"])
     first.seed = 99
     assert load(["experiment=brats_pfednet"]).seed != 99
+
+
+def edited(folder):
+    """A longer text, so that no clock decides whether it is another."""
+    (folder / "plugged.py").write_text("from plugged_helper import WIDTH\n\nWIDTH += 100\n")
+    return folder
+
+
+def edited_helper(folder):
+    (folder / "plugged_helper.py").write_text("WIDTH = 30000\n")
+    return folder
+
+
+def copied_folder(folder):
+    other = folder.parent / "other"
+    other.mkdir()
+    (other / "plugged.py").write_text("WIDTH = 7\n")
+    return other
+
+
+def unchanged(folder):
+    return folder
+
+
+WIDTHS = {edited: 103, edited_helper: 30000, copied_folder: 7, unchanged: 3}
+
+
+@pytest.mark.parametrize("change", WIDTHS, ids=lambda change: change.__name__)
+def test_a_plugin_is_imported_as_it_is_on_disk_when_it_is_named(change, tmp_path, monkeypatch):
+    """As in a notebook, which trains, edits a module or copies its folder, and trains again."""
+    for name in ("_active", "_imported"):
+        monkeypatch.setattr(allowed, name, type(getattr(allowed, name))())
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "plugged.py").write_text("from plugged_helper import WIDTH\n")
+    (folder / "plugged_helper.py").write_text("WIDTH = 3\n")
+    try:
+        with_plugins([f"plugins={folder}"])
+        first = importlib.import_module("plugged")
+        assert first.WIDTH == 3
+        with_plugins([f"plugins={change(folder)}"])
+        second = importlib.import_module("plugged")
+        assert WIDTHS[change] == second.WIDTH
+        assert (first is second) == (change is unchanged)
+    finally:
+        for name in ("plugged", "plugged_helper"):
+            sys.modules.pop(name, None)

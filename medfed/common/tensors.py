@@ -54,9 +54,17 @@ def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float = 1.0) ->
     """
     if not a:
         return {}
-    names = list(a)
-    sums = torch._foreach_add([a[n] for n in names], [b[n] for n in names], alpha=scale)
-    return dict(zip(names, sums, strict=True))
+    sums = torch._foreach_add(list(a.values()), _alike(a, b), alpha=scale)
+    return dict(zip(a, sums, strict=True))
+
+
+def _alike(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> list[Tensor]:
+    """Returns the tensors of ``b`` in the order of ``a``, of which none may be broadcast."""
+    for name, tensor in a.items():
+        if b[name].shape != tensor.shape:
+            shapes = f"{list(tensor.shape)} and {list(b[name].shape)}"
+            raise ValueError(f"{name} has the shapes {shapes}, which cannot be added.")
+    return [b[name] for name in a]
 
 
 def weighted_mean(items: Iterable[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
@@ -95,7 +103,7 @@ def weighted_sum(before: Tensors | None, item: Mapping[str, Tensor], weight: flo
         scaled = torch._foreach_mul(list(item.values()), weight) if item else ()
         return dict(zip(item, scaled, strict=True))
     if before:
-        torch._foreach_add_(list(before.values()), [item[n] for n in before], alpha=weight)
+        torch._foreach_add_(list(before.values()), _alike(before, item), alpha=weight)
     return before
 
 

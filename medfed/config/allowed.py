@@ -25,7 +25,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from medfed.config.sections import targets
 from medfed.standalone.errors import ConfigError, did_you_mean, first_line
 
 _active: list[Path] = []  # the folders that the user has named to this process
+_imported: dict[Path, tuple[int, int]] = {}  # time and size of their files when last looked at
 
 
 def yamls_of(folder: Path) -> Path:
@@ -74,17 +75,52 @@ def method_name(algorithm: Mapping[str, Any]) -> str:
     return max(alike, key=alike.__getitem__, default=target.rpartition(".")[2].lower())
 
 
-def add_plugin_folder(folder: Path) -> None:
-    """Lets a configuration name what a folder defines, and Python import it."""
-    if not folder.is_dir():
-        raise ConfigError(
-            f"plugins names {folder}, which is no folder; name one that holds Python modules and "
-            "configs."
-        )
-    if folder not in _active:
-        _active.append(folder)
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))  # after all installed packages, so that it shadows none
+def add_plugin_folders(folders: Sequence[Path]) -> None:
+    """Lets a configuration name what folders define, and Python import it as it is there now.
+
+    A notebook edits a module, or copies its folder, between two runs of one process.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(
+                f"plugins names {folder}, which is no folder; name one that holds Python modules "
+                "and configs."
+            )
+    earlier = [folder for folder in _active if folder not in folders]
+    _active[:] = [*dict.fromkeys([*folders, *earlier])]
+    paths = [str(folder) for folder in _active]
+    # After all installed packages, so that they shadow none; those of this run come first.
+    sys.path[:] = [path for path in sys.path if path not in paths] + paths
+    changed = [folder for folder in _active if _has_changed(folder)]
+    for name, module in list(sys.modules.items()):
+        file, root = getattr(module, "__file__", None), name.partition(".")[0]
+        home = next((f for f in _active if file and _defines(f, root, Path(file))), None)
+        hidden = home in earlier and any(_files_of(f, root) for f in folders)
+        if home in changed or hidden:
+            del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def _files_of(folder: Path, root: str) -> list[Path]:
+    """Returns the files of a module, or of a package, that lies in a plugin folder itself."""
+    return [p for p in (folder / f"{root}.py", *(folder / root).rglob("*.py")) if p.is_file()]
+
+
+def _defines(folder: Path, root: str, file: Path) -> bool:
+    """Whether a module's file is one that a plugin folder gives Python under this first name."""
+    # A folder may hold an environment, or medfed itself, whose modules are not its plugins.
+    mine = (folder / f"{root}.py", folder / root)
+    return root not in ("medfed", "__main__") and any(map(file.resolve().is_relative_to, mine))
+
+
+def _has_changed(folder: Path) -> bool:
+    """Whether a module of a plugin folder has changed since the last look at it."""
+    changed = False
+    for file in folder.rglob("*.py"):
+        stamp = file.stat().st_mtime_ns, file.stat().st_size
+        changed |= _imported.setdefault(file, stamp) != stamp
+        _imported[file] = stamp
+    return changed
 
 
 def is_plugin(name: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from medfed.config.allowed import add_plugin_folder, yamls_of
+from medfed.config.allowed import add_plugin_folders, yamls_of
 from medfed.standalone.errors import ConfigError
 from medfed.standalone.files import refuse_special
 
@@ -154,8 +154,9 @@ def plugin_folders(override: str) -> list[Path]:
     folders = [Path(name).expanduser() for name in names if name != "null"]
     for folder in folders:
         refuse_special(folder, f"{PLUGINS}{folder}")
-        add_plugin_folder(folder.resolve())
-    return [folder.resolve() for folder in folders]
+    resolved = [folder.resolve() for folder in folders]
+    add_plugin_folders(resolved)
+    return resolved
 
 
 def _in_brackets(values: Iterable[str]) -> str:

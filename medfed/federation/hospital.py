@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
@@ -92,6 +92,13 @@ def padded(counts: Tensor, size: int) -> Tensor:
     return torch.cat([counts, counts.new_zeros(size - len(counts))])
 
 
+def _check_batch_size(client: str, size: object) -> None:
+    if not isinstance(size, int) or size < 1:
+        raise ConfigError(
+            f"Hospital {client}: batch_size must be a whole number from 1, not {size!r}."
+        )
+
+
 @dataclass(frozen=True)
 class ArrayClient(Batched):
     """A client whose data are two tensors."""
@@ -100,6 +107,21 @@ class ArrayClient(Batched):
     inputs: Tensor  # ``(n, ...)``, in batches under ``image``
     labels: Tensor  # ``(n, ...)``, in batches under ``label``
     batch_size: int = 16  # samples per training batch
+
+    def __post_init__(self) -> None:
+        """Refuses arrays, and samples without their label."""
+        for name, value in (("inputs", self.inputs), ("labels", self.labels)):
+            if not isinstance(value, Tensor) or value.ndim == 0:
+                raise ConfigError(
+                    f"Client {self.id}: {name} must be a tensor with one row per sample, not a "
+                    f"{type(value).__name__}; torch.as_tensor makes one of an array."
+                )
+        if len(self.inputs) != len(self.labels) or not len(self.inputs):
+            raise ConfigError(
+                f"Client {self.id}: there are {len(self.inputs)} inputs and {len(self.labels)} "
+                "labels; give one label for each input, and at least one of both."
+            )
+        _check_batch_size(self.id, self.batch_size)
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]  # as a property it cannot be set
@@ -166,10 +188,7 @@ class Hospital(Batched):
         classes: Sequence[str] | int | None = None,
     ) -> None:
         self.id, self.keys, self.classes = id, keys, classes
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise ConfigError(
-                f"Hospital {id}: batch_size must be a whole number from 1, not {batch_size!r}."
-            )
+        _check_batch_size(id, batch_size)
         if isinstance(keys, str) or len(keys) != 2:
             raise ConfigError(
                 f"Hospital {id}: keys must name image and label, as in keys=('ct', 'mask'), not "
@@ -200,8 +219,19 @@ class Hospital(Batched):
                 f"{kind} {type(data).__name__}, without a "
                 "length or without a sample; give a Dataset with both, or a DataLoader of one."
             )
+        if type(data).__name__ == "SmartCacheDataset":
+            raise ConfigError(
+                f"{kind} SmartCacheDataset, of which an epoch has the {len(data)} samples in the "
+                "cache and never the others; give a CacheDataset of all samples."
+            )
         if not isinstance(given, DataLoader):
             return DataLoader(given, batch_size, shuffle=split == "train", collate_fn=_collated)
+        left = _left_out(given) if split != "train" else 0
+        if left:
+            raise ConfigError(
+                f"Hospital {self.id}: the loader of {split} leaves out {left} of its samples; set "
+                "drop_last=False, so that results are of all."
+            )
         threads = any(kind.__name__ == "ThreadDataLoader" for kind in type(given).__mro__)
         if threads or given.persistent_workers:
             found = "is a ThreadDataLoader" if threads else "keeps its workers for several epochs"
@@ -218,7 +248,7 @@ class Hospital(Batched):
         # Transforms may make their random states for the first sample, so only later ones count.
         if first != (again := self._first()) != self._first():
             raise ConfigError(
-                f"Hospital {self.id}: two epochs of the same seed begin with different images, so "
+                f"Hospital {self.id}: two epochs of the same seed begin with different samples, so "
                 "that no run could be repeated; let random transforms and samplers draw from "
                 "np.random, torch or a generator that is an attribute."
             )
@@ -229,9 +259,12 @@ class Hospital(Batched):
         return list(map(len, groups))
 
     def _first(self) -> tuple[int, str]:
-        """Returns the number of samples in an epoch's first batch, and a hash of its images."""
+        """Returns the number of samples in an epoch's first batch, and a hash of them."""
         try:
             batch = next(map(self._named, _drawn(self._train, 0)), None)
+        except (LookupError, AttributeError, ValueError, OSError) as error:  # of a user's data set
+            error.add_note(f"(in the first batch of hospital {self.id})")
+            raise
         except (RuntimeError, TypeError) as error:
             raise ConfigError(
                 f"Hospital {self.id}: the first batch cannot be made: {first_line(error)}; give "
@@ -242,7 +275,8 @@ class Hospital(Batched):
                 f"Hospital {self.id}: the loader of train yields no batch; set drop_last=False, or "
                 "a smaller batch_size."
             )
-        return len(batch["image"]), digest({"image": batch["image"]})
+        pair = {k: t for k in ("image", "label") if isinstance(t := batch.get(k), Tensor)}
+        return len(batch["image"]), digest(pair)
 
     @cached_property
     def _groups(self) -> list[Any]:
@@ -348,6 +382,13 @@ def _drawn(loader: DataLoader[Any], seed: int) -> Iterator[Any]:
             except StopIteration:
                 return
         yield batch
+
+
+def _left_out(loader: DataLoader[Any]) -> int:
+    """Returns how many samples are too few for a last batch, of a loader that drops it."""
+    sampler: Any = loader.sampler
+    known = loader.drop_last and isinstance(sampler, Sized)
+    return len(sampler) % (loader.batch_size or 1) if known else 0
 
 
 def _is_of_tensors(loader: DataLoader[Any]) -> bool:

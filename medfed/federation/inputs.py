@@ -71,6 +71,11 @@ def check_network(network: object) -> None:
             f"The network {type(network).__name__} has no parameters, so nothing can train; give "
             "one that registers its layers as attributes or in an nn.ModuleList."
         )
+    if name := next((n for n, t in network.named_parameters() if t.is_meta), None):
+        raise ConfigError(
+            f"The parameter {name} is on PyTorch's device meta and has no values yet; load weights "
+            "into the network first."
+        )
     if name := next((n for n, t in network.named_parameters() if t.is_complex()), None):
         raise ConfigError(
             f"The parameter {name} is complex, which no method averages; keep its real and its "
@@ -84,10 +89,12 @@ def check_training_is_possible() -> None:
         raise ConfigError("Nothing trains within torch.inference_mode(); call medfed outside it.")
 
 
-def check_rounds(rounds: object) -> None:
-    """Refuses a number of rounds that is no whole number from 1."""
+def check_numbers(rounds: object, seed: object) -> None:
+    """Refuses a number of rounds that is no whole number from 1, and another kind of seed."""
     if not isinstance(rounds, Integral) or isinstance(rounds, bool) or rounds < 1:
         raise ConfigError(f"rounds must be a whole number of at least 1, not {kind(rounds)}.")
+    if not isinstance(seed, Integral) or isinstance(seed, bool):
+        raise ConfigError(f"seed must be a whole number, not {kind(seed)}.")
 
 
 def check_optimizer(

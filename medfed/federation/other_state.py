@@ -478,7 +478,8 @@ def _foreign(value: Any) -> bool:
 def copied(network: nn.Module) -> nn.Module:
     """Returns a copy; tensors that the network has computed are copied as numbers.
 
-    PyTorch refuses to copy those, which older weight and spectral normalisations keep.
+    PyTorch refuses to copy those, which older weight and spectral normalisations keep, and leaves
+    out the hooks of parameters, by which a user masks or scales gradients.
 
     Example:
         >>> layer = torch.nn.utils.spectral_norm(nn.Linear(2, 2))
@@ -491,7 +492,14 @@ def copied(network: nn.Module) -> nn.Module:
             for one in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(one, Tensor) and not one.is_leaf:
                     computed[id(one)] = one.detach().clone()
-    return copy.deepcopy(network, computed)
+    made = copy.deepcopy(network, computed)
+    parameters = dict(made.named_parameters())
+    for name, parameter in network.named_parameters():
+        for hook in (parameter._backward_hooks or {}).values():
+            parameters[name].register_hook(hook)
+        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+            parameters[name].register_post_accumulate_grad_hook(hook)
+    return made
 
 
 def filled(network: nn.Module, whole: Mapping[str, Tensor]) -> nn.Module:

@@ -141,7 +141,7 @@ def assemble(
     each client's update is compared with the others'.
     """
     inputs.check_network(network)
-    inputs.check_rounds(rounds)
+    inputs.check_numbers(rounds, seed)
     inputs.check_kind("algorithm", algorithm, Algorithm)
     inputs.check_kind("cohort", cohort, Cohort | None)
     inputs.check_optimizer(optimizer, scheduler, rounds)

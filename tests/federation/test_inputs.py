@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import random
 import warnings
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from monai.data import SmartCacheDataset
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import medfed
 from medfed.commands.methods import Method, by_family
@@ -20,6 +23,8 @@ from medfed.federation.budget import LocalBudget
 from medfed.federation.hospital import Hospital
 from medfed.federation.reference import assemble, onboarded_client, run_onboarding
 from medfed.federation.split import ParameterSplit
+from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.message import Message
 from medfed.models.networks.canonical import Canonical
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedavg import FedAvg
@@ -92,6 +97,42 @@ def with_bad_samples(name, value, row):
     images, labels = rows(9)
     images[row, 1] = value
     return medfed.Hospital(name, TensorDataset(images, labels), batch_size=4)
+
+
+class Noisy(Dataset):
+    """Labels by chance of the operating system, which no seed repeats."""
+
+    chance = random.SystemRandom()
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, number):
+        return torch.ones(4), self.chance.random()
+
+
+def smart_cache():
+    return SmartCacheDataset([*range(4)], cache_num=2, replace_rate=0.5, progress=False)
+
+
+class Silent(FedAvg):
+    def fit(self, client, message):
+        client.train(message.parts["shared"])
+
+
+class Forgetful(FedAvg):
+    def round(self, server, cohort, round):
+        yield {client: Message("fit", {"shared": server["shared"]}) for client in cohort}
+
+
+class Short(FedAvg):
+    """It replies with a part of each tensor, which addition would broadcast."""
+
+    def fit(self, client, message):
+        reply = super().fit(client, message)
+        return replace(
+            reply, parts={"shared": {n: t[:1] for n, t in reply.parts["shared"].items()}}
+        )
 
 
 def scheduled(scheduler):
@@ -245,6 +286,13 @@ MISTAKES = {
     ),
     "rounds: 0": (lambda: federate(rounds=0), "rounds must be a whole number of at least 1, not 0"),
     "rounds: 1.5": (lambda: federate(rounds=1.5), "not 1.5"),
+    "seed: none": (lambda: federate(seed=None), "seed must be a whole number, not None."),
+    "seed: text": (lambda: federate(seed="0"), "seed must be a whole number, not '0'."),
+    "seed: 1.5": (lambda: federate(seed=1.5), "seed must be a whole number, not 1.5."),
+    "network: without values": (
+        lambda: federate(network=network().to("meta")),
+        "The parameter 0.weight is on PyTorch's device meta and has no values yet; load weights",
+    ),
     "steps: 1.5": (lambda: federate(steps=1.5), "local.steps must be a whole number, not 1.5"),
     "steps: text": (lambda: federate(steps="all"), "must be a whole number, not 'all'"),
     "split": (lambda: federate().losses("tset"), "split='tset' is unknown (did you mean test?)"),
@@ -270,6 +318,59 @@ MISTAKES = {
         "Hospital a: batch_size must be a whole number from 1, not 0",
     ),
     "keys: text": (lambda: medfed.Hospital("a", pairs, keys="ct"), "keys must name image and"),
+    "arrays: of NumPy": (
+        lambda: medfed.ArrayClient("a", rows(4)[0].numpy(), rows(4)[1]),
+        "Client a: inputs must be a tensor with one row per sample, not a ndarray; torch.as_tensor",
+    ),
+    "arrays: a number": (
+        lambda: medfed.ArrayClient("a", rows(4)[0], torch.tensor(1)),
+        "Client a: labels must be a tensor with one row per sample",
+    ),
+    "arrays: fewer labels": (
+        lambda: medfed.ArrayClient("a", rows(6)[0], rows(4)[1]),
+        "Client a: there are 6 inputs and 4 labels; give one label for each input",
+    ),
+    "arrays: more labels": (
+        lambda: medfed.ArrayClient("a", rows(4)[0], rows(6)[1]),
+        "Client a: there are 4 inputs and 6 labels",
+    ),
+    "arrays: none": (lambda: medfed.ArrayClient("a", *rows(0)), "and at least one of both"),
+    "arrays: batch_size": (
+        lambda: medfed.ArrayClient("a", *rows(4), batch_size=0),
+        "Hospital a: batch_size must be a whole number from 1, not 0",
+    ),
+    "a cache of some samples": (
+        lambda: Hospital("a", smart_cache()),
+        "SmartCacheDataset, of which an epoch has the 2 samples in the cache and never the others",
+    ),
+    "test loader: drops the last batch": (
+        lambda: Hospital("a", pairs, test=DataLoader(pairs, 3, drop_last=True)),
+        "Hospital a: the loader of test leaves out 1 of its samples; set drop_last=False",
+    ),
+    "labels that no seed repeats": (
+        lambda: federate(clients=[Hospital("a", Noisy())]),
+        "Hospital a: two epochs of the same seed begin with different samples",
+    ),
+    "networks: of a method for one": (
+        lambda: federate(network=[network(), network()]),
+        "FedAvg trains one network, of which each hospital gets its copy; give the network itself",
+    ),
+    "codec: a name": (
+        lambda: federate(channel=Channel(up="int8")),
+        "channel.codec must be a codec such as QSGD(), not 'int8'.",
+    ),
+    "bytes: of another direction": (
+        lambda: federate().ledger.total(direction="upload"),
+        "direction='upload' is unknown; choose up or down.",
+    ),
+    "method: a reply that is no message": (
+        lambda: federate(algorithm=Silent()),
+        "Silent.fit must return a Message, not a NoneType.",
+    ),
+    "method: a round without a state": (
+        lambda: federate(algorithm=Forgetful()),
+        "Forgetful.round must return the server's new state, not None.",
+    ),
     "samples of two shapes": (
         lambda: federate(clients=[Hospital("a", [(torch.zeros(4), 0), (torch.zeros(5), 1)])]),
         "Hospital a: the first batch cannot be made: stack expects each tensor to be equal size",
@@ -329,9 +430,53 @@ def test_an_error_in_a_loss_names_the_client_and_the_batch():
     assert caught.value.__notes__ == notes
 
 
+def test_a_reply_of_another_shape_is_not_broadcast():
+    with pytest.raises(ValueError, match=r"0.weight has the shapes \[3, 4\] and \[1, 4\]"):
+        federate(algorithm=Short(), clients=[hospital("a")])
+
+
+def test_an_error_in_a_data_set_names_the_hospital():
+    with pytest.raises(IndexError) as caught:
+        federate(clients=[medfed.Hospital("a", Subset(pairs, [99]))])
+    assert caught.value.__notes__ == ["(in the first batch of hospital a)"]
+
+
+def halved(parameter):
+    parameter.grad *= 0.5
+
+
+HOOKS = {
+    "of the gradient": lambda p: p.register_hook(lambda gradient: gradient * 0.5),
+    "after the gradient": lambda p: p.register_post_accumulate_grad_hook(halved),
+}
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one network", "several"])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_of_a_parameter_works_in_the_copy_that_trains(hook, several):
+    """Halved gradients of all parameters are half the step size."""
+    ends = []
+    for lr, register in ((0.2, HOOKS[hook]), (0.1, lambda _: None)):
+        torch.manual_seed(3)
+        nets = [nn.Linear(4, 2) for _ in range(2)]
+        for parameter in (p for net in nets for p in net.parameters()):
+            register(parameter)
+        method, start = ("ifca", nets) if several else (FedAvg(), nets[0])
+        keys = {"algorithm": method, "network": start, "lr": lr, "steps": 1}
+        ends.append(federate(**keys, clients=[hospital("a")]))
+    assert same(*ends)
+
+
 @pytest.mark.parametrize("shape", [(1,), (1, 1)])
 def test_a_loss_with_one_entry_is_a_number(shape):
     assert same(federate(loss=of(lambda v: v.reshape(shape))), federate())
+
+
+def test_numbers_and_names_of_numpy_are_those_of_python():
+    a, b = np.array(["a", "b"])
+    numbers = {"seed": np.int64(3), "rounds": np.int32(2), "steps": np.int64(2)}
+    done = federate(**numbers, clients=[hospital(a), hospital(b, 7)])
+    assert same(done, federate(seed=3, rounds=2, steps=2))
 
 
 def test_clients_may_come_from_a_generator():

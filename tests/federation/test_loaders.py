@@ -426,7 +426,7 @@ REFUSED = {
     "empty sampler": (lambda: DataLoader(numbered(4), sampler=[]), "yields no batch"),
     "of no seed": (
         lambda: Own(lambda x: x + random.SystemRandom().random()),
-        "two epochs of the same seed begin with different images",
+        "two epochs of the same seed begin with different samples",
     ),
     "endless": (
         lambda: DataLoader(numbered(4), batch_sampler=Endless(4)),

@@ -32,6 +32,7 @@ from medfed.federation.lightning.module import (
 from medfed.federation.wire.ledger import DIRECTIONS
 from medfed.functional.conformal import common
 from medfed.functional.points import Point
+from medfed.standalone.checks import check_known
 from medfed.standalone.errors import NonFiniteError
 from medfed.standalone.files import write_json
 
@@ -129,6 +130,7 @@ class PersonalEvaluation(pl.Callback):
     """
 
     def __init__(self, metric: str, mode: str = "max") -> None:
+        check_known("mode", mode, ("max", "min"))
         self.wanted = metric, mode
         self._history = History()
         # The mean training loss of each client in each round in which it took steps.
@@ -180,6 +182,8 @@ class PersonalEvaluation(pl.Callback):
         if trainer.state.fn != TrainerFn.FITTING:  # a look at what the record holds
             self._log(pl_module, self._values(metrics), logger=None)
             return
+        if names := {name: None for known in metrics.values() for name in known}:
+            check_known("The metric of PersonalEvaluation", self.wanted[0], names)
         undefined = dict(self.history.undefined)
         metrics = {c: scores.failures_count(m, undefined.get(c)) for c, m in metrics.items()}
         sentences = self._news(metrics, number)

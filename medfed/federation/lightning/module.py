@@ -30,6 +30,7 @@ from medfed.federation.client import Batch, ClientData
 from medfed.federation.contributions import COSINES
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation, Round, naming
+from medfed.federation.inputs import kind
 from medfed.federation.lightning.collect import Gathering, gather_named, rank, world_size
 from medfed.federation.lightning.strategy import check_trainer
 from medfed.federation.wire.packet import Packet
@@ -164,6 +165,12 @@ class FederatedModule(pl.LightningModule):
 
     def __init__(self, task: TaskLike, federation: Federation, local: LocalTrainer) -> None:
         super().__init__()
+        if getattr(task, "network", None) is not local.network:
+            raise ConfigError(
+                "The task's network is not the one that trains, so that its metrics would be of "
+                "other weights; give assemble task.network and task.loss, and FederatedModule an "
+                "object with network, loss(batch) and evaluate(batches, test)."
+            )
         self.federation = federation
         self.next_round = 0
         self.owners: dict[str, int] = {}  # the rank of each client
@@ -343,7 +350,7 @@ class FederatedModule(pl.LightningModule):
             return (to_device(b, self.device) for b in data.eval_batches(split))
 
         if not keep or not isinstance(self.task, Measures):
-            return self.task.evaluate(batches(split), test=split == "test")
+            return _numbers(self.task.evaluate(batches(split), test=split == "test"))
         more: dict[str, Any] = {}
         if self.chooser is not None and self.chooser.levels:
             more["levels"] = self.chooser.levels
@@ -483,6 +490,21 @@ class FederatedModule(pl.LightningModule):
             local.load_state_dict(saved["clients"][client])
         federation.to(self.device)
         return saved
+
+
+def _numbers(metrics: object) -> dict[str, float]:
+    """Returns a task's metrics as plain numbers, which its tensors with one entry become, too."""
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(f"evaluate must return metrics by name, not {kind(metrics)}.")
+    numbers = {}
+    for name, value in metrics.items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"The metric {name} of evaluate must be one number, not {kind(value)}."
+            ) from error
+    return numbers
 
 
 def _load(data: bytes) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from medfed.common.schemas import packed, unpacked
+from medfed.standalone.checks import check_known
 from medfed.standalone.errors import CodecError, first_line
 from medfed.standalone.files import csv_text, original
 
@@ -121,6 +122,7 @@ class Ledger:
         return self._of(where).savings
 
     def _of(self, where: Mapping[str, object]) -> Traffic:
+        check_known("direction", where.get("direction", "up"), DIRECTIONS)
         chosen = [e for e in self.entries if all(getattr(e, k) == v for k, v in where.items())]
         return Traffic(sum(e.bytes for e in chosen), sum(e.dense for e in chosen))
 

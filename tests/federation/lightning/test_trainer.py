@@ -238,6 +238,63 @@ def test_synchronised_normalisation_is_refused():
         check_trainer(trainer, Task().network)
 
 
+def evaluating(value):
+    """A module whose task gives this result."""
+    module = assembled()
+    module.task.evaluate = lambda batches, *, test=False: value
+    return module
+
+
+def of_another_network():
+    module = assembled()
+    return FederatedModule(Task(), module.federation, module.local)
+
+
+def of_no_task():
+    module = assembled()
+    return FederatedModule(module.task.network, module.federation, module.local)
+
+
+MISTAKES = {
+    "a task of another network": (of_another_network, "The task's network is not the one that"),
+    "a network as task": (of_no_task, "give assemble task.network and task.loss"),
+    "no metrics": (lambda: evaluating(None), "evaluate must return metrics by name, not None."),
+    "several numbers": (
+        lambda: evaluating({"acc": torch.zeros(3)}),
+        "The metric acc of evaluate must be one number, not a tensor of shape [3].",
+    ),
+    "a text": (lambda: evaluating({"acc": "high"}), "must be one number, not 'high'"),
+    "another metric": (
+        lambda: evaluating({"dice": 0.5}),
+        "The metric of PersonalEvaluation='acc' is unknown; choose one of dice.",
+    ),
+    "another mode": (
+        lambda: PersonalEvaluation("acc", "maximum"),
+        "mode='maximum' is unknown; choose max or min.",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_of_the_users_task_costs_one_sentence(mistake):
+    make, sentence = MISTAKES[mistake]
+    with pytest.raises(ConfigError) as caught:
+        trainer_of(max_epochs=1, num_sanity_val_steps=0)[0].fit(make())
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.tensor(0.5), torch.tensor([0.5]), np.float32(0.5)],
+    ids=["tensor", "one entry", "NumPy"],
+)
+def test_a_metric_may_be_a_tensor_or_a_number_of_numpy(value):
+    trainer, evaluation = trainer_of(max_epochs=1)
+    trainer.fit(evaluating({"acc": value}))
+    assert [record.metrics for record in evaluation.history] == [{"acc": 0.5}] * 3
+    assert {type(record.metrics["acc"]) for record in evaluation.history} == {float}
+
+
 def test_a_trainer_that_closes_no_round_is_refused():
     module = assembled()
     trainer, _ = trainer_of(closing=False)
