@@ -112,7 +112,8 @@ class Samples:
         if len(centres) > 1:
             several = ", ".join(sorted(map(str, centres)))
             what = f"has samples at several centres ({several}); a patient belongs to one client"
-            raise ConfigError(f"Patient {name} {what}.")
+            mend = f"if these are two persons, give them two ids, such as {min(centres)}_{name}"  # type: ignore[type-var]
+            raise ConfigError(f"Patient {name} {what}: {mend}; if one, write one centre.")
         if len(splits) > 1:
             several = ", ".join(sorted(s or "train" for s in splits))
             mend = "set data.official_splits=false to split by patient"

@@ -276,9 +276,8 @@ class TabularDataModule(FederatedDataModule):
             clients[name] = self.labelled_client(name, replace(plan, channels=present), blocks)
         columns.say(agreed, self.train_rows, self.scalings)
         self.remarks += columns.constant_remarks(table.names, self.train_rows)
-        if not self.samples.continuous:
-            training = self.train_rows, self.train_outcomes
-            self.remarks += columns.leak_remarks(table.names, table.categories, *training)
+        training = self.train_rows, self.train_outcomes
+        self.remarks += columns.leak_remarks(table.names, table.categories, *training)
         columns.say_unknown(agreed, rows)
         return clients
 
