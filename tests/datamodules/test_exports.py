@@ -11,8 +11,9 @@ from scipy import stats
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.readers.table import Table, read_csv
 from medfed.datamodules.tables.datamodule import TabularDataModule
+from medfed.run.evaluation import values_of
 from medfed.standalone.csv_files import read_features
-from medfed.standalone.errors import MedfedError
+from medfed.standalone.errors import ConfigError, MedfedError
 
 COUNT = 40
 AGES = [50 + n * 7 % 31 for n in range(COUNT)]
@@ -210,3 +211,18 @@ def test_other_words_for_an_event_are_asked_for_by_their_key(died, best, tmp_pat
         read_csv(path, "dead", **keys)
     table: Table = read_csv(path, "dead", positive=[best], **keys)
     assert table.labels[:, 1].tolist() == DEAD
+
+
+@pytest.mark.parametrize("patient", [None, "who"], ids=["rows", "patients"])
+def test_subgroups_may_be_of_any_column_of_the_table(patient, tmp_path):
+    """Also of columns that the model must not see, such as an ethnicity, and of the hospital."""
+    groups = ["ab"[n % 3 % 2] for n in range(COUNT)]
+    columns = {"who": [f"p{n}" for n in range(COUNT)], **COLUMNS, "group": groups}
+    path = write(tmp_path / "t.csv", columns)
+    data = module(path, patient=patient, drop=["group", "who"] if patient is None else ["group"])
+    assert "group" not in data.table.names
+    ids = columns["who"] if patient else [f"row_{n}" for n in range(COUNT)]
+    assert values_of(data, "group", None) == dict(zip(ids, groups, strict=True))
+    assert values_of(data, "place", None) == dict(zip(ids, columns["place"], strict=True))
+    with pytest.raises(ConfigError, match=r"by=grup is no column of the data \(did you mean group"):
+        values_of(data, "grup", None)
