@@ -311,12 +311,9 @@ def show_subgroups(subgroups: Mapping[str, Any], folder: Path) -> None:
     )
     shown = order[:1] if len(order) > 1 else []  # nothing is the worst of one
     lines = [f"Worst by {metric}: {n}, {scores.number(known[n])} {ends[n]}." for _, n in shown]
-    if few := [name for name in groups if name not in known]:
-        names = ", ".join(few)
-        lines.append(
-            f"Not shown, of too few patients or as these would follow: {names}; a lower least= "
-            "shows more."
-        )
+    if hidden := [name for name in groups if name not in known]:
+        what = "Not shown, of too few patients or as these would follow"
+        lines.append(f"{what}: {few(hidden, 12)}; a lower least= shows more.")
     say(wide_console(), *lines, f"Written: {path}, with all metrics")
 
 

@@ -69,7 +69,7 @@ def _rows(path: Path, text: str) -> Iterator[list[str]]:
 
 
 def delimiter(text: str) -> str:
-    """Finds the separator: Excel's ``sep=;``, or comma, semicolon or tab, whichever is most often.
+    """Finds the separator: Excel's ``sep=;``, or the commonest of comma, semicolon, tab and bar.
 
     Example:
         >>> delimiter("age;weight, kg;sex")
@@ -80,7 +80,7 @@ def delimiter(text: str) -> str:
     if found := _SEPARATOR.match(text):
         return found[1]
     first = next((line for line in StringIO(text, newline="") if line.strip(" ,;\t\r\n")), "")
-    return max(",;\t", key=_QUOTED.sub("", first).count)
+    return max(",;\t|", key=_QUOTED.sub("", first).count)
 
 
 log = logging.getLogger(__name__)
@@ -215,6 +215,11 @@ class Sheet:
         for name in missing:
             begins, ends = map(self._dates, AGE.fullmatch(name).groups())  # type: ignore[union-attr]
             years = (ends - begins) / np.timedelta64(31_557_600, "s")  # of 365.25 days
+            if below := int((years < 0).sum()):
+                text = (
+                    "%s: %s are below 0 in %d of %d rows; mend the dates or exchange the columns."
+                )
+                log.warning(text, self.path, name, below, len(rows))
             rows = [[*row, f"{each:.4f}"] for row, each in zip(rows, years, strict=True)]
         return replace(self, columns=[*self.columns, *missing], rows=rows)
 

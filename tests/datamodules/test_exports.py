@@ -167,6 +167,19 @@ def test_what_may_mean_something_else_is_said(columns, keys, line, tmp_path, cap
     assert line in caplog.text
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_every_usual_separator_is_found(separator, tmp_path):
+    table = read_csv(write(tmp_path / "t.csv", COLUMNS, separator), "dead", centre="place")
+    assert (table.names, table.features.ravel().tolist()) == (("age",), AGES)
+
+
+def test_ages_below_zero_are_said(tmp_path, caplog):
+    born = ["2019-02-01" if n == 3 else "1950-02-01" for n in range(COUNT)]
+    path = write(tmp_path / "t.csv", {**COLUMNS, "born": born, "came": ["2019-01-31"] * COUNT})
+    read_csv(path, "dead", centre="place", ages={"came": "born"})
+    assert "years from born to came are below 0 in 1 of 40 rows" in caplog.text
+
+
 def test_scores_below_zero_are_no_missing_cells(tmp_path, caplog):
     path = write(tmp_path / "t.csv", {**COLUMNS, "excess": [n % 20 - 9 for n in range(COUNT)]})
     table = read_csv(path, "dead", features=["excess"])
