@@ -216,9 +216,7 @@ class Sheet:
             begins, ends = map(self._dates, AGE.fullmatch(name).groups())  # type: ignore[union-attr]
             years = (ends - begins) / np.timedelta64(31_557_600, "s")  # of 365.25 days
             if below := int((years < 0).sum()):
-                text = (
-                    "%s: %s are below 0 in %d of %d rows; mend the dates or exchange the columns."
-                )
+                text = "%s: %s are below 0 in %d of %d rows; mend the dates or swap the columns."
                 log.warning(text, self.path, name, below, len(rows))
             rows = [[*row, f"{each:.4f}"] for row, each in zip(rows, years, strict=True)]
         return replace(self, columns=[*self.columns, *missing], rows=rows)
@@ -365,7 +363,8 @@ class Sheet:
     @cached_property
     def _has_commas(self) -> bool:
         """Whether some number has a decimal comma."""
-        return self.decimal_comma and any(_SURE_COMMA.fullmatch(c) for r in self.rows for c in r)
+        cells = (cell.strip() for row in self.rows for cell in row)
+        return self.decimal_comma and any(map(_SURE_COMMA.fullmatch, cells))
 
     def _are_thousands(self, numbers: Sequence[str]) -> bool:
         """Whether 1.020 probably is 1020: beside 7,5 in the file, or beside 987 in the column."""

@@ -252,10 +252,10 @@ def leaks(
 
     Labels (N,) are classes or outcomes; (N, 2) are times and events.
     """
-    numbers = labels if labels.dtype.kind == "f" else None
-    classes = labels if numbers is None else np.zeros(len(labels), int)
+    outcomes = labels if labels.dtype.kind == "f" else None
+    classes = labels if outcomes is None else np.zeros(len(labels), int)
     if labels.ndim == 2:
-        numbers, classes = labels[:, 0], labels[:, 1].astype(int)
+        outcomes, classes = labels[:, 0], labels[:, 1].astype(int)
     alone: dict[str, str] = {}
     numbered = []
     for name, column in zip(names, rows.T, strict=True):
@@ -265,8 +265,8 @@ def leaks(
             alone[name] = f"{name} ({auroc:.3f})"
         elif (auroc := _auroc(known.astype(float), classes, False)) >= _TELLS:
             alone[name] = f"whether {name} is missing ({auroc:.3f})"
-        elif numbers is not None and (rank := _rank_correlation(cells, numbers[known])) >= _TELLS:
-            alone[name] = f"{name} ({rank:.3f})"
+        elif outcomes is not None and (rho := _rank_correlation(cells, outcomes[known])) >= _TELLS:
+            alone[name] = f"{name} ({rho:.3f})"
         different = len(np.unique(cells)) == len(cells) >= _ROWS and (cells % 1 == 0).all()
         if different and name not in categories:
             numbered.append(name)
