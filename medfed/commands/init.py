@@ -250,11 +250,11 @@ def examined(guess: Guess, talk: Interview, name: str) -> dict[str, Any]:
     if config.rounds < config.evaluation.every and "evaluation.every" not in keys:
         keys["evaluation.every"] = 1
         facts.append(("evaluation.every", 1, f"there are {config.rounds} rounds"))
-    if isinstance(data, TabularDataModule) and data.outcome == "classes":
+    if isinstance(data, TabularDataModule):
         of = data.table
         alone, _ = leaks(of.names, of.categories, of.features, of.labels)
         if alone:
-            text = f"Columns that alone predict the label (AUROC): {few([*alone.values()], 8)}."
+            text = f"Columns that alone predict the label: {few([*alone.values()], 8)}."
             drop = [*(keys.get("data.drop") or []), *alone]
             question = Question(f"{text} Leave them out?", drop, (NO,))
             if talk.settle({"data.drop": question}):

@@ -159,10 +159,14 @@ def values_of(data: FederatedDataModule, column: str, source: Path | None) -> di
     listed = {} if isinstance(data, TabularDataModule) else patient_columns(data)
     if column in listed:
         return dict.fromkeys(data.patients, "") | listed[column]
-    if not isinstance(data, TabularDataModule) or column not in data.table.names:
-        names = data.table.names if isinstance(data, TabularDataModule) else listed
+    names = data.table.names if isinstance(data, TabularDataModule) else ()
+    if not isinstance(data, TabularDataModule) or column not in names:
+        sheet, patients = _sheet_of(data)
+        if sheet is not None and column.lower() in sheet.places:
+            return _by_patient(column, patients, [text or "" for text in sheet.texts(column)])
+        known = sheet.columns if sheet else [*names, *listed]
         raise ConfigError(
-            f"by={column} is no column of the data{did_you_mean(column, names)}; name a CSV file "
+            f"by={column} is no column of the data{did_you_mean(column, known)}; name a CSV file "
             "with the columns patient and this one by patients=FILE.csv."
         )
     table = data.table
@@ -170,6 +174,16 @@ def values_of(data: FederatedDataModule, column: str, source: Path | None) -> di
     numbers = table.features[:, table.names.index(column)]
     values = ["" if np.isnan(v) else texts.get(int(v), f"{v:g}") for v in numbers]
     return _by_patient(column, table.patients, values)
+
+
+def _sheet_of(data: FederatedDataModule) -> tuple[Sheet | None, list[str]]:
+    """The CSV file of a table, whose columns may be no features, and the patient of every row."""
+    if not isinstance(data, TabularDataModule) or data.path is None or data.reader is not None:
+        return None, []
+    sheet = Sheet.read(Path(data.path).expanduser(), data.header, _words_missing(data))
+    if data.patient is None:
+        return sheet, [f"row_{n}" for n in range(len(sheet.rows))]
+    return sheet, [fold(text) for _, text in sheet.cells(data.patient)]
 
 
 def _by_patient(column: str, patients: Sequence[str], values: Sequence[str]) -> dict[str, str]:
@@ -299,12 +313,9 @@ def show_subgroups(subgroups: Mapping[str, Any], folder: Path) -> None:
     lines = [f"Worst by {metric}: {n}, {scores.number(known[n])} {ends[n]}." for _, n in shown]
     if any(ends[name] == "–" and value == value for name, value in known.items()):
         lines.append("A subgroup with a hospital of a single test patient has no interval.")
-    if few := [name for name in groups if name not in known]:
-        names = ", ".join(few)
-        lines.append(
-            f"Not shown, of too few patients or as these would follow: {names}; a lower least= "
-            "shows more."
-        )
+    if hidden := [name for name in groups if name not in known]:
+        what = "Not shown, of too few patients or as these would follow"
+        lines.append(f"{what}: {few(hidden, 12)}; a lower least= shows more.")
     say(wide_console(), *lines, f"Written: {path}, with all metrics")
 
 

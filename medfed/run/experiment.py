@@ -102,7 +102,12 @@ def build_experiment(config: RunDescription) -> Experiment:
     """Builds all objects of a run and opens its folder."""
     start, config = read_start(config)
     data = read_data(config)
-    config, task, entries, account = begin(config, data, start)
+    try:
+        config, task, entries, account = begin(config, data, start)
+    except ConfigError:
+        if config.resume is not None:  # the keys are those of the run, so its data may be others
+            RunFolder(Path(config.folder)).check_data(data.splits())
+        raise
     federation, local = federate(config, data, task)
     for entry in base_entries(config, task, federation.ids):
         federation.ledger.add(entry)

@@ -69,7 +69,7 @@ def _rows(path: Path, text: str) -> Iterator[list[str]]:
 
 
 def delimiter(text: str) -> str:
-    """Finds the separator: Excel's ``sep=;``, or comma, semicolon or tab, whichever is most often.
+    """Finds the separator: Excel's ``sep=;``, or the commonest of comma, semicolon, tab and bar.
 
     Example:
         >>> delimiter("age;weight, kg;sex")
@@ -80,7 +80,7 @@ def delimiter(text: str) -> str:
     if found := _SEPARATOR.match(text):
         return found[1]
     first = next((line for line in StringIO(text, newline="") if line.strip(" ,;\t\r\n")), "")
-    return max(",;\t", key=_QUOTED.sub("", first).count)
+    return max(",;\t|", key=_QUOTED.sub("", first).count)
 
 
 log = logging.getLogger(__name__)
@@ -92,8 +92,17 @@ _LACKING = (
 )
 MISSING = frozenset(["", "#n/a n/a", *_LACKING.split()])  # as programs write them; lower case
 _DECIMAL_COMMA = re.compile(r"([<>≤≥]=?\s*)?[+-]?\d+(,\d+)?")
+# 1.020 of a column that may write thousands with points, and 7,5 of a file that surely does not
+# write decimals with points; whole numbers that a writer of such thousands would have written so.
+_THOUSANDS, _SURE_COMMA = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}"), re.compile(r"\d+,\d{1,2}")
+_FROM_1000 = re.compile(r"[+-]?\d{4,}")
+_THREE = re.compile(r"([+-]?\d{1,3})[.,](\d{3})")
+_WITH_UNIT = re.compile(r"([+-]?\d+(?:[\s'’]\d{3})*(?:[.,]\d+)?)\s*(?:%|[A-Za-zµμ][^,]*)?")
+_MONTH = r"(jan|feb|mar|mär|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])[a-z]*"
 _DATE = re.compile(
     r"\d{4}[-/]\d\d?[-/]\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}( .*)?|\d\d?:\d\d(:\d\d)?"
+    rf"|\d\d?[-. ]*{_MONTH}[-., ]*\d{{2,4}}( .*)?|(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])",
+    re.IGNORECASE,
 )
 # Cells probably meant as numbers: 4,1 and 1'041 and 1_5, <5 and ≥ 90, inf.
 _LIKE_A_NUMBER = re.compile(r"[<>≤≥≈~=±+\-\s]*([.,]?\d|inf)", re.IGNORECASE)
@@ -151,6 +160,10 @@ class Sheet:
             mend = f"give it a header line{', or name its columns in data.header' * has_keys}"
             raise DataError(f"{what}; {mend}.")
         count = Counter(c.lower() for c in columns)
+        named = len(columns) - count[""]
+        if header is None and 2 * named < len(rows[0]):
+            what = f"{path}: the first line names {named} of {len(rows[0])} columns"
+            raise DataError(f"{what}; if it is a title, remove the lines above the header.")
         if twice := {c for c in columns if count[c.lower()] > 1}:
             what = f"{path}: column {min(twice) or 'without a name'} occurs twice"
             raise DataError(f"{what}; give every column a different name.")
@@ -202,6 +215,9 @@ class Sheet:
         for name in missing:
             begins, ends = map(self._dates, AGE.fullmatch(name).groups())  # type: ignore[union-attr]
             years = (ends - begins) / np.timedelta64(31_557_600, "s")  # of 365.25 days
+            if below := int((years < 0).sum()):
+                text = "%s: %s are below 0 in %d of %d rows; mend the dates or swap the columns."
+                log.warning(text, self.path, name, below, len(rows))
             rows = [[*row, f"{each:.4f}"] for row, each in zip(rows, years, strict=True)]
         return replace(self, columns=[*self.columns, *missing], rows=rows)
 
@@ -324,6 +340,9 @@ class Sheet:
         if len(texts) < 3 and not any(map(str.isdigit, "".join(texts))):
             words = f"'data.missing=[{','.join(texts)}]'"
             limit = f"take {' and '.join(texts)} for missing by {words}, "
+        if len(wrong) > 1 and {n for of in wrong.values() for n, _ in of} == {1}:
+            what = f": {len(wrong)} cells are not numbers, such as {text[:40]!r} of {name}, but all"
+            return self.bad(1, f"{what} below are; if it is a second header line, remove it.")
         if len(wrong) > 1:
             each = [(n[:60], row, _dated(t[:20], " ")) for n, ((row, t), *_) in wrong.items()]
             first = [f"{n} ({what} in data row {self.number(row)})" for n, row, what in each]
@@ -332,17 +351,38 @@ class Sheet:
             what = f"{len(wrong)} columns have cells that are not numbers: {few(first, 8)}"
             return DataError(f"{self.path}: {what}; {mend or 'mend them or empty them'}.")
         others = f" (nor are {len(cells) - 1} other cells)" if len(cells) > 1 else ""
-        point = " with a decimal point" if "," in text and not limits else ""
+        a_number = "a number" + " with a decimal point" * ("," in text and not limits)
+        a_number = meant(text, "," if self._has_commas else ".") or a_number
         is_one = abs(as_number(text)) < _LARGEST
         kind = "with a decimal comma, as others are" if is_one else "(below 1e30)"
         mend = f", leave it empty, name the column in data.categorical, or leave it out by {drop}"
-        mend = f"{limit}write a number{point}{mend}" * self.has_keys
+        mend = f"{limit}write {a_number}{mend}" * self.has_keys
         what = f", column {name}: {_dated(text[:40], ' is ')} not a number {kind}{others}; "
-        return self.bad(number, f"{what}{mend or f'write a number{point} or leave it empty'}.")
+        return self.bad(number, f"{what}{mend or f'write {a_number} or leave it empty'}.")
+
+    @cached_property
+    def _has_commas(self) -> bool:
+        """Whether some number has a decimal comma."""
+        cells = (cell.strip() for row in self.rows for cell in row)
+        return self.decimal_comma and any(map(_SURE_COMMA.fullmatch, cells))
+
+    def _are_thousands(self, numbers: Sequence[str]) -> bool:
+        """Whether 1.020 probably is 1020: beside 7,5 in the file, or beside 987 in the column."""
+        points = [text for text in numbers if "." in text]
+        if not points or not all(map(_THOUSANDS.fullmatch, points)):
+            return False
+        whole = [text for text in numbers if "." not in text]
+        beside = bool(whole) and any(text[-1] == "0" for text in points)
+        return not any(map(_FROM_1000.fullmatch, whole)) and (beside or self._has_commas)
 
     def with_points(self, texts: Sequence[str]) -> Sequence[str]:
-        """Turns decimal commas into points, unless all cells may be thousands, like 1,234."""
+        """Turns decimal commas into points, unless all cells may be thousands, like 1,234.
+
+        A point of thousands becomes no number's.
+        """
         numbers = [text for text in texts if any(map(str.isdigit, text))]
+        if self._are_thousands(numbers):
+            return [t.replace(".", "'") for t in texts]
         commas = self.decimal_comma and all(map(_DECIMAL_COMMA.fullmatch, numbers))
         if commas and any("," in t and len(t.partition(",")[2]) != 3 for t in numbers):
             return [t.replace(",", ".") for t in texts]
@@ -394,6 +434,21 @@ def listed_columns(
             sheet.path,
         )
     return cells
+
+
+def meant(text: str, decimal_mark: str = ".") -> str:
+    """What to write instead of a number with thousands or a unit; empty for other texts.
+
+    Example:
+        >>> meant("1.020"), meant("90 %"), meant("1'020,5 mg/l"), meant("4,1")
+        ('1020 or 1.02, whichever it means', '90', '1020.5', '')
+    """
+    if found := _THREE.fullmatch(text):
+        other = f"{float('.'.join(found.groups())):g}".replace(".", decimal_mark)
+        return f"{found[1]}{found[2]} or {other}, whichever it means"
+    found = _WITH_UNIT.fullmatch(text)
+    bare = re.sub(r"[\s'’]", "", found[1]).replace(",", ".") if found else ""
+    return bare if bare != text.replace(",", ".") else ""
 
 
 def _dated(text: str, verb: str) -> str:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from medfed.api import train
 from medfed.run.evaluation import evaluate_run
 from medfed.standalone.errors import CheckpointError, ConfigError
 from tests.integration.runs import CLINICAL, imaging
@@ -124,6 +125,27 @@ def test_changed_files(copy):
     (copy / "splits.json").write_text(json.dumps(splits))
     with pytest.raises(CheckpointError, match="data files are not those"):
         evaluate_run(copy)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("y,", "").replace(",2,", ","),
+        lambda text: text.replace("ill", "b"),
+    ],
+    ids=["a column less", "another label"],
+)
+def test_a_table_that_fits_the_run_no_more_is_named(change, tmp_path):
+    """The keys are those of the run, so nobody is told to change them."""
+    table, run = tmp_path / "t.csv", tmp_path / "run"
+    rows = [f"{n * 7 % 31},2,{'ill' if n * n % 3 else 'well'}" for n in range(40)]
+    table.write_text("\n".join(["x,y,label", *rows]))
+    keys = [f"data.path={table}", "data=csv", "partition=round_robin", "partition.num_clients=2"]
+    keys += ["experiment=clinical_pfednet", "rounds=1", "local.steps=1", "logger=none"]
+    train(*keys, "pictures.format=none", "evaluation.every=1", folder=run)
+    table.write_text(change(table.read_text()))
+    with pytest.raises(CheckpointError, match=r"data files are not those .*: t\.csv changed"):
+        evaluate_run(run)
 
 
 @pytest.mark.parametrize(

@@ -110,13 +110,15 @@ class Samples:
         splits = {self.splits[row] for row in rows} if self.splits else {None}
         files = dict.fromkeys(self.files[row] for row in rows) if self.files else {}
         if len(centres) > 1:
-            several = ", ".join(sorted(map(str, centres)))
-            what = f"has samples at several centres ({several}); a patient belongs to one client"
-            raise ConfigError(f"Patient {name} {what}.")
+            several = sorted(map(str, centres))
+            where = f"at several centres ({', '.join(several)})"
+            what = f"has samples {where}; a patient belongs to one client"
+            mend = f"if these are two persons, give them two ids, such as {several[0]}_{name}"
+            raise ConfigError(f"Patient {name} {what}: {mend}; if one, write one centre.")
         if len(splits) > 1:
-            several = ", ".join(sorted(s or "train" for s in splits))
+            listed = ", ".join(sorted(s or "train" for s in splits))
             mend = "set data.official_splits=false to split by patient"
-            raise DataError(f"Patient {name} has samples in several splits ({several}); {mend}.")
+            raise DataError(f"Patient {name} has samples in several splits ({listed}); {mend}.")
         (centre,), (split,), (label, counts) = centres, splits, self._classes(rows)
         roles = {f"file_{n}": file for n, file in enumerate(files)}
         return Patient(name, roles, centre, label, counts, split)

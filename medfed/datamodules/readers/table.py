@@ -274,6 +274,8 @@ def read_csv(
         wanted = [*features, *(name for name in years if name not in features)]
         names = columns("data.features", wanted)
     whole = sheet
+    if outcome == "classes" and positive is None and classes is None:
+        _check_ticks(sheet, label)
     if unlabelled == "drop":
         both = positive is not None and negative is not None
         known = {_label(str(v)) for v in [*(positive or ()), *(negative or ())]} if both else None
@@ -296,8 +298,12 @@ def read_csv(
     whose = replace(sheet, missing=missing_words(words))
     patients = whose.names(patient) if patient else rows
     centres = whose.names(centre, csv_files.NOWHERE.format("data")) if centre else ()
+    _say_nearly_alike(f"{path}, column {centre}", centres)
     files = [path] * count
     cells = csv_files.read_cells(sheet, names, categories)
+    columns_of = {n: cells[:, at] for at, n in enumerate(names) if n not in categories}
+    columns_of[label] = np.array([as_number(text or "") for text in sheet.texts(label)])
+    _say_codes_of_missing(sheet, columns_of)
     official = open_training(official_splits(sheet, split, sheet.known(split))) if split else ()
     return Table(
         *(names, cells, labels, named, patients, centres, files, categories, official),
@@ -317,6 +323,39 @@ def _say_words(sheet: Sheet, names: Sequence[str]) -> None:
         listed, keys = zip(*found, strict=True)
         text = "%s: read as missing: %s; 'data.missing=[%s]' keeps such a word as a category."
         log.warning(text, sheet.path, few(listed, 8), ",".join(dict.fromkeys(keys)))
+
+
+def _check_ticks(sheet: Sheet, label: str) -> None:
+    """Refuses labels of which one is written as an empty cell."""
+    texts = Counter(sheet.texts(label))
+    if texts[None] and len(texts) == 2:
+        one, count = next((text, n) for text, n in texts.items() if text is not None)
+        what = f"{count} cells are {one[:60]!r} and the other {texts[None]} are missing"
+        mend = "if that means no, write a label such as 0 there; otherwise there is one class only"
+        raise DataError(f"{sheet.path}, column {label}: {what}; {mend}.")
+
+
+def _say_codes_of_missing(sheet: Sheet, columns: Mapping[str, NDArray[np.float64]]) -> None:
+    """Names numbers such as -999 that stand for missing cells where no other is below 0."""
+    cells = dict[str, str]()
+    for name, column in columns.items():
+        counts = Counter(f"{value:g}" for value in column[column < 0])
+        if {*counts} <= {*_NEVER} and (column >= 0).any():
+            cells |= {f"{code} in {n} cells of {name}": code for code, n in counts.items()}
+    if cells:
+        codes = ",".join(sorted({*cells.values()}))
+        text = "%s: numbers that may mean missing cells: %s; 'data.missing=[%s]' reads them so."
+        log.warning(text, sheet.path, few([*cells], 8), codes)
+
+
+def _say_nearly_alike(where: str, hospitals: Sequence[str]) -> None:
+    """Names hospitals whose names differ only in signs and spaces, such as St Gallen."""
+    groups: dict[str, list[str]] = {}
+    for name in dict.fromkeys(hospitals):
+        groups.setdefault(re.sub(r"[\W_]+", "", name.casefold()), []).append(name)
+    for bare, group in groups.items():
+        if len(group) > 1 and not bare.isdigit():
+            log.warning("%s: %s count as different hospitals.", where, few([*map(repr, group)], 4))
 
 
 def _accounts_of(sheet: Sheet, names: Sequence[str], categories: Categories) -> list[Account]:
@@ -418,13 +457,17 @@ def with_categories(table: Table, names: Sequence[str]) -> Table:
     return replace(table, features=features, categories=categories)
 
 
-def _outcomes(sheet: Sheet, name: str) -> NDArray[np.float64]:
+def _outcomes(sheet: Sheet, name: str, what: str = "outcome") -> NDArray[np.float64]:
     """One number per row."""
     cells = sheet.known(name, _WITHOUT)
     outcomes = np.array([as_number(text) for text in sheet.with_points(cells)])
     if len(odd := np.flatnonzero(~np.isfinite(outcomes))):
-        what = f"the outcome {cells[odd[0]][:60]!r} is not a number; mend the row"
-        raise sheet.bad(odd[0] + 1, f", column {name}: {what} or set data.outcome=classes.")
+        text, others = cells[odd[0]], len(odd) - 1
+        mend = f"write {csv_files.meant(text) or 'a number'}, or name another column"
+        mend += " or set data.outcome=classes" * (what == "outcome")
+        nor = f" (nor are {others} others)" if others else ""
+        what = f"the {what} {text[:60]!r} is not a number{nor}"
+        raise sheet.bad(odd[0] + 1, f", column {name}: {what}; {mend}.")
     return outcomes
 
 
@@ -432,10 +475,15 @@ def _survival(
     sheet: Sheet, event: str, time: str, positive: Values | None, negative: Values | None
 ) -> tuple[NDArray[np.float64], tuple[str, ...]]:
     """Time and event per row, and the names of the two states."""
+    states = {_label(text) for text in sheet.known(event, _WITHOUT)}
+    if positive is None and len(states) == 2 and not states <= {"0", "1"}:
+        what = f"{sheet.path}, column {event}: the values are {few(sorted(states))}, not 1 and 0"
+        such = f"data.positive=[{max(states)}]"
+        raise DataError(f"{what}; say which one means that the event happened, such as {such}.")
     if positive is None:
         positive, negative = [1], [0] if negative is None else negative
     happened, _ = _classes(sheet, event, positive, negative)
-    times = _outcomes(sheet, time)
+    times = _outcomes(sheet, time, "time")
     if len(odd := np.flatnonzero(times < 0)):
         what = f"the time {times[odd[0]]:g} is negative; mend the row"
         raise sheet.bad(odd[0] + 1, f", column {time}: {what}.")
@@ -460,6 +508,11 @@ def _classes(
         wanted = {_label(str(p)) for p in positive}
         known = set(values) if negative is None else {_label(str(n)) for n in negative}
         _check_labels(sheet, values, wanted if joined is None else set(), known | wanted)
+        rest = Counter(v for v in values if v not in wanted)
+        if negative is None and len(rest) > 1:
+            listed = few([f"{value[:40]} ({count})" for value, count in rest.most_common()], 8)
+            text = "%s: beside data.positive all labels count as negative: %s; see data.negative."
+            log.warning(text, sheet.path, listed)
         return np.array([v in wanted for v in values], dtype=np.int64), ("negative", "positive")
     if joined is not None:
         _check_labels(sheet, values, set(), {*joined})

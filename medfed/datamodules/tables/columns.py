@@ -19,7 +19,9 @@ from __future__ import annotations
 import logging
 import math
 import re
-from typing import Literal
+from typing import Any, Literal
+
+from scipy import stats
 
 from medfed.common.floors import CATEGORY, LEAST
 from medfed.datamodules.extending import *
@@ -31,7 +33,8 @@ ByClient = Mapping[str, Array]
 _ANY = 1e30  # readers refuse larger numbers
 _FAR = 3.0  # interquartile ranges
 _CODES = 10  # different values of a column that may be codes
-_TELLS, _FEWEST = 0.99, 10  # AUROC of a possible leak; rows of a class and of all others
+_TELLS = 0.99  # AUROC or rank correlation of a possible leak
+_FEWEST = 10  # rows of a class and of all others
 _ROWS = 50  # from which different whole numbers in all rows are remarkable
 
 
@@ -150,10 +153,10 @@ _HOSPITALS = (
     "hosp(ital)?|centre|center|site|institution|clinic|klinik(um)?|krankenhaus|spital|zentrum"
     "|standort|einrichtung|h[oô]pital|clinique|[eé]tablissement|centro|cl[ií]nica|ospedale|sede"
     "|institución|instituição|ziekenhuis|centrum|sjukhus|sygehus|sykehus|sairaala|szpital|ośrodek"
-    "|nemocnice|kórház|hastane|больница|клиника|центр|病院|施設|医院|中心|병원|기관|sito|sitio|standplaats|lieu"
+    "|(redcap_)?data_access_group|nemocnice|kórház|hastane|больница|клиника|центр|病院|施設|医院|中心|병원|기관|sito|sitio|standplaats|lieu"
 )
 _PATIENTS = (
-    "patient(en|in)?|subject|person|participant|mrn|pid|fallnummer|paciente?|paziente|pati[eë]nt|pacjent"
+    "patient(en|in)?|record_id|study_id|subject|person|participant|mrn|pid|fallnummer|paciente?|paziente|pati[eë]nt|pacjent"
     "|potilas|hasta|пациент|患者|病人|환자"
 )
 HOSPITAL = re.compile(rf"({_HOSPITALS}){_END}", re.IGNORECASE)
@@ -179,7 +182,7 @@ def say(columns: Columns, train: ByClient, scalings: Mapping[str, Scaling]) -> N
         what = "Training values far from all others (3 interquartile ranges beyond the quartiles)"
         listed = few([f"{count} of {name}" for name, count in far.most_common()], 8)
         log.warning("%s are set to that limit: %s.", what, listed)
-    if alike := _constant(names, rows):
+    if alike := [n for n in _constant(names, rows) if n not in columns.indicators]:
         log.warning("One value in all training rows, so without information: %s.", few(alike, 8))
 
 
@@ -202,20 +205,30 @@ def outcome_remarks(mean: float, sd: float) -> list[str]:
 
 
 def constant_remarks(names: Sequence[str], train: ByClient) -> list[str]:
-    """Remarks on columns that are constant at a hospital, but not at all of them.
+    """Remarks on columns that are constant or empty at a hospital, but not at all of them.
 
     Example:
         >>> constant_remarks(["age", "sex"], {"A": np.array([[5, 1], [6, 1]]), "B": np.eye(2)})
         ['All training rows of a hospital have one value of a column, which tells nothing there: sex at A.']
+        >>> constant_remarks(["age"], {"A": np.array([[5.0]]), "B": np.array([[np.nan]])})
+        ['No training row of a hospital has a value of a column: age at B.']
     """  # noqa: E501
-    everywhere = _constant(names, np.concatenate(list(train.values())))
-    alike = {client: _constant(names, rows) for client, rows in train.items()}
-    pairs = [f"{n} at {c}" for c, columns in alike.items() for n in columns if n not in everywhere]
-    what = "All training rows of a hospital have one value of a column, which tells nothing there"
-    return [f"{what}: {few(pairs, 8)}."] if pairs else []
+    one = "All training rows of a hospital have one value of a column, which tells nothing there"
+    none, remarks = "No training row of a hospital has a value of a column", list[str]()
+    for what, columns_of in ((one, _constant), (none, _empty)):
+        everywhere = columns_of(names, np.concatenate(list(train.values())))
+        by_client = {client: columns_of(names, rows) for client, rows in train.items()}
+        pairs = [f"{n} at {c}" for c, of in by_client.items() for n in of if n not in everywhere]
+        remarks += [f"{what}: {few(pairs, 8)}."] if pairs else []
+    return remarks
 
 
-def _constant(names: Sequence[str], rows: Array) -> list[str]:
+def _empty(names: Names, rows: Array) -> list[str]:
+    columns = zip(names, rows.T, strict=True)
+    return [name for name, column in columns if len(column) and np.isnan(column).all()]
+
+
+def _constant(names: Names, rows: Array) -> list[str]:
     known = [column[~np.isnan(column)] for column in rows.T]
     return [n for n, c in zip(names, known, strict=True) if len(c) > 1 and np.ptp(c) == 0]
 
@@ -223,21 +236,23 @@ def _constant(names: Sequence[str], rows: Array) -> list[str]:
 def leak_remarks(
     names: Names, categories: Mapping[str, Names], train: ByClient, labels: ByClient
 ) -> list[str]:
-    """Remarks on columns that alone predict a class in training, or number the rows.
+    """Remarks on columns that alone predict the label in training, or number the rows.
 
     Example:
         >>> rows = np.array([[n % 7, n % 7 > 2, 100 + 3 * n] for n in range(60)], dtype=float)
-        >>> train, dead = {"A": rows}, {"A": rows[:, 1]}
+        >>> train, dead = {"A": rows}, {"A": rows[:, 1].astype(int)}
         >>> for remark in leak_remarks(["age", "autopsy", "mrn"], {}, train, dead):
         ...     print(remark)
         Columns that alone predict the label in training, with their AUROC: age (1.000), autopsy (1.000). Leave out what is known only after the outcome: 'data.drop=[age,autopsy]'.
         Columns with a different whole number in every training row, as identifiers have: mrn. Leave out those that are none of a patient's measurements: 'data.drop=[mrn]'.
     """  # noqa: E501
-    rows, classes = np.concatenate(list(train.values())), np.concatenate(list(labels.values()))
-    alone, numbered = leaks(names, categories, rows, classes)
+    rows, answers = np.concatenate(list(train.values())), np.concatenate(list(labels.values()))
+    alone, numbered = leaks(names, categories, rows, answers)
     sentences = []
     if alone:
-        what = "Columns that alone predict the label in training, with their AUROC"
+        measure = "AUROC" if answers.dtype.kind == "i" else "rank correlation"
+        measure += " or AUROC" * (answers.ndim == 2)
+        what = f"Columns that alone predict the label in training, with their {measure}"
         mend = f"Leave out what is known only after the outcome: 'data.drop=[{','.join(alone)}]'"
         sentences.append(f"{what}: {few(list(alone.values()), 8)}. {mend}.")
     if numbered:
@@ -249,9 +264,16 @@ def leak_remarks(
 
 
 def leaks(
-    names: Sequence[str], categories: Collection[str], rows: Array, classes: Array
+    names: Sequence[str], categories: Collection[str], rows: Array, labels: NDArray[Any]
 ) -> tuple[dict[str, str], list[str]]:
-    """Finds the columns that alone predict the label, in words, and those like identifiers."""
+    """Finds the columns that alone predict the label, in words, and those like identifiers.
+
+    Labels (N,) are classes or outcomes; (N, 2) are times and events.
+    """
+    outcomes = labels if labels.dtype.kind == "f" else None
+    classes = labels if outcomes is None else np.zeros(len(labels), int)
+    if labels.ndim == 2:
+        outcomes, classes = labels[:, 0], labels[:, 1].astype(int)
     alone: dict[str, str] = {}
     numbered = []
     for name, column in zip(names, rows.T, strict=True):
@@ -261,10 +283,19 @@ def leaks(
             alone[name] = f"{name} ({auroc:.3f})"
         elif (auroc := _auroc(known.astype(float), classes, False)) >= _TELLS:
             alone[name] = f"whether {name} is missing ({auroc:.3f})"
+        elif outcomes is not None and (rho := _rank_correlation(cells, outcomes[known])) >= _TELLS:
+            alone[name] = f"{name} ({rho:.3f})"
         different = len(np.unique(cells)) == len(cells) >= _ROWS and (cells % 1 == 0).all()
         if different and name not in categories:
             numbered.append(name)
     return alone, numbered
+
+
+def _rank_correlation(cells: Array, outcomes: Array) -> float:
+    """Spearman's, without its sign; 0 where too few rows or only one value are known."""
+    if len(cells) < 2 * _FEWEST or np.ptp(cells) == 0 or np.ptp(outcomes) == 0:
+        return 0.0
+    return abs(float(stats.spearmanr(cells, outcomes).statistic))
 
 
 def _auroc(cells: Array, classes: Array, categorical: bool) -> float:

@@ -280,9 +280,8 @@ class TabularDataModule(FederatedDataModule):
         self.remarks += columns.constant_remarks(table.names, self.train_rows)
         if self.samples.continuous and self.agreed_outcome_scale is not None:
             self.remarks += columns.outcome_remarks(*self.agreed_outcome_scale)
-        if not self.samples.continuous:
-            training = self.train_rows, self.train_outcomes
-            self.remarks += columns.leak_remarks(table.names, table.categories, *training)
+        training = self.train_rows, self.train_outcomes
+        self.remarks += columns.leak_remarks(table.names, table.categories, *training)
         columns.say_unknown(agreed, rows)
         return clients
 
