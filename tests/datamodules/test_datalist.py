@@ -6,6 +6,7 @@ import json
 from itertools import chain
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
 import torch
@@ -276,6 +277,52 @@ def test_a_bad_setting_is_one_sentence(name, listed, tmp_path):
         module(tmp_path, listed, setting)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def scan_of(folder, n, change):
+    """Writes the n-th scan of a list anew."""
+    path = folder / "imagesTr" / f"organ_{n:02d}.nii.gz"
+    scan = nib.load(path)
+    nib.save(nib.Nifti1Image(change(np.asarray(scan.dataobj)), scan.affine), path)
+
+
+UNITS = {
+    "Hounsfield": (0, "null", False),
+    "1024 added": (1024, "null", True),
+    "1024 added, lungs": (1024, "{window: [-1000, 400]}", True),
+    "1024 added, z-score": (1024, "zscore", False),
+    "1024 added, window above 0": (1024, "{window: [900, 1200]}", False),
+}
+
+
+@pytest.mark.parametrize("kind", UNITS)
+def test_ct_in_other_units_than_the_window_is_said_once(kind, tmp_path, caplog):
+    added, normalize, doubtful = UNITS[kind]
+    folder = write_datalist(tmp_path / "list", 4)
+    for n in range(4):
+        scan_of(folder, n, lambda hounsfield: hounsfield + np.int16(added))
+    data = module(tmp_path, folder, f"normalize={normalize}")
+    for client in data.clients.values():
+        next(client.eval_batches("train"))
+    lines = [r.getMessage() for r in caplog.records if "Hounsfield" in r.getMessage()]
+    assert len(lines) == doubtful
+    assert all("has no value below 0" in line for line in lines)
+
+
+BLANK = {
+    "mask": (lambda values: (values > 0).astype(np.int16), "zscore_nonzero"),
+    "air": (lambda values: (values % 20 - 1000).astype(np.int16), "null"),
+}
+
+
+@pytest.mark.parametrize("kind", BLANK)
+def test_a_scan_that_becomes_zero_is_named(kind, tmp_path):
+    change, normalize = BLANK[kind]
+    folder = write_datalist(tmp_path / "list", 4)
+    for n in range(4):
+        scan_of(folder, n, change)
+    with pytest.raises(DataError, match=r"organ_0\d\.nii\.gz is 0 in every voxel for the network"):
+        module(tmp_path, folder, f"normalize={normalize}")
 
 
 def test_a_folder_may_be_named_from_here(tmp_path, monkeypatch):
