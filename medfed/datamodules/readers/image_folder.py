@@ -21,7 +21,7 @@ from medfed.datamodules.readers.samples import (
     official_splits,
     open_training,
 )
-from medfed.standalone.pictures import SUFFIXES, Color, read_image, white_of
+from medfed.standalone.pictures import SUFFIXES, Color, has_colours, read_image, white_of
 
 log = logging.getLogger(__name__)
 
@@ -183,6 +183,10 @@ def _decoded(
     """Reads the images of the samples."""
     if len(size) != 2 or min(size) < 1:
         raise ConfigError(f"data.reader.size={list(size)} must be a height and a width above 0.")
+    some = samples.files[:: 1 + len(samples.files) // looks.FIRST]
+    if color == "grey" and (coloured := next(filter(has_colours, some), None)):
+        text = "%s has colours; data.reader.color=rgb reads them, and grey their brightness alone."
+        log.warning(text, coloured)
     with ThreadPoolExecutor(max_workers=4) as pool:  # decoding releases the interpreter's lock
         # A white for all, so that their brightness stays comparable.
         white = white_of(f for f in samples.files if f.suffix.lower() in (".png", ".tif", ".tiff"))
@@ -212,10 +216,10 @@ def _inner_folders(path: Path, folders: Sequence[str]) -> list[str]:
 def _official(path: Path, folders: Sequence[str]) -> Mapping[str, Split]:
     """The split of every folder; empty where the folders are classes."""
     splits = {name: SPLIT_NAMES[name.lower()] for name in folders if name.lower() in SPLIT_NAMES}
-    if "train" not in splits.values():
+    if not splits:
         return {}
     others = [name for name in folders if name not in splits]
-    if others or len(set(splits.values())) < len(splits):
+    if others or "train" not in splits.values() or len({*splits.values()}) < len(splits):
         what = f"{path} holds the folders {few(folders)}, of which {few(sorted(splits))} look like"
         mend = "leave one folder per split there (train, val, test), or name the folders that are"
         such = "'data.reader.classes=[benign,malignant]'"
@@ -267,7 +271,14 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         guess.took.append(("masks beside pictures", which, "left out: named as their pictures"))
     images = [file for files in below.values() for file in files if file not in {*masks}]
     looks.colours(guess, images)
-    if not split and (inner := _inner_folders(path, [*below])):
+    if not split and all(looks.folders_of(path / name) for name in below):
+        what = f"The folders {few([*below], 4)} each hold images and masks"
+        if answers.get("data.reader.outer") == "hospitals":
+            mend = "write an images.csv with the columns image, mask, patient and centre"
+            raise DataError(f"{path}: {what}; {mend}.")
+        text = f"{what}. Are they classes, or hospitals?"
+        guess.ask("data.reader.outer", text, "classes", ("classes", "hospitals"))
+    elif not split and (inner := _inner_folders(path, [*below])):
         text = f"The folders {few([*below], 4)} each hold {few(inner, 4)}. What are the outer ones?"
         guess.ask("data.reader.outer", text, None, ("hospitals", "classes"))
     if not split:
