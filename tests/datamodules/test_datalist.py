@@ -24,10 +24,11 @@ from monai.transforms import (
 
 from medfed.config.compose import build, load
 from medfed.datamodules.readers.datalist import DatalistReader, NnunetReader
+from medfed.run.cohort import cohort_record, print_cohort
 from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.grids import on_grid
 from medfed.standalone.preparation import CT_WINDOW
-from tests.datamodules.organ_layouts import organs, write_datalist, write_nnunet
+from tests.datamodules.organ_layouts import LABELS, organs, write_datalist, write_nnunet
 from tests.sweeps import sweep
 
 SMALL = ("patch_size=[8,8]", "patches_per_patient=3", "batch_size=4", "reader.hospitals=2")
@@ -307,6 +308,16 @@ def test_ct_in_other_units_than_the_window_is_said_once(kind, tmp_path, caplog):
     lines = [r.getMessage() for r in caplog.records if "Hounsfield" in r.getMessage()]
     assert len(lines) == doubtful
     assert all("has no value below 0" in line for line in lines)
+
+
+@pytest.mark.parametrize("values", [[1], [2], [3], [1, 3]], ids=str)
+def test_a_region_that_no_training_mask_shows_is_said(values, tmp_path, caplog):
+    """Values 1 and 2 are in every mask, and 3 in none."""
+    wanted = {f"organ_{v}": [v] for v in values}
+    regions = f"reader.regions={wanted}".replace("'", "")
+    folder = write_datalist(tmp_path / "list", index={"labels": {**LABELS, "3": "cyst"}})
+    print_cohort(cohort_record(module(tmp_path, folder, regions)))
+    assert ("No training patch shows organ_3: check" in caplog.text) == (3 in values)
 
 
 BLANK = {

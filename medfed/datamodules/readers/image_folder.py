@@ -126,6 +126,12 @@ def read_image_table(
                 f"{path}, column {label}, has {what}; name two labels or more by "
                 "data.reader.classes, or the column by data.reader.label."
             )
+        if not (joined or classes) and len(sheet.rows) >= 10 and 2 * len(names) > len(sheet.rows):
+            raise DataError(
+                f"{path}, column {label}, has {len(names)} different labels in {len(sheet.rows)} "
+                "rows, so it is probably an id or a measurement; name another column by "
+                "data.reader.label, or the labels by data.reader.classes."
+            )
         labels = np.array([names.index(t) if t in names else -1 for t in cells["label"]])
         kept = np.flatnonzero(labels >= 0).tolist()
     else:
@@ -139,7 +145,9 @@ def read_image_table(
     files = [path.parent / name for name in of["image"]]
     lost = next((n for n, file in enumerate(files) if not file.is_file()), None)
     if lost is not None:
-        raise sheet.bad(kept[lost] + 1, f": {files[lost]} does not exist; copy it there.")
+        mend = "copy it there, or say by data.reader.file where the files of such names lie"
+        what = f"{files[lost]} does not exist; {mend}, such as 'images/{{}}.jpg'"
+        raise sheet.bad(kept[lost] + 1, f": {what}.")
     if len(set(files)) < len(files):
         twice = next(name for name in of["image"] if of["image"].count(name) > 1)
         raise DataError(f"{path} names {twice} in two rows; remove one.")
