@@ -873,6 +873,9 @@ NAMES = {
     "centres.csv: Basel and basel": Set(
         folders(["a", "b", "c"], {"a": "Basel", "b": "basel", "c": "Bern"}), of_folders,
         refused=CAPITALS),
+    "centres.csv with the names of files": Set(
+        folders(["a", "b", "c"], {"a.nii.gz": "Basel", "b_0000.nii.gz": "Bern", "c": "Bern"}),
+        of_folders, lambda p: {"patients": 3, "count": 2}),
     "centres.csv names none": Set(folders(["a", "b"], {"a": "Basel"}), of_folders,
                                   refused=r"centres\.csv names no hospital for case b"),
     "case names in capitals": Set(folders(["a", "b"], {"A": "Basel", "b": "Bern"}), of_folders,

@@ -41,7 +41,7 @@ from medfed.standalone.checks import check_count, check_known, check_not_negativ
 from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.files import sha256
 from medfed.standalone.grids import axial, brain_slices, on_grid, plane_of, with_neighbours
-from medfed.standalone.preparation import Preparation, Rule, millimetres, rules_of
+from medfed.standalone.preparation import BLANK, Preparation, Rule, millimetres, rules_of
 from medfed.standalone.volumes import files_of, files_of_case, is_volume, read_volume
 
 log = logging.getLogger(__name__)
@@ -359,7 +359,8 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         image, label, grid = sample["image"], sample["label"], sample.get("grid")
         brain = (image != 0).any(dim=0)
         if not brain.any():
-            raise DataError(f"Patient {case} has only zero voxels; leave the patient out.")
+            file = next(iter(self.cases[case].files.values()))
+            raise DataError(f"{file} {BLANK}, or leave the patient out.")
         if plan.scanner is not None:
             scaled = self.preparation and all(r.is_scaled for r in self.preparation.rules)
             # For images on a fixed scale, a scanner needs values from -1 to 1.

@@ -97,6 +97,10 @@ def print_cohort(cohort: CohortRecord, console: Console | None = None, lines: in
         left = cohort.patients - cohort.used
         left_out = f"{left:,} of the {cohort.patients:,} patients"
         say(console, f"{left_out} belong to no client and are not used.")
+    regions = enumerate(cohort.names if cohort.kind == "regions" else [])
+    shares_of = [look.after for look in cohort.clients.values()]
+    if unseen := [name for k, name in regions if all(of and of[k] == 0 for of in shares_of)]:
+        _log.warning("No training patch shows %s: check the masks, or data.reader.", few(unseen))
     if sentence := cohort.duplicates.sentence():
         _log.warning("%s %s lists all of them.", sentence, FILE)
 

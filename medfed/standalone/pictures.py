@@ -7,6 +7,7 @@ refused. In the resulting image the first axis runs to the right and the second 
 
 from __future__ import annotations
 
+import logging
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from .files import reading
 if TYPE_CHECKING:
     from PIL import Image
 
+log = logging.getLogger(__name__)
 Color = Literal["grey", "rgb"]
 Pixels = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -222,6 +224,23 @@ def read_image(file: Path, size: Sequence[int], color: str, white: int = 65535) 
         plain = plain.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(plain, dtype=np.uint8)
     return pixels[None] if color == "grey" else np.ascontiguousarray(np.moveaxis(pixels, -1, 0))
+
+
+def has_colours(file: Path) -> bool:
+    """Says whether a picture shows colours, and is no grey one saved with three equal channels."""
+    if picture_header(file)[2] == "grey":
+        return False
+    with opened(file) as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    return bool((pixels != pixels[..., :1]).any())
+
+
+def say_other_color(file: Path, color: Color) -> None:
+    """Says where a picture has colours and the model none, or the reverse."""
+    if color == "rgb" and picture_header(file)[2] == "grey":
+        log.warning("%s is grey, but the model was trained on colours.", file)
+    elif color == "grey" and has_colours(file):
+        log.warning("%s has colours, but the model was trained on grey pictures.", file)
 
 
 def _eight_bits(image: Image.Image, white: int = 65535) -> Image.Image:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from .checks import check_known
 from .errors import ConfigError
+from .itk import say_once
 
 CT_WINDOW = (-175.0, 250.0)  # HU: soft tissue, as in MONAI's models of abdominal organs
 _PLAIN = ("zscore_nonzero", "zscore", "none")
@@ -191,6 +193,14 @@ def among(image: Tensor, there: Sequence[bool]) -> Tensor:
     return whole
 
 
+BLANK = (
+    "is 0 in every voxel for the network: its grey values are all alike, or outside the window of "
+    "data.normalize; check that it is a scan, no mask, in the units of the others"
+)
+_UNITS = (
+    "has no value below 0, so these may be no Hounsfield units, in which air is -1000: subtract "
+    "what was added, or train with data.normalize=zscore"
+)
 _LEAST = 0.01  # mm between voxels; below it a volume does not fit in memory
 
 
@@ -231,6 +241,12 @@ class Preparation:
     def keeps_grid(self) -> bool:
         """Whether image and mask have the same voxels."""
         return self.spacing is None and not self.crop
+
+    def doubt(self, voxels: Tensor, path: Path) -> None:
+        """Says where voxels (C, H, W, D) seem to be in other units than a window of CT."""
+        below = [n for n, rule in enumerate(self.rules) if rule.name == "window" and rule.low < 0]
+        if below and voxels[below].min() >= 0:
+            say_once(path, _UNITS)
 
     def apply(self, voxels: Tensor, spacing: Sequence[float]) -> Prepared:
         """Prepares one volume (C, H, W, D) in RAS, perhaps in place."""

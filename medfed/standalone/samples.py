@@ -242,7 +242,9 @@ def _read_pixels(file: Path, predictor: Predictor) -> Tensor:
         return pixels_of(_array(file)[None], str(file), predictor)
     if len(size) == 3:
         raise DataError(f"{file} is flat, but the model takes volumes of {size}; give .npy.")
-    if not facts.get("converted", False):
+    if facts.get("converted", False):
+        pictures.say_other_color(file, facts["color"])
+    else:
         _check_image(file, size, facts["color"])
     pixels = pictures.read_image(file, size, facts["color"], facts.get("white", 65535))
     return pixels_of(pixels[None], str(file), predictor)
@@ -283,9 +285,8 @@ def _check_image(file: Path, size: list[int], color: str) -> None:
     if [height, width] != size:
         wanted = f"the model was trained on {size[0]} × {size[1]}; resample the image"
         raise DataError(f"{file} has {height} × {width} pixels, but {wanted}.")
-    if kind == "rgb" and color == "grey":
-        red, *others = pictures.read_image(file, size, "rgb")
-        kind = "rgb" if any((red != other).any() for other in others) else "grey"
+    if kind == "rgb" and color == "grey" and not pictures.has_colours(file):
+        kind = "grey"
     if kind != color:
         is_, was = ("grey", "coloured") if kind == "grey" else ("coloured", "grey")
         raise DataError(f"{file} is {is_}, but the model was trained on {was} images.")

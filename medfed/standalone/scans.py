@@ -17,7 +17,7 @@ from .errors import DataError, few
 from .files import is_visible
 from .masks import SEG, Facts, label_map, mask_files, named_after, save_like, save_picture
 from .predictor import Predictor, channels_of
-from .preparation import Preparation, millimetres, one_thread
+from .preparation import BLANK, Preparation, millimetres, one_thread
 
 _log = logging.getLogger(__name__)
 RECORD = "prediction.json"  # in a folder of predictions
@@ -182,9 +182,8 @@ class PictureFile:
     def segment(self, predictor: Predictor, tolerance: float | None) -> SegmentedPicture:
         """Reads and segments it."""
         source, rule = predictor.facts["input"], predictor.facts["normalization"]["name"]
-        width, height, color = pictures.picture_header(self.path)
-        if (color, source["color"]) == ("grey", "rgb"):
-            _log.warning("%s is grey, but the model was trained on colours.", self.path)
+        width, height, _ = pictures.picture_header(self.path)
+        pictures.say_other_color(self.path, source["color"])
         loaded = pictures.load_picture(self.path, source["color"], source["scale"], rule)
         image = torch.from_numpy(loaded)
         image[~predictor.present] = 0
@@ -304,11 +303,12 @@ def read_scan(scan: ScanFiles, facts: Facts, tolerance: float | None) -> Scan:
         if not loaded.any():
             raise DataError(f"{scan.path} has only zero voxels; export the scan again.")
         there = [name for name in facts["present"] if name in names]
-        return Scan(*prepare(loaded, names, facts, geometry.spacing), geometry, paths[0], there)
+        seen = prepare(loaded, names, facts, geometry.spacing, scan.path)
+        return Scan(*seen, geometry, paths[0], there)
 
 
 def prepare(
-    voxels: Tensor, names: Sequence[str], facts: Facts, spacing: Sequence[float]
+    voxels: Tensor, names: Sequence[str], facts: Facts, spacing: Sequence[float], path: Path
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Prepares a scan ``(n, H, W, D)`` as in training; unknown channels are left out."""
     channels = list(facts["channels"])
@@ -317,11 +317,16 @@ def prepare(
     given = [name for name in channels if name in names]
     rules = tuple(prepared.rules[channels.index(name)] for name in given)
     chosen = voxels[[names.index(name) for name in given]]
-    seen, grid = replace(prepared, rules=rules).apply(chosen, spacing)
+    of_these = replace(prepared, rules=rules)
+    of_these.doubt(chosen, path)
+    seen, grid = of_these.apply(chosen, spacing)
     image = torch.zeros(len(channels), *seen.shape[1:])
     for name in set(facts["present"]) & set(given):
         image[channels.index(name)] = seen[given.index(name)]
-    return image, (seen != 0).any(dim=0), None if prepared.keeps_grid else grid
+    body = (seen != 0).any(dim=0)
+    if not body.any():
+        raise DataError(f"{path} {BLANK}.")
+    return image, body, None if prepared.keeps_grid else grid
 
 
 def axes_of(facts: Facts) -> tuple[int, ...]:

@@ -315,7 +315,8 @@ class Cohort:
             else:
                 voxels, label, present = data.unprepared(case, self.plan)
                 channels = [*compress(data.channel_names, present.tolist())]
-                image, body, grid = prepare(voxels[present], channels, facts, spacing)
+                file = next(iter(data.cases[case].files.values()))
+                image, body, grid = prepare(voxels[present], channels, facts, spacing, file)
             predicted = model.masks(model.regions(image, body, case, grid, tuple(label.shape[1:])))
             masks, truth = torch.zeros_like(label, dtype=torch.bool), label > 0
             masks[[regions.index(n) for n in model.labels]] = predicted

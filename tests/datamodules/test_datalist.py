@@ -6,6 +6,7 @@ import json
 from itertools import chain
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
 import torch
@@ -23,10 +24,11 @@ from monai.transforms import (
 
 from medfed.config.compose import build, load
 from medfed.datamodules.readers.datalist import DatalistReader, NnunetReader
+from medfed.run.cohort import cohort_record, print_cohort
 from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.grids import on_grid
 from medfed.standalone.preparation import CT_WINDOW
-from tests.datamodules.organ_layouts import organs, write_datalist, write_nnunet
+from tests.datamodules.organ_layouts import LABELS, organs, write_datalist, write_nnunet
 from tests.sweeps import sweep
 
 SMALL = ("patch_size=[8,8]", "patches_per_patient=3", "batch_size=4", "reader.hospitals=2")
@@ -276,6 +278,62 @@ def test_a_bad_setting_is_one_sentence(name, listed, tmp_path):
         module(tmp_path, listed, setting)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def scan_of(folder, n, change):
+    """Writes the n-th scan of a list anew."""
+    path = folder / "imagesTr" / f"organ_{n:02d}.nii.gz"
+    scan = nib.load(path)
+    nib.save(nib.Nifti1Image(change(np.asarray(scan.dataobj)), scan.affine), path)
+
+
+UNITS = {
+    "Hounsfield": (0, "null", False),
+    "1024 added": (1024, "null", True),
+    "1024 added, lungs": (1024, "{window: [-1000, 400]}", True),
+    "1024 added, z-score": (1024, "zscore", False),
+    "1024 added, window above 0": (1024, "{window: [900, 1200]}", False),
+}
+
+
+@pytest.mark.parametrize("kind", UNITS)
+def test_ct_in_other_units_than_the_window_is_said_once(kind, tmp_path, caplog):
+    added, normalize, doubtful = UNITS[kind]
+    folder = write_datalist(tmp_path / "list", 4)
+    for n in range(4):
+        scan_of(folder, n, lambda hounsfield: hounsfield + np.int16(added))
+    data = module(tmp_path, folder, f"normalize={normalize}")
+    for client in data.clients.values():
+        next(client.eval_batches("train"))
+    lines = [r.getMessage() for r in caplog.records if "Hounsfield" in r.getMessage()]
+    assert len(lines) == doubtful
+    assert all("has no value below 0" in line for line in lines)
+
+
+@pytest.mark.parametrize("values", [[1], [2], [3], [1, 3]], ids=str)
+def test_a_region_that_no_training_mask_shows_is_said(values, tmp_path, caplog):
+    """Values 1 and 2 are in every mask, and 3 in none."""
+    wanted = {f"organ_{v}": [v] for v in values}
+    regions = f"reader.regions={wanted}".replace("'", "")
+    folder = write_datalist(tmp_path / "list", index={"labels": {**LABELS, "3": "cyst"}})
+    print_cohort(cohort_record(module(tmp_path, folder, regions)))
+    assert ("No training patch shows organ_3: check" in caplog.text) == (3 in values)
+
+
+BLANK = {
+    "mask": (lambda values: (values > 0).astype(np.int16), "zscore_nonzero"),
+    "air": (lambda values: (values % 20 - 1000).astype(np.int16), "null"),
+}
+
+
+@pytest.mark.parametrize("kind", BLANK)
+def test_a_scan_that_becomes_zero_is_named(kind, tmp_path):
+    change, normalize = BLANK[kind]
+    folder = write_datalist(tmp_path / "list", 4)
+    for n in range(4):
+        scan_of(folder, n, change)
+    with pytest.raises(DataError, match=r"organ_0\d\.nii\.gz is 0 in every voxel for the network"):
+        module(tmp_path, folder, f"normalize={normalize}")
 
 
 def test_a_folder_may_be_named_from_here(tmp_path, monkeypatch):

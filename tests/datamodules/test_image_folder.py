@@ -235,6 +235,32 @@ def test_folders_of_splits_are_the_official_splits(names, folders, tmp_path, cap
     assert len(tested) > 1
 
 
+@pytest.mark.parametrize("names", [["test"], ["val"], ["Testing", "validation"]])
+def test_folders_of_splits_beside_classes_are_no_classes(names, tmp_path):
+    for name in ("benign", "malignant", *names):
+        save(pixels(8, 8), tmp_path / name / "1.png")
+    with pytest.raises(DataError, match=f"of which {', '.join(sorted(names))} look like splits"):
+        read_image_folder(tmp_path)
+    taken = read_image_folder(tmp_path, classes=["benign", "malignant"])
+    assert taken.classes == ("benign", "malignant")
+
+
+@pytest.mark.parametrize("kind", ["grey", "grey in three channels", "one in colours"])
+def test_colours_that_are_not_read_are_said(kind, tmp_path, caplog):
+    for n in range(25):
+        grey = np.random.default_rng(n).integers(0, 256, (8, 8, 1), np.uint8)
+        image = np.repeat(grey, 1 if kind == "grey" else 3, 2).squeeze()
+        if kind == "one in colours" and n % 5 == 0:
+            image[..., 0] = 255 - image[..., 0]
+        save(image, tmp_path / f"class_{n % 2}" / f"{n}.png")
+    read_image_folder(tmp_path, color="rgb")
+    assert not caplog.records
+    read_image_folder(tmp_path)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == (kind == "one in colours")
+    assert all("data.reader.color=rgb reads them" in line for line in lines)
+
+
 def test_classes_may_be_called_as_splits_are(tmp_path):
     for name in ("test", "train"):
         save(pixels(8, 8), tmp_path / name / "1.png")

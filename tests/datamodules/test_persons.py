@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import nibabel as nib
@@ -63,6 +64,42 @@ def test_names_of_one_person_are_joined_and_that_is_said(kind, caplog):
 @pytest.mark.parametrize("names", OTHERS, ids=lambda names: names[0])
 def test_names_of_two_people_stay_apart(names, caplog):
     assert len(set(persons_of(names, None, Path("data")))) == 2
+    assert not caplog.records
+
+
+ALIKE = {
+    "years": ([f"P{n:02d}_{year}" for n in range(4) for year in (2019, 2021)], "P00"),
+    "slices": ([f"scan-{n}-{k}.png" for n in range(5) for k in range(3)], "scan-0"),
+    "chest radiographs": (
+        [f"ill/person{n}_virus_{k}.jpeg" for n in range(9) for k in range(2)],
+        "person0",
+    ),
+}
+SINGLE = {
+    "numbers": [f"case_{n:03d}" for n in range(9)],
+    "copies": [f"ISIC_{n:07d}_small.jpg" for n in range(9)],
+    "hospitals": [f"site{n % 2}_{n:03d}" for n in range(40)],
+    "words": [f"left_lung_{n}.png" for n in range(9)],
+}
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+def test_names_that_begin_alike_are_pointed_out_and_the_pattern_joins_them(kind, caplog):
+    names, first = ALIKE[kind]
+    assert len(set(persons_of(names, None, Path("data")))) == len(names)
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert f"each of {len(names)} names counts as a patient" in line
+    assert f"of one patient, {first}, set" in line
+    pattern = re.search(r'data\.reader\.patient_pattern="(.*)"\'\.', line)[1]
+    joined = persons_of(names, pattern, Path("data"))
+    assert {re.split(r"[_-](?:virus_)?\d+(?:\.|$)", n.rpartition("/")[2])[0] for n in names} == {
+        *joined
+    }
+
+
+@pytest.mark.parametrize("kind", SINGLE)
+def test_names_of_single_cases_are_not(kind, caplog):
+    assert persons_of(SINGLE[kind], None, Path("data")) == SINGLE[kind]
     assert not caplog.records
 
 

@@ -12,6 +12,7 @@ import pytest
 import SimpleITK as sitk
 import torch
 from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
+from PIL import Image
 
 from medfed.config.compose import load
 from medfed.config.description import checked
@@ -477,6 +478,23 @@ def test_a_label_of_pictures_that_leads_out_of_the_folder(hospital, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
 
 
+@pytest.mark.parametrize("kind", ["grey", "grey in three channels", "colours"])
+def test_a_picture_of_other_colours_than_those_of_training_is_said(
+    kind, hospital, tmp_path, caplog
+):
+    made = hospital("pictures")
+    file = made.bundle.parent / "pictures" / "centre_0" / "0L.png"
+    pixels = np.asarray(Image.open(file).convert("RGB")).copy()
+    pixels[:] = pixels[..., :1]
+    if kind == "colours":
+        pixels[..., 0] = 255 - pixels[..., 0]
+    Image.fromarray(pixels[..., 0] if kind == "grey" else pixels).save(tmp_path / "a.png")
+    made.predict(input=tmp_path / "a.png", output=tmp_path / "mask.png")
+    trained = read_bundle(made.bundle).facts["input"]["color"]
+    other = kind == "grey" if trained == "rgb" else kind == "colours"
+    assert ("but the model was trained on" in caplog.text) == other
+
+
 def _bad(kind: str, file: Path, folder: Path) -> Path:
     """A scan that is wrong in one way."""
     image = nib.load(file)
@@ -492,6 +510,8 @@ def _bad(kind: str, file: Path, folder: Path) -> Path:
         voxels = voxels[:, :, 0, 0]
     elif kind == "empty":
         voxels[:] = 0
+    elif kind == "alike":
+        voxels[:] = voxels > voxels.mean()
     elif kind == "five":
         voxels = voxels[..., None]
     nib.save(nib.Nifti1Image(voxels, affine), path)
@@ -504,6 +524,7 @@ BAD = {
     "nan": r"scan.nii.gz: channel T1w has NaN or infinite voxels; repair the file",
     "flat": r"scan.nii.gz has shape \(24, 20\); a volume has three axes",
     "empty": r"scan.nii.gz has only zero voxels; export the scan again",
+    "alike": r"scan.nii.gz is 0 in every voxel for the network: its grey values are all alike",
     "five": r"scan.nii.gz has shape \(24, 20, 10, 4, 1\); a volume has three axes, or four",
 }
 

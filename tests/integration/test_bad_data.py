@@ -7,6 +7,7 @@ can have, with the configuration, the cache and the folder of results around it.
 from __future__ import annotations
 
 import json
+import re
 import resource
 
 import nibabel as nib
@@ -239,6 +240,13 @@ BAD = {
             "has the only label benign; name two",
         ),
         "absent": (change("", "images/benign/3.png", "x.png"), "row 7: "),
+        "no ending": (change("", "images/benign/3.png", "3"), "data.reader.file where the files"),
+        "a measurement": (
+            lambda path: path.write_text(
+                re.sub("nant,p|nign,p", lambda at: f"{at.start()},p", path.read_text())
+            ),
+            "has 12 different labels in 12 rows",
+        ),
         "twice": (change("", "images/benign/3.png", "images/benign/2.png"), "in two rows"),
         "split": (change("", "patient", "split"), "'p0' is none of train, val and test"),
     },

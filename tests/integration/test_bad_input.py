@@ -110,7 +110,7 @@ CASES = {
     "data=csv": "data.path has no value yet; set it by data.path=VALUE.",
     "partition=round_robin partition.num_clients=570": "num_clients=570 does not fit 569 patients",
     "partition.num_clients=570": "num_clients=570 does not fit 569 patients",
-    "partition=centre": "has no centre; name the centres in the data configuration",
+    "partition=centre": "has no centre; name each one's centre in the data, as docs/data.md",
     "out_channels=5": "out_channels is 5, but the data have 2; leave it at null.",
     "in_channels=3": "in_channels is 3, but the data have 30; leave it at null.",
     "spatial_dims=4": "spatial_dims is 4, but the data have 2; leave it at null.",

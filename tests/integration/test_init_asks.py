@@ -296,6 +296,13 @@ def test_files_as_hospitals_have_them(case, tmp_path, capsys):
     assert "unexpected" not in said
 
 
+def test_hospitals_with_images_and_masks_are_no_classes(tmp_path):
+    folder = folders_of_masks(tmp_path / "own")
+    said = refused(tmp_path, folder)
+    assert "each hold images and masks. Are they classes, or hospitals? (classes, hospi" in said
+    assert "write an images.csv with" in refused(tmp_path, folder, "data.reader.outer=hospitals")
+
+
 TABLES = {ids, capitals, no_hospital, no_label, codes, survival, wide_text}
 
 

@@ -10,9 +10,11 @@ import pytest
 from medfed.commands.look import main
 from medfed.config.compose import build
 from medfed.config.compose import described as composed
+from medfed.datamodules.patient_columns import patient_columns
 from medfed.records.descriptions import DEVIATIONS, LABELS, MEANS, MISSING
 from medfed.reports.look import tables
 from medfed.studies.described import described
+from tests.datamodules.organ_layouts import write_datalist
 
 ROWS = 200
 
@@ -99,6 +101,19 @@ def test_volumes_and_pictures(tmp_path):
     for axis, spacing in zip("xyz", raw["spacing"].tolist(), strict=True):
         assert made[MEANS][f"spacing {axis}"] == float(f"{spacing:.4g}")
     assert made[LABELS] == {"whole": 1.0}
+
+
+@pytest.mark.parametrize("header", ["", "case,hospital\n"], ids=["no header", "header"])
+def test_hospitals_beside_scans_are_no_columns_of_patients(header, tmp_path):
+    folder = write_datalist(tmp_path / "list", index={"modality": {"0": "MRI"}})
+    lines = "".join(f"organ_{n:02d},{'Basel' if n < 3 else 'Bern'}\n" for n in range(6))
+    (folder / "centres.csv").write_text(header + lines)
+    keys = ["data=datalist", f"data.path={folder}", f"data.root={tmp_path}", "partition=auto"]
+    data = build(composed([*keys, "data.patch_size=[8,8]"]).data)
+    data.prepare_data()
+    data.plan()
+    assert set(data.plans) == {"Basel", "Bern"}
+    assert patient_columns(data) == {}
 
 
 def test_the_command_writes_a_page_and_joins_files(table, tmp_path, monkeypatch):

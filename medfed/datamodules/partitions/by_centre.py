@@ -37,9 +37,8 @@ class ByCentre(Partition):
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
         """See `Partition.assign`; no random choice is made."""
         if lost := next((patient for patient in patients if patient.centre is None), None):
-            keys = "data.centre or data.reader.hospitals"
-            mend = f"name the centres in the data configuration ({keys}), or use"
-            raise ConfigError(f"Patient {lost.id} has no centre; {mend} partition=round_robin.")
+            mend = "name each one's centre in the data, as docs/data.md says, or set partition=auto"
+            raise ConfigError(f"Patient {lost.id} has no centre; {mend}.")
         known = sorted({str(p.centre) for p in patients})
         names = known if self.centres is None else check_names("centre", self.centres, known)
         assigned: dict[str, list[str]] = {name: [] for name in names}

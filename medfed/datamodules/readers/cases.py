@@ -105,7 +105,9 @@ class CaseReader(VolumeReader):
         there, raw = [c not in patient.lacks for c in self.channels], self.raw(patient)
         if preparation is None:
             return {**raw, "image": among(zscore(raw["image"]), there)}
-        image, grid = preparation.of(there).apply(raw["image"], raw["spacing"].tolist())
+        chosen = preparation.of(there)
+        chosen.doubt(raw["image"], next(iter(patient.files.values())))
+        image, grid = chosen.apply(raw["image"], raw["spacing"].tolist())
         prepared = {**raw, "image": among(image, there)}
         return prepared if preparation.keeps_grid else {**prepared, "grid": grid}
 
@@ -200,12 +202,13 @@ _INSTITUTION = re.compile(r"^BraTS1[789]_([A-Za-z0-9]+)_", re.IGNORECASE)
 def named_centres(folder: Path, cases: Iterable[str]) -> dict[str, str]:
     """Reads ``centres.json`` ({case: hospital}) or ``centres.csv``, which must name every case."""
     cases = list(cases)
+    known = {fold(case) for case in cases}
     if (path := folder / "centres.json").exists():
-        named = read_json(path)
+        named = {_case_named(name, known): place for name, place in read_json(path).items()}
         if not all(isinstance(name, str) for name in named.values()):
             raise DataError(f'{path} must be an object of {{"case": "hospital"}}.')
     elif (path := folder / "centres.csv").exists():
-        named = _from_csv(path, {fold(case) for case in cases})
+        named = _from_csv(path, known)
     else:
         return {}
     ids = same(list(named), f"{path}, cases", "entry {}".format)
@@ -244,9 +247,21 @@ def institutions(folder: Path, cases: Sequence[str]) -> dict[str, str]:
     return {case: centres[case] for case in cases if case in centres}
 
 
+def _case_named(name: str, cases: Collection[str]) -> str:
+    """The case that a cell means, also by the name of its file.
+
+    Example:
+        >>> [_case_named(name, {"a"}) for name in ("a_0000.nii.gz", "a.png", "b.png")]
+        ['a', 'a', 'b.png']
+    """
+    stem = volumes.stem_of(Path(name))
+    forms = (name, stem, stem.removesuffix("_0000"), Path(name).stem)
+    return next((form for form in forms if fold(form) in cases), name)
+
+
 def _from_csv(path: Path, cases: Collection[str]) -> dict[str, str]:
     named: dict[str, str] = {}
-    rows = _rows(path)
+    rows = [[_case_named(name, cases), *others] for name, *others in _rows(path)]
     header = not rows or fold(rows[0][0]) not in cases
     for number, row in enumerate(rows[header:], start=1 + header):
         if len(row) != 2:

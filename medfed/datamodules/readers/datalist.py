@@ -273,6 +273,11 @@ class DatalistReader(CaseReader):
         return ids
 
 
+def _case_of(file: Path) -> str:
+    """The case of a channel's file, as nnU-Net names it."""
+    return re.sub(r"_\d{4}$", "", stem_of(file))
+
+
 def _pairs_in(folder: Path, names: tuple[str, str]) -> list[dict[str, str]]:
     """The entries of a list of volumes in two folders."""
 
@@ -325,9 +330,9 @@ class NnunetReader(DatalistReader):
         self._left = {
             file: "no mask in labelsTr"
             for file in images.glob(f"*{self._ending}")
-            if is_visible(file.name) and file.name[: -len(self._ending) - 5] not in masked
+            if is_visible(file.name) and _case_of(file) not in masked
         }
-        if idle := sorted({file.name[: -len(self._ending) - 5] for file in self._left}):
+        if idle := sorted({*map(_case_of, self._left)}):
             text = "%s: %d cases have no mask in labelsTr and are left out: %s."
             log.warning(text, self._folder, len(idle), few(idle, 4))
         self._check_count(len(masked), "labelsTr has")

@@ -21,7 +21,7 @@ from medfed.datamodules.readers.samples import (
     official_splits,
     open_training,
 )
-from medfed.standalone.pictures import SUFFIXES, Color, read_image, white_of
+from medfed.standalone.pictures import SUFFIXES, Color, has_colours, read_image, white_of
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +126,12 @@ def read_image_table(
                 f"{path}, column {label}, has {what}; name two labels or more by "
                 "data.reader.classes, or the column by data.reader.label."
             )
+        if not (joined or classes) and len(sheet.rows) >= 10 and 2 * len(names) > len(sheet.rows):
+            raise DataError(
+                f"{path}, column {label}, has {len(names)} different labels in {len(sheet.rows)} "
+                "rows, so it is probably an id or a measurement; name another column by "
+                "data.reader.label, or the labels by data.reader.classes."
+            )
         labels = np.array([names.index(t) if t in names else -1 for t in cells["label"]])
         kept = np.flatnonzero(labels >= 0).tolist()
     else:
@@ -139,7 +145,9 @@ def read_image_table(
     files = [path.parent / name for name in of["image"]]
     lost = next((n for n, file in enumerate(files) if not file.is_file()), None)
     if lost is not None:
-        raise sheet.bad(kept[lost] + 1, f": {files[lost]} does not exist; copy it there.")
+        mend = "copy it there, or say by data.reader.file where the files of such names lie"
+        what = f"{files[lost]} does not exist; {mend}, such as 'images/{{}}.jpg'"
+        raise sheet.bad(kept[lost] + 1, f": {what}.")
     if len(set(files)) < len(files):
         twice = next(name for name in of["image"] if of["image"].count(name) > 1)
         raise DataError(f"{path} names {twice} in two rows; remove one.")
@@ -183,6 +191,10 @@ def _decoded(
     """Reads the images of the samples."""
     if len(size) != 2 or min(size) < 1:
         raise ConfigError(f"data.reader.size={list(size)} must be a height and a width above 0.")
+    some = samples.files[:: 1 + len(samples.files) // looks.FIRST]
+    if color == "grey" and (coloured := next(filter(has_colours, some), None)):
+        text = "%s has colours; data.reader.color=rgb reads them, and grey their brightness alone."
+        log.warning(text, coloured)
     with ThreadPoolExecutor(max_workers=4) as pool:  # decoding releases the interpreter's lock
         # A white for all, so that their brightness stays comparable.
         white = white_of(f for f in samples.files if f.suffix.lower() in (".png", ".tif", ".tiff"))
@@ -212,10 +224,10 @@ def _inner_folders(path: Path, folders: Sequence[str]) -> list[str]:
 def _official(path: Path, folders: Sequence[str]) -> Mapping[str, Split]:
     """The split of every folder; empty where the folders are classes."""
     splits = {name: SPLIT_NAMES[name.lower()] for name in folders if name.lower() in SPLIT_NAMES}
-    if "train" not in splits.values():
+    if not splits:
         return {}
     others = [name for name in folders if name not in splits]
-    if others or len(set(splits.values())) < len(splits):
+    if others or "train" not in splits.values() or len({*splits.values()}) < len(splits):
         what = f"{path} holds the folders {few(folders)}, of which {few(sorted(splits))} look like"
         mend = "leave one folder per split there (train, val, test), or name the folders that are"
         such = "'data.reader.classes=[benign,malignant]'"
@@ -267,7 +279,14 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         guess.took.append(("masks beside pictures", which, "left out: named as their pictures"))
     images = [file for files in below.values() for file in files if file not in {*masks}]
     looks.colours(guess, images)
-    if not split and (inner := _inner_folders(path, [*below])):
+    if not split and all(looks.folders_of(path / name) for name in below):
+        what = f"The folders {few([*below], 4)} each hold images and masks"
+        if answers.get("data.reader.outer") == "hospitals":
+            mend = "write an images.csv with the columns image, mask, patient and centre"
+            raise DataError(f"{path}: {what}; {mend}.")
+        text = f"{what}. Are they classes, or hospitals?"
+        guess.ask("data.reader.outer", text, "classes", ("classes", "hospitals"))
+    elif not split and (inner := _inner_folders(path, [*below])):
         text = f"The folders {few([*below], 4)} each hold {few(inner, 4)}. What are the outer ones?"
         guess.ask("data.reader.outer", text, None, ("hospitals", "classes"))
     if not split:

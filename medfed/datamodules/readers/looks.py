@@ -15,7 +15,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from medfed.datamodules.extending import *
-from medfed.datamodules.readers.persons import KNOWN
+from medfed.datamodules.readers.persons import BEGINNINGS, KNOWN, are_patients
 from medfed.datamodules.tables.columns import HOSPITAL, PATIENT
 from medfed.standalone import pictures, volumes
 from medfed.standalone.csv_files import like_a_number
@@ -26,7 +26,6 @@ NO = "null: no"
 FIRST = 10  # files that are looked into
 MANY = 10  # different numbers of a label above which it is a measurement
 _INSIDE = {"seg", "segmentation", "label", "labels", "mask", "masks", "gt", "roi", "truth"}
-_PERSONS = (r"^(.*?\d+)[_-]", r"^(.+)[_-][^_-]+$")  # beginnings of names that may be the patient
 _PLACE = r"^([^\W\d_]+)[_-]?\d"  # the beginning that may be the hospital
 _PLACES = 50  # different texts of a column above which they are no hospitals
 _NO_PLACES = {*"mfwd", *("male", "female", "man", "woman", "yes", "no", "true", "false", "y", "n")}
@@ -88,11 +87,11 @@ class Guess:
         key, places = "data.reader.centre_pattern", list(centres or [""] * len(names))
         if pattern := answers.get(key):
             places = [search_name("centre", str(pattern), n, self.path) for n in names]
-        begins = {p: [m[1] for n in names if (m := re.match(p, n))] for p in (_PLACE, *_PERSONS)}
+        begins = {p: [m[1] for n in names if (m := re.match(p, n))] for p in (_PLACE, *BEGINNINGS)}
         begins = {p: of for p, of in begins.items() if len(of) == len(names) > len({*of})}
         fewest = max(3, len(names) / FIRST)
-        person = next((p for p in _PERSONS if len({*begins.get(p, ())}) >= fewest), "")
-        likely = bool(person) and _are_patients(begins[person], places)
+        person = next((p for p in BEGINNINGS if len({*begins.get(p, ())}) >= fewest), "")
+        likely = bool(person) and are_patients(begins[person], places)
         hospitals = (p for p in begins if p == _PLACE or not likely)
         place = next((p for p in hospitals if 1 < len({*begins[p]}) <= len(names) / 2), None)
         if place is not None and centres is not None and not any(places):
@@ -107,14 +106,6 @@ class Guess:
             text = f"Does the name {of} begin with the patient, {first}?"
             best = person if likely else "null"
             self.ask("data.reader.patient_pattern", text, best, (person, NO))
-
-
-def _are_patients(people: Sequence[str], places: Sequence[str]) -> bool:
-    """Whether beginnings of names are patients and no hospitals: numbered, and enough of them."""
-    groups = Counter(place for place, _ in {*zip(places, people, strict=True)})
-    enough = all(groups[place] >= min(3, n) for place, n in Counter(places).items())
-    numbered = all(any(map(str.isdigit, person)) for person in people)
-    return enough and numbered and len({*people}) >= min(FIRST, len(people) / 4)
 
 
 def visible(path: Path) -> list[Path]:

@@ -22,6 +22,8 @@ KNOWN = {
     "slides or images of TCGA": r"^(TCGA-\w\w-\w{4})(?!\w)",
     "time points of ISBI 2015": r"^((?:training|test)\d\d)_\d\d(?!\d)",
 }
+BEGINNINGS = (r"^(.*?\d+)[_-]", r"^(.+)[_-][^_-]+$")  # of names, that may be the patient
+_ENOUGH = 10  # different beginnings of names, however many names there are
 _SIDE = re.compile(r"^(.*[^a-z]|)(left|right|od|os|l|r)$", re.IGNORECASE)
 _OTHER = {"left": "right", "od": "os", "l": "r"}
 _OTHER |= {there: here for here, there in _OTHER.items()}
@@ -50,7 +52,26 @@ def persons_of(names: Sequence[str], pattern: str | None, where: Path) -> list[s
             "'data.reader.patient_pattern=\"(.*)\"' makes each a patient of its own.",
             *(where, len(names), len(set(persons)), kind, first, second, twice),
         )
+    else:
+        _say_alike([file.name for file in files], where)
     return persons
+
+
+def _say_alike(names: Sequence[str], where: Path) -> None:
+    """Says where names, each of which counts as a patient, seem to be of fewer."""
+    for pattern in BEGINNINGS:
+        begins = [match[1] for name in names if (match := re.match(pattern, name))]
+        people = Counter(begins)
+        if len(begins) == len(names) > len(people) and are_patients(begins, [""] * len(names)):
+            person = people.most_common(1)[0][0]
+            of_all = zip(names, begins, strict=True)
+            first, second, *_ = (name for name, begin in of_all if begin == person)
+            log.warning(
+                "%s: each of %d names counts as a patient. If %s and %s are of one patient, %s, "
+                "set 'data.reader.patient_pattern=\"%s\"'.",
+                *(where, len(names), first, second, person, pattern),
+            )
+            return
 
 
 def _pairs(files: Sequence[PurePosixPath], persons: list[str]) -> list[str]:
@@ -67,6 +88,14 @@ def _pairs(files: Sequence[PurePosixPath], persons: list[str]) -> list[str]:
             for n, _ in members:
                 persons[n] = fold(f"{folder}{name}")
     return persons
+
+
+def are_patients(people: Sequence[str], places: Sequence[str]) -> bool:
+    """Says whether beginnings of names are patients, no hospitals: numbered, and enough."""
+    groups = Counter(place for place, _ in {*zip(places, people, strict=True)})
+    enough = all(groups[place] >= min(3, n) for place, n in Counter(places).items())
+    numbered = all(any(map(str.isdigit, person)) for person in people)
+    return enough and numbered and len({*people}) >= min(_ENOUGH, len(people) / 4)
 
 
 def search_name(what: str, pattern: str | None, text: str, file: Path) -> str:
