@@ -8,6 +8,7 @@ if the published one were exact.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from medfed.benchmark.runner import Progress
 from medfed.benchmark.suite import Published
 from medfed.common.console import wide_console
 from medfed.common.tables import Table
+from medfed.records.folder import with_nan
 from medfed.standalone.errors import did_you_mean
 from medfed.standalone.files import filled, write_text
 
@@ -55,11 +57,13 @@ def difference(ours: Sequence[float], known: Sequence[float]) -> tuple[str, str]
 
 def mean_of(result: Mapping[str, Any], row: Published, metric: str = "") -> float:
     """Returns a run's test score of one hospital, or its mean over hospitals or their patients."""
-    scores = {c: of[metric or result["metric"][0]] for c, of in result["clients"].items()}
+    name = metric or result["metric"][0]
+    scores = {c: with_nan(of)[name] for c, of in result["clients"].items()}
     if row.over not in ("hospitals", "patients"):
         return float(scores[row.over])
-    tested = [result["patients"][c]["test"] for c in scores]
-    return float(np.average([*scores.values()], weights=tested if row.over == "patients" else None))
+    known = {c: score for c, score in scores.items() if not math.isnan(score)}
+    tested = [result["patients"][c]["test"] if row.over == "patients" else 1 for c in known]
+    return float(np.average([*known.values()], weights=tested)) if known else math.nan
 
 
 def tables(progress: Sequence[Progress]) -> Iterator[tuple[str, Table]]:
@@ -75,7 +79,8 @@ def tables(progress: Sequence[Progress]) -> Iterator[tuple[str, Table]]:
                 hint = did_you_mean(of, whole[0]["clients"])
                 rows.append([row.method, _spread(row.means), "", "", f"no hospital {of}{hint}"])
                 continue
-            means = [mean_of(result, row, suite.metric) for result in whole]
+            each = (mean_of(result, row, suite.metric) for result in whole)
+            means = [mean for mean in each if not math.isnan(mean)]
             name = " ".join([row.method, *(f"({w})" for w in (row.variant, of, row.table) if w)])
             rows.append([name, _spread(row.means), _spread(means), *difference(means, row.means)])
         yield suite.title, Table.of(_HEAD, rows, prose=(0, 4))
