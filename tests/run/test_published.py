@@ -227,7 +227,6 @@ def test_hospitals_whose_patients_leave_the_metric_undefined_are_no_part_of_a_me
     assert math.isnan(mean_of(none, Published("fedavg", (0.0,), over=over)))
 
 
-
 def scans_of_centres(folder):
     """FedBCa's folders: bright tumours, of which one case has two masks."""
     rng = np.random.default_rng(0)
