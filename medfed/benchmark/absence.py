@@ -126,7 +126,7 @@ def answer_of(
     }
     # At once for all hospitals, by Bonferroni.
     ends = [difference(gain, overlap, 1 - (1 - LEVEL) / len(gains)) for gain in gains]
-    largest = max(max(-one.low, one.high) for one in ends)
+    largest = float(np.max([[-one.low, one.high] for one in ends]))  # NaN: it is not known
     outside = difference(mean_of_known(unseen - as_members, 1).tolist(), overlap)
     return Answer(method, metric, members, outside, largest, apart)
 

@@ -8,6 +8,7 @@ deviation: the interval is then that of our mean (Student's), as if the publishe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from medfed.benchmark.suite import Published, wanted_of
 from medfed.common.console import say, wide_console
 from medfed.common.tables import Table
 from medfed.records.cells import stale_cells
+from medfed.records.folder import with_nan
 from medfed.reports.findings import Report
 from medfed.reports.report import print_tables, write
 from medfed.standalone.errors import CheckpointError, ConfigError, MachineError, did_you_mean, few
@@ -128,11 +130,13 @@ def difference(ours: Sequence[float], known: Sequence[float]) -> tuple[str, str]
 
 def mean_of(result: Mapping[str, Any], row: Published, metric: str = "") -> float:
     """Returns a run's test score of one hospital, or its mean over hospitals or their patients."""
-    scores = {c: of[metric or result["metric"][0]] for c, of in result["clients"].items()}
+    name = metric or result["metric"][0]
+    scores = {c: with_nan(of)[name] for c, of in result["clients"].items()}
     if row.over not in ("hospitals", "patients"):
         return float(scores[row.over])
-    tested = [result["patients"][c]["test"] for c in scores]
-    return float(np.average([*scores.values()], weights=tested if row.over == "patients" else None))
+    known = {c: score for c, score in scores.items() if not math.isnan(score)}
+    tested = [result["patients"][c]["test"] if row.over == "patients" else 1 for c in known]
+    return float(np.average([*known.values()], weights=tested)) if known else math.nan
 
 
 def _published(progress: Sequence[Progress]) -> Iterator[tuple[str, Table]]:
@@ -148,7 +152,8 @@ def _published(progress: Sequence[Progress]) -> Iterator[tuple[str, Table]]:
                 hint = did_you_mean(of, whole[0]["clients"])
                 rows.append([row.method, _spread(row.means), "", "", f"no hospital {of}{hint}"])
                 continue
-            means = [mean_of(result, row, suite.metric) for result in whole]
+            each = (mean_of(result, row, suite.metric) for result in whole)
+            means = [mean for mean in each if not math.isnan(mean)]
             name = " ".join([row.method, *(f"({w})" for w in (row.variant, of, row.table) if w)])
             rows.append([name, _spread(row.means), _spread(means), *difference(means, row.means)])
         yield suite.title, Table.of(_HEAD, rows, prose=(0, 4))

@@ -51,8 +51,8 @@ def _rows(method: str, summaries: Summaries) -> Iterator[list[str]]:
             yield [method, client + region, texts[0], coverage, texts[1], sized]
         if len(values) > 1:
             coverage, sized = mean_of_known(np.array(values), 0)
-            every = [v for v, _ in values if not math.isnan(v)] or [math.nan]
-            ends = f"{min(every):.3f} to {max(every):.3f}"
+            every = [v for v, _ in values if not math.isnan(v)]
+            ends = f"{min(every):.3f} to {max(every):.3f}" if every else "–"
             yield [method, "mean" + region, "", number(coverage), ends, number(sized)]
 
 

@@ -29,7 +29,7 @@ from medfed.federation.reference import (
 )
 from medfed.federation.wire.ledger import Ledger
 from medfed.federation.wire.packet import Packet
-from medfed.sites.newcomers import newcomer_of
+from medfed.sites.site import newcomer_of
 from tests.contract import harness
 from tests.elsewhere import ELSEWHERE, elsewhere
 

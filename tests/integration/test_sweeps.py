@@ -167,13 +167,16 @@ def test_a_process_that_dies_ends_its_run_and_no_other():
     assert outcomes == {0: "", 1: DIED, 2: "", 3: ""}
 
 
-def test_an_interrupt_ends_all_processes(tmp_path):
+def test_an_interrupt_ends_all_processes(tmp_path, request):
     def interrupt() -> None:
         while len(list(tmp_path.iterdir())) < 2:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
     overrides = [*TABLE, "seed=0,1,2", f"name='{tmp_path}'"]
+    # A shell's background process ignores the signal, and so would this one.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with Sweep(overrides, "train", Engine(workers=2)) as sweep:
         threading.Thread(target=interrupt, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):

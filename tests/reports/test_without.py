@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+from dataclasses import replace
 from itertools import combinations, permutations
 
 import numpy as np
@@ -154,6 +156,12 @@ def test_hospitals_that_are_alike_are_not_ranked():
     assert "These data cannot rank the hospitals." in said
     assert f"changes by less than {answer.largest:.2g} (95 %)" in said
     assert all(abs(one.gives.mean) < answer.largest for one in answer.members.values())
+
+
+def test_the_largest_change_is_said_only_where_it_is_known():
+    answer = trained(0, flipped=False)
+    said = sentences_of(replace(answer, largest=math.nan))
+    assert not any("nan" in line or "changes by less" in line for line in said)
 
 
 def results_of(seed: int, falls: bool = False):

@@ -116,3 +116,11 @@ def test_volumes_of_a_run_have_intervals(finished_run, tmp_path):
     ends = [float(row["whole_ml_low_50"]), float(row["whole_ml_high_50"])]
     assert ends == pytest.approx([low * ml, high * ml], rel=1e-4)
     assert "_low_50" not in (tmp_path / "other" / "summary.csv").read_text()
+
+
+def test_a_mean_over_hospitals_of_too_few_patients_has_no_range():
+    unknown = {"coverage/point": np.nan, "set_size/point": np.nan}
+    summary = {"clients": {"a": unknown, "b": unknown}, "points": {"a": {}, "b": {}}}
+    table = coverage_table({"fedavg": [summary]})
+    assert table is not None
+    assert [cell.text for cell in table.rows[-1]] == ["fedavg", "mean", "", "–", "–", "–"]

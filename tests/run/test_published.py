@@ -216,6 +216,16 @@ def test_a_mean_is_over_hospitals_or_over_patients():
     assert mean_of(result, Published("fedavg", (0.0,), over="a")) == 0.5
 
 
+@pytest.mark.parametrize("over", ["hospitals", "patients"])
+def test_hospitals_whose_patients_leave_the_metric_undefined_are_no_part_of_a_mean(over):
+    scores = {"a": {"auroc": 0.5}, "b": {"auroc": None}}  # as a cell's file has it
+    patients = {c: {"test": 10} for c in "abc"}
+    result = {"metric": ["auroc", "max"], "clients": scores, "patients": patients}
+    assert mean_of(result, Published("fedavg", (0.0,), over=over)) == 0.5
+    none = {**result, "clients": {"b": scores["b"]}}
+    assert math.isnan(mean_of(none, Published("fedavg", (0.0,), over=over)))
+
+
 def scans_of_centres(folder):
     """FedBCa's folders: bright tumours, of which one case has two masks."""
     rng = np.random.default_rng(0)
