@@ -86,6 +86,12 @@ def test_decimals_stay_decimals(texts, tmp_path):
     [
         ({"x": ["90 %"] * COUNT}, "", "column x: '90 %' is not a number .*; write 90, leave it"),
         ({"x": ["7.5 mg/l"] * COUNT}, "", "write 7.5, leave it empty"),
+        ({"x": ["1a", "1b", "2", "3"] * 10}, "", "write a number, leave it empty, name the column"),
+        (
+            {"x": ["ND", "n.d.", "-", *range(3, COUNT)]},
+            "",
+            r"take - and ND and n\.d\. for missing by 'data\.missing=\[-,ND,n\.d\.\]'",
+        ),
         ({"x": ["1\u202f041"] * COUNT}, "", "write 1041, leave it empty"),
         ({"x": ['"1,041"'] * COUNT}, "", "write 1041 or 1.041, whichever it means"),
         ({}, "Export of 2019,,\n", "the first line names 1 of 3 columns; if it is a title, remove"),
@@ -107,7 +113,16 @@ def test_decimals_stay_decimals(texts, tmp_path):
         ),
     ],
     ids=[
-        *("percent", "unit", "narrow space", "comma of thousands", "title", "bare title"),
+        *(
+            "percent",
+            "unit",
+            "stages",
+            "words of missing",
+            "narrow space",
+            "comma of thousands",
+            "title",
+            "bare title",
+        ),
         *("units below", "ticks", "one id at two hospitals"),
     ],
 )
