@@ -10,6 +10,7 @@ from scipy import stats
 
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.readers.table import Table, read_csv
+from medfed.datamodules.tables.columns import role_remarks
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.evaluation import values_of
 from medfed.standalone.csv_files import read_features
@@ -193,6 +194,16 @@ def test_ages_below_zero_are_said(tmp_path, caplog):
     path = write(tmp_path / "t.csv", {**COLUMNS, "born": born, "came": ["2019-01-31"] * COUNT})
     read_csv(path, "dead", centre="place", ages={"came": "born"})
     assert "years from born to came are below 0 in 1 of 40 rows" in caplog.text
+
+
+def test_the_columns_of_a_redcap_export_are_known():
+    """Without them, clients would be random and one person's visits in several splits."""
+    names = ["record_id", "redcap_event_name", "redcap_data_access_group", "age"]
+    remarks = role_remarks(names, None, None)
+    assert [r.partition(": ")[0].rpartition(", ")[2].rstrip(".") for r in remarks] == [
+        "set data.patient=record_id",
+        "set data.centre=redcap_data_access_group",
+    ]
 
 
 def test_scores_below_zero_are_no_missing_cells(tmp_path, caplog):
