@@ -252,6 +252,15 @@ def test_other_words_for_an_event_are_asked_for_by_their_key(died, best, tmp_pat
     assert table.labels[:, 1].tolist() == DEAD
 
 
+def test_cuts_in_another_unit_than_the_times_are_said(tmp_path, caplog):
+    path = write(tmp_path / "t.csv", {**COLUMNS, "years": [age / 30 for age in AGES]})
+    survival = {"outcome": "survival", "time": "years", "event": "dead"}
+    module(path, **survival, cuts=[1.0, 2.0])
+    assert "data.cuts" not in caplog.text
+    module(path, **survival, cuts=[365.0, 730.0])
+    assert "data.cuts begins with 365, but the longest time is 2.66667" in caplog.text
+
+
 @pytest.mark.parametrize("patient", [None, "who"], ids=["rows", "patients"])
 def test_subgroups_may_be_of_any_column_of_the_table(patient, tmp_path):
     """Also of columns that the model must not see, such as an ethnicity, and of the hospital."""
