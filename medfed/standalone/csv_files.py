@@ -97,7 +97,9 @@ _DECIMAL_COMMA = re.compile(r"([<>≤≥]=?\s*)?[+-]?\d+(,\d+)?")
 _THOUSANDS, _SURE_COMMA = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}"), re.compile(r"\d+,\d{1,2}")
 _FROM_1000 = re.compile(r"[+-]?\d{4,}")
 _THREE = re.compile(r"([+-]?\d{1,3})[.,](\d{3})")
-_WITH_UNIT = re.compile(r"([+-]?\d+(?:[\s'’]\d{3})*(?:[.,]\d+)?)\s*(?:%|[A-Za-zµμ][^,]*)?")
+_WITH_UNIT = re.compile(
+    r"([+-]?\d+(?:[\s'’]\d{3})*(?:[.,]\d+)?)(?:\s*%|\s*[A-Za-zµμ]{2}[^,]*|\s[A-Za-z])?"
+)
 _MONTH = r"(jan|feb|mar|mär|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])[a-z]*"
 _DATE = re.compile(
     r"\d{4}[-/]\d\d?[-/]\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}( .*)?|\d\d?:\d\d(:\d\d)?"
@@ -337,7 +339,7 @@ class Sheet:
         texts = sorted({t[:20] for cells in wrong.values() for _, t in cells})
         limits = any(map(is_limit, texts))
         limit = "take limits by data.limits=half or data.limits=value, " if limits else ""
-        if len(texts) < 3 and not any(map(str.isdigit, "".join(texts))):
+        if len(texts) < 7 and not any(map(str.isdigit, "".join(texts))):
             words = f"'data.missing=[{','.join(texts)}]'"
             limit = f"take {' and '.join(texts)} for missing by {words}, "
         if len(wrong) > 1 and {n for of in wrong.values() for n, _ in of} == {1}:
@@ -440,8 +442,8 @@ def meant(text: str, decimal_mark: str = ".") -> str:
     """What to write instead of a number with thousands or a unit; empty for other texts.
 
     Example:
-        >>> meant("1.020"), meant("90 %"), meant("1'020,5 mg/l"), meant("4,1")
-        ('1020 or 1.02, whichever it means', '90', '1020.5', '')
+        >>> meant("1.020"), meant("90 %"), meant("1'020,5 mg/l"), meant("4,1"), meant("1a")
+        ('1020 or 1.02, whichever it means', '90', '1020.5', '', '')
     """
     if found := _THREE.fullmatch(text):
         other = f"{float('.'.join(found.groups())):g}".replace(".", decimal_mark)

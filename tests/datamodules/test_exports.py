@@ -10,6 +10,7 @@ from scipy import stats
 
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.readers.table import Table, read_csv
+from medfed.datamodules.tables.columns import role_remarks
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.evaluation import values_of
 from medfed.standalone.csv_files import read_features
@@ -86,6 +87,12 @@ def test_decimals_stay_decimals(texts, tmp_path):
     [
         ({"x": ["90 %"] * COUNT}, "", "column x: '90 %' is not a number .*; write 90, leave it"),
         ({"x": ["7.5 mg/l"] * COUNT}, "", "write 7.5, leave it empty"),
+        ({"x": ["1a", "1b", "2", "3"] * 10}, "", "write a number, leave it empty, name the column"),
+        (
+            {"x": ["ND", "n.d.", "-", *range(3, COUNT)]},
+            "",
+            r"take - and ND and n\.d\. for missing by 'data\.missing=\[-,ND,n\.d\.\]'",
+        ),
         ({"x": ["1\u202f041"] * COUNT}, "", "write 1041, leave it empty"),
         ({"x": ['"1,041"'] * COUNT}, "", "write 1041 or 1.041, whichever it means"),
         ({}, "Export of 2019,,\n", "the first line names 1 of 3 columns; if it is a title, remove"),
@@ -107,7 +114,16 @@ def test_decimals_stay_decimals(texts, tmp_path):
         ),
     ],
     ids=[
-        *("percent", "unit", "narrow space", "comma of thousands", "title", "bare title"),
+        *(
+            "percent",
+            "unit",
+            "stages",
+            "words of missing",
+            "narrow space",
+            "comma of thousands",
+            "title",
+            "bare title",
+        ),
         *("units below", "ticks", "one id at two hospitals"),
     ],
 )
@@ -180,6 +196,16 @@ def test_ages_below_zero_are_said(tmp_path, caplog):
     assert "years from born to came are below 0 in 1 of 40 rows" in caplog.text
 
 
+def test_the_columns_of_a_redcap_export_are_known():
+    """Without them, clients would be random and one person's visits in several splits."""
+    names = ["record_id", "redcap_event_name", "redcap_data_access_group", "age"]
+    remarks = role_remarks(names, None, None)
+    assert [r.partition(": ")[0].rpartition(", ")[2].rstrip(".") for r in remarks] == [
+        "set data.patient=record_id",
+        "set data.centre=redcap_data_access_group",
+    ]
+
+
 def test_scores_below_zero_are_no_missing_cells(tmp_path, caplog):
     path = write(tmp_path / "t.csv", {**COLUMNS, "excess": [n % 20 - 9 for n in range(COUNT)]})
     table = read_csv(path, "dead", features=["excess"])
@@ -224,6 +250,15 @@ def test_other_words_for_an_event_are_asked_for_by_their_key(died, best, tmp_pat
         read_csv(path, "dead", **keys)
     table: Table = read_csv(path, "dead", positive=[best], **keys)
     assert table.labels[:, 1].tolist() == DEAD
+
+
+def test_cuts_in_another_unit_than_the_times_are_said(tmp_path, caplog):
+    path = write(tmp_path / "t.csv", {**COLUMNS, "years": [age / 30 for age in AGES]})
+    survival = {"outcome": "survival", "time": "years", "event": "dead"}
+    module(path, **survival, cuts=[1.0, 2.0])
+    assert "data.cuts" not in caplog.text
+    module(path, **survival, cuts=[365.0, 730.0])
+    assert "data.cuts begins with 365, but the longest time is 2.66667" in caplog.text
 
 
 @pytest.mark.parametrize("patient", [None, "who"], ids=["rows", "patients"])

@@ -200,6 +200,11 @@ def test_a_run_says_what_its_own_split_cannot_tell(runs):
     assert "alone too small for a verdict, and left out of the mean without small: " in " ".join(
         console.file.getvalue().split()
     )
+    console = Console(file=io.StringIO(), width=140)
+    many = {f"clinic {n}": "3 test patients" for n in range(25)}
+    print_summary(summary | {"small": many}, runs / "local_0", console)
+    said = " ".join(console.file.getvalue().split())
+    assert "clinic 19 (3 test patients) and 5 more. A report counts" in said
 
 
 def auroc_anew(rows, rng):

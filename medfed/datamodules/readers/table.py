@@ -462,12 +462,11 @@ def _outcomes(sheet: Sheet, name: str, what: str = "outcome") -> NDArray[np.floa
     cells = sheet.known(name, _WITHOUT)
     outcomes = np.array([as_number(text) for text in sheet.with_points(cells)])
     if len(odd := np.flatnonzero(~np.isfinite(outcomes))):
-        text, others = cells[odd[0]], len(odd) - 1
+        text = cells[odd[0]]
         mend = f"write {csv_files.meant(text) or 'a number'}, or name another column"
         mend += " or set data.outcome=classes" * (what == "outcome")
-        nor = f" (nor are {others} others)" if others else ""
-        what = f"the {what} {text[:60]!r} is not a number{nor}"
-        raise sheet.bad(odd[0] + 1, f", column {name}: {what}; {mend}.")
+        what = f"the {what} {text[:60]!r} is not a number; {mend}"
+        raise sheet.bad(odd[0] + 1, f", column {name}: {what}.")
     return outcomes
 
 

@@ -194,6 +194,9 @@ class TabularDataModule(FederatedDataModule):
         self.class_names = self.table.classes
         if self.outcome_scale is not None and not self.samples.continuous:
             raise ConfigError("data.outcome_scale is for continuous outcomes; leave it at null.")
+        if self.cuts and (longest := float(self.samples.labels[:, 0].max())) < self.cuts[0]:
+            text = "data.cuts begins with %g, but the longest time is %g; write both in one unit."
+            log.warning(text, self.cuts[0], longest)
 
     @property
     def accounts(self) -> Sequence[Account]:
