@@ -52,7 +52,7 @@ class CaseReader(VolumeReader):
         self._select: list[int] | None = None  # which of the file's channels, where not all
         self._cases: dict[str, list[Patient]] = {}  # of patients with several
         self._pattern, self._centre_pattern = patient_pattern, centre_pattern
-        self._series = as_names(series)
+        self.series = as_names(series)
         self._person: dict[str, str] = {}  # by case, where a subclass knows whose it is
 
     @abstractmethod
@@ -116,7 +116,7 @@ class CaseReader(VolumeReader):
         mask = patient.files["label"]
         select = self._select if "image" in patient.files else None
         names = [channel for channel in self.channels if channel not in patient.lacks]
-        *loaded, label = volumes.read_together([*images, mask], select, self._series)
+        *loaded, label = volumes.read_together([*images, mask], select, self.series)
         spacing = torch.tensor(loaded[0].geometry.spacing, dtype=torch.float64)
         for path, volume in zip(images, loaded, strict=True):
             wanted = self.in_file if "image" in patient.files else 1
@@ -138,12 +138,12 @@ class CaseReader(VolumeReader):
 
     def shape(self, patient: Patient) -> tuple[int, ...]:
         """See `VolumeReader.shape`: that of the mask."""
-        return volumes.read_geometry(patient.files["label"], series=self._series).shape
+        return volumes.read_geometry(patient.files["label"], series=self.series).shape
 
     def spacing(self, patient: Patient) -> tuple[float, ...]:
         """See `Reader.spacing`: that of the first file."""
         first = next(iter(patient.files.values()))
-        return volumes.read_geometry(first, series=self._series).spacing
+        return volumes.read_geometry(first, series=self.series).spacing
 
     @property
     def exclusive(self) -> bool:
@@ -156,7 +156,7 @@ class CaseReader(VolumeReader):
 
     def record(self) -> dict[str, object]:
         """See `Reader.record`."""
-        series = {"series": list(self._series)} if self._series else {}
+        series = {"series": list(self.series)} if self.series else {}
         return {"channels": list(self.channels), **self._labels(), **series}
 
     def _labels(self) -> dict[str, object]:
