@@ -309,7 +309,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         self._agree()
         prepared = self.preparation
         cases = [case for patient in patients for case in reader.cases_of(patient)]
-        files = [tuple(files_of_case(c.files.values())) for c in cases]
+        files = [tuple(files_of_case(c.files.values(), reader.series)) for c in cases]
         pairs = zip(cases, files, strict=True)
         items = [Item(c.id, of, of, (reader, c, prepared)) for c, of in pairs]
         # The path distinguishes data sets with the same patient ids.
@@ -334,7 +334,8 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         """See the base class; a cache has the hashes of its source files."""
         cases = [self.cases[case] for case, _ in self.cases_among(patients)]
         if self.store is None:
-            files = files_of_case([file for case in cases for file in case.files.values()])
+            paths = [path for case in cases for path in case.files.values()]
+            files = files_of_case(paths, self.scans.series)
             return {str(path): sha256(path) for path in sorted(set(files))}
         hashes_of_cases = [self.store.hashes(case.id) for case in cases]
         return dict(sorted(item for hashes in hashes_of_cases for item in hashes.items()))
@@ -530,12 +531,13 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
             (i, role, path, hashes[str(file)])
             for i, role, path in every
             if not role.split()[-1].startswith(("label", "mask"))
-            for file in files_of(path)
+            for file in files_of(path, self.scans.series)
         ]
         counts = Counter(digest for *_, digest in files)
         repeated = {h: path for *_, path, h in files if counts[h] > 1 and is_volume(path)}
         # Volumes of one value, such as zeros for a missing contrast, are no copies of each other.
-        empty = {h for h, p in repeated.items() if content(read_volume(p).voxels.numpy()) is None}
+        volumes = ((h, read_volume(p, series=self.scans.series)) for h, p in repeated.items())
+        empty = {h for h, volume in volumes if content(volume.voxels.numpy()) is None}
         return "image files", [Sample(i, f"{i} {r}", h) for i, r, _, h in files if h not in empty]
 
     def _nth_block(

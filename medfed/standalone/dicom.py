@@ -65,9 +65,10 @@ def is_series(folder: Path) -> bool:
     return any(_is_dicom(path) for path in sorted(folder.iterdir()))
 
 
-def files(folder: Path) -> list[Path]:
-    """Lists the images of a folder, sorted by name; the other DICOM objects are left out."""
-    return [path for path, other in _kinds(folder).items() if other is None]
+def files(folder: Path, series: Sequence[str] = ()) -> list[Path]:
+    """Lists the images of a folder, or of the series named there; other objects are left out."""
+    images = _times(path for path, other in _kinds(folder).items() if other is None)
+    return [time[0] for time in images if not series or _is_named(_summary(*time)[1], series)]
 
 
 def others(folder: Path) -> dict[Path, str]:
@@ -86,6 +87,11 @@ def _kinds(folder: Path) -> dict[Path, str | None]:
         what = f"{folder} holds no DICOM {'images' + only if kinds else 'files'}"
         raise DataError(f"{what}; name a volume's file, or the folder of one series.")
     return kinds
+
+
+def _is_named(series: tuple[str, str], names: Sequence[str]) -> bool:
+    """Says whether the UID or the title of a series is among names."""
+    return bool({*map(fold, map(str.casefold, names))} & {*map(str.casefold, series)})
 
 
 def _times(paths: Iterable[Path]) -> Times:
@@ -180,8 +186,7 @@ def _checked(folder: Path, wanted: Sequence[str] = ()) -> tuple[list[_Slice], Af
     of = {time: _summary(*time)[1] for time in _times(files(folder))}
     count, titles = Counter(of.values()), Counter(title for _, title in {*of.values()})
     names = {one: one[titles[one[1]] == 1 and one[1] != ""] for one in count}
-    folded = {*map(fold, map(str.casefold, wanted))}
-    chosen = [one for one in count if not wanted or folded & {*map(str.casefold, one)}]
+    chosen = [one for one in count if not wanted or _is_named(one, wanted)]
     if len(chosen) != 1:
         for path in (time[0] for time, one in of.items() if not any(one)):
             _header(path)  # which refuses a damaged one

@@ -92,19 +92,19 @@ def existing(paths: Iterable[Path]) -> list[Path]:
     return [p for p in paths if (any(p.iterdir()) if p.is_dir() else p.exists())]
 
 
-def files_of(path: Path) -> list[Path]:
-    """Lists the files that make up a volume: those of a DICOM folder, a header and its voxels."""
+def files_of(path: Path, series: Sequence[str] = ()) -> list[Path]:
+    """Lists the files that make up a volume: those of a DICOM series, a header and its voxels."""
     if path.is_dir():
-        return dicom.files(path)
+        return dicom.files(path, series)
     if path.suffix.lower() == ".mhd":
         return list(dict.fromkeys([path, itk.source_of(path).file]))
     pair = _PAIR if path.suffix in _PAIR else ()
     return [path, *(path.with_suffix(s) for s in pair if s != path.suffix)]
 
 
-def files_of_case(files: Iterable[Path]) -> list[Path]:
+def files_of_case(files: Iterable[Path], series: Sequence[str] = ()) -> list[Path]:
     """Lists all files that the volumes of a case are made of."""
-    return [file for path in files for file in files_of(path)]
+    return [file for path in files for file in files_of(path, series)]
 
 
 def read_geometry(path: Path, towards: str = "RAS", series: Sequence[str] = ()) -> Geometry:

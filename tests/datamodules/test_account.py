@@ -13,7 +13,7 @@ from PIL import Image
 
 from medfed.config.compose import build, described
 from medfed.run.cohort import cohort_record
-from tests.datamodules.test_dicom import SEG, frames, series
+from tests.datamodules.test_dicom import ROOT, SEG, frames, series
 from tests.datamodules.volume_files import write_volume
 
 PEOPLE = range(6)
@@ -62,6 +62,14 @@ def dicom(root):
     content = {"modality": {"0": "MRI"}, "labels": {"0": "no", "1": "t"}, "training": entries}
     write(root / "dataset.json", json.dumps(content))
     return root, ["data=datalist", *SMALL], {"Segmentation": 1}
+
+
+def two_series(root):
+    path, keys, _ = dicom(root)
+    (root / "images/c0/seg.dcm").unlink()
+    for n in (2, 4):
+        series(root / f"images/c{n}", heights=[0, 2, 4], ending="_2.dcm", series="9")
+    return path, [*keys, f"data.reader.series={ROOT}.1"], {"another series": 6}
 
 
 def nnunet(root):
@@ -130,7 +138,8 @@ def luna16(root):
     return root, [], {"a scan without candidates": 2}
 
 
-LAYOUTS = [datalist, dicom, nnunet, brats, folders, classes, image_table, image_masks, luna16]
+LAYOUTS = [datalist, dicom, two_series, nnunet, brats, folders, classes, image_table, image_masks]
+LAYOUTS.append(luna16)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
@@ -169,7 +178,7 @@ def test_what_is_seen_is_taken_or_left_out(layout, tmp_path):
     assert by_reason == {**left, "another kind of file": others}
     assert f"{account.taken} of {account.seen} files are taken" in account.sentence()
     assert "notes.txt" in account.sentence()
-    if layout in (classes, image_table):
+    if layout in (classes, image_table, two_series):
         module.setup()
         assert cohort_record(module).record()["read"] == [account.record()]
 

@@ -149,13 +149,18 @@ class OnDiskDataModule(FederatedDataModule):
         return path
 
     def files_with(
-        self, endings: Collection[str], reasons: Mapping[Path, str], more: Sequence[Path] = ()
+        self,
+        endings: Collection[str],
+        reasons: Mapping[Path, str],
+        more: Sequence[Path] = (),
+        series: Sequence[str] = (),
     ) -> list[Account]:
         """Counts the files that the patients have, and all others beside them."""
         if (path := self.source) is None:
             return []
         volumes = [file for p in self.patients.values() for file in p.files.values()]
-        return [account_of(path, [*files_of_case(volumes), *more], endings, reasons)]
+        taken = files_of_case(volumes, series)
+        return [account_of(path, [*taken, *more], endings, reasons)]
 
 
 @dataclass(eq=False, repr=False)
@@ -199,8 +204,11 @@ class CachedDataModule(OnDiskDataModule, Generic[AnyReader]):
         """See the base class."""
         reader = self.scans
         folders = {f for p in self.patients.values() for f in p.files.values() if f.is_dir()}
-        others = {f: kind for folder in folders for f, kind in dicom.others(folder).items()}
-        return self.files_with(reader.endings, {**others, **reader.left()}, reader.indices())
+        others = dict.fromkeys(files_of_case(folders), "another series")
+        others |= {f: kind for folder in folders for f, kind in dicom.others(folder).items()}
+        return self.files_with(
+            reader.endings, {**others, **reader.left()}, reader.indices(), reader.series
+        )
 
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class, with the distances of the training scans' voxels."""

@@ -91,6 +91,7 @@ class Reader(ABC):
 
     channels: tuple[str, ...]
     endings: Collection[str] = VOLUMES
+    series: Names = ()  # those to read where a folder of DICOM holds several
 
     def indices(self) -> list[Path]:
         """Lists the tables and lists that it has read beside the patients' files."""

@@ -53,7 +53,7 @@ class CaseReader(VolumeReader):
         self._select: list[int] | None = None  # which of the file's channels, where not all
         self._cases: dict[str, list[Patient]] = {}  # of patients with several
         self._pattern, self._centre_pattern = patient_pattern, centre_pattern
-        self._series = as_names(series)
+        self.series = as_names(series)
         self._person: dict[str, str] = {}  # by case, where a subclass knows whose it is
 
     @abstractmethod
@@ -117,7 +117,7 @@ class CaseReader(VolumeReader):
         mask = patient.files["label"]
         select = self._select if "image" in patient.files else None
         names = [channel for channel in self.channels if channel not in patient.lacks]
-        *loaded, label = volumes.read_together([*images, mask], select, self._series)
+        *loaded, label = volumes.read_together([*images, mask], select, self.series)
         spacing = torch.tensor(loaded[0].geometry.spacing, dtype=torch.float64)
         for path, volume in zip(images, loaded, strict=True):
             wanted = self.in_file if "image" in patient.files else 1
@@ -144,7 +144,7 @@ class CaseReader(VolumeReader):
     def shapes(self, patients: Sequence[Patient]) -> list[tuple[int, ...]]:
         """See `VolumeReader.shapes`: those of the masks."""
         masks = [patient.files["label"] for patient in patients]
-        return [each.shape for each in volumes.read_geometries(masks, self._series)]
+        return [each.shape for each in volumes.read_geometries(masks, self.series)]
 
     def spacing(self, patient: Patient) -> tuple[float, ...]:
         """See `Reader.spacing`."""
@@ -153,7 +153,7 @@ class CaseReader(VolumeReader):
     def spacings(self, patients: Sequence[Patient]) -> list[tuple[float, ...]]:
         """See `Reader.spacings`: those of the first file of each patient."""
         first = [next(iter(patient.files.values())) for patient in patients]
-        return list(map(attrgetter("spacing"), volumes.read_geometries(first, self._series)))
+        return list(map(attrgetter("spacing"), volumes.read_geometries(first, self.series)))
 
     @property
     def exclusive(self) -> bool:
@@ -166,7 +166,7 @@ class CaseReader(VolumeReader):
 
     def record(self) -> dict[str, object]:
         """See `Reader.record`."""
-        series = {"series": list(self._series)} if self._series else {}
+        series = {"series": list(self.series)} if self.series else {}
         return {"channels": list(self.channels), **self._labels(), **series}
 
     def _labels(self) -> dict[str, object]:

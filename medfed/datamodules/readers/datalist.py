@@ -125,7 +125,7 @@ class DatalistReader(CaseReader):
             raise DataError(f"{self._file} does not exist; {self.elsewhere}.")
         self._entries = self._listed(fold)
         self._images, self._masks = self._places([entry for entry, _ in self._entries])
-        self._patient, self._centre, self._series = patient, centre, as_names(series)
+        self._patient, self._centre, self.series = patient, centre, as_names(series)
         known = self._channel_names()
         names = check_names("channel", channels or known, known)
         labels = self._labels_of(regions)
@@ -226,7 +226,7 @@ class DatalistReader(CaseReader):
             names = {str(n): name for n, name in enumerate(names)}
         if names is None:
             one, *others = self._images[0]
-            count = read_geometry(one, series=self._series).channels if one and not others else 0
+            count = read_geometry(one, series=self.series).channels if one and not others else 0
             return [f"channel_{n}" for n in range(count or 1 + len(others))]
         if isinstance(names, str):
             return [names]
