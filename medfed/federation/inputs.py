@@ -52,7 +52,7 @@ def check_kind(name: str, value: object, wanted: Any) -> None:
     """
     if not isinstance(value, wanted):
         first = getattr(wanted, "__args__", (wanted,))[0]
-        names = {Callable: "a function", Algorithm: "an algorithm such as Ditto()"}
+        names = {Callable: "a function", Algorithm: "an algorithm such as Ditto()", str: "a text"}
         what = names.get(first, f"a {first.__name__}")
         raise ConfigError(f"{name} must be {what}, not {kind(value)}.")
 
@@ -70,11 +70,6 @@ def check_network(network: object) -> None:
         raise ConfigError(
             f"The network {type(network).__name__} has no parameters, so nothing can train; give "
             "one that registers its layers as attributes or in an nn.ModuleList."
-        )
-    if name := next((n for n, t in network.named_parameters() if t.is_meta), None):
-        raise ConfigError(
-            f"The parameter {name} is on PyTorch's device meta and has no values yet; load weights "
-            "into the network first."
         )
     if name := next((n for n, t in network.named_parameters() if t.is_complex()), None):
         raise ConfigError(

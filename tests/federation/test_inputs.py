@@ -289,10 +289,6 @@ MISTAKES = {
     "seed: none": (lambda: federate(seed=None), "seed must be a whole number, not None."),
     "seed: text": (lambda: federate(seed="0"), "seed must be a whole number, not '0'."),
     "seed: 1.5": (lambda: federate(seed=1.5), "seed must be a whole number, not 1.5."),
-    "network: without values": (
-        lambda: federate(network=network().to("meta")),
-        "The parameter 0.weight is on PyTorch's device meta and has no values yet; load weights",
-    ),
     "steps: 1.5": (lambda: federate(steps=1.5), "local.steps must be a whole number, not 1.5"),
     "steps: text": (lambda: federate(steps="all"), "must be a whole number, not 'all'"),
     "split": (lambda: federate().losses("tset"), "split='tset' is unknown (did you mean test?)"),
@@ -470,6 +466,24 @@ def test_a_hook_of_a_parameter_works_in_the_copy_that_trains(hook, several):
 @pytest.mark.parametrize("shape", [(1,), (1, 1)])
 def test_a_loss_with_one_entry_is_a_number(shape):
     assert same(federate(loss=of(lambda v: v.reshape(shape))), federate())
+
+
+def mixed_up(net, batch):
+    """Mixup, as tutorials write it: by the global generators of NumPy and Python."""
+    share, shift = np.random.beta(1, 1), random.randrange(1, 3)
+    image = share * batch["image"] + (1 - share) * batch["image"].roll(shift, 0)
+    return loss(net, {**batch, "image": image})
+
+
+def test_whatever_a_loss_draws_follows_the_seed():
+    first = federate(loss=mixed_up)
+    np.random.rand()
+    random.random()
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    again, other = federate(loss=mixed_up), federate(loss=mixed_up, seed=1)
+    assert before == (random.getstate(), np.random.get_state()[1].tolist())
+    assert same(first, again)
+    assert not same(first, other)
 
 
 def test_numbers_and_names_of_numpy_are_those_of_python():
