@@ -86,6 +86,12 @@ def add_plugin_folders(folders: Sequence[Path]) -> None:
                 f"plugins names {folder}, which is no folder; name one that holds Python modules "
                 "and configs."
             )
+        for own in CONFIG_DIR.glob("*/*.yaml"):
+            theirs = yamls_of(folder) / own.relative_to(CONFIG_DIR)
+            if theirs.is_file() and theirs.read_bytes() != own.read_bytes():
+                raise ConfigError(
+                    f"{theirs} has the name of medfed's own, which would be taken; rename the file."
+                )
     earlier = [folder for folder in _active if folder not in folders]
     _active[:] = [*dict.fromkeys([*folders, *earlier])]
     paths = [str(folder) for folder in _active]
