@@ -19,7 +19,7 @@ from medfed.config.compose import build, load
 from medfed.config.description import describe, written
 from medfed.config.spelling import as_text
 from medfed.federation.algorithm import Algorithm
-from medfed.federation.inputs import check_kind, check_network
+from medfed.federation.inputs import check_network
 from medfed.federation.other_state import copied
 from medfed.federation.reference import Federated
 from medfed.federation.reference import federate as _federate
@@ -49,8 +49,6 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: Any) -> Run
     """
     from medfed.run.train import train as trained  # late: it loads Lightning
 
-    for override in overrides:
-        check_kind("A setting", override, str)
     given = [*overrides, *(f"{k.replace('__', '.')}={as_text(v)}" for k, v in keys.items())]
     source = written(load(given))
     if folder is None:

@@ -52,7 +52,7 @@ def check_kind(name: str, value: object, wanted: Any) -> None:
     """
     if not isinstance(value, wanted):
         first = getattr(wanted, "__args__", (wanted,))[0]
-        names = {Callable: "a function", Algorithm: "an algorithm such as Ditto()", str: "a text"}
+        names = {Callable: "a function", Algorithm: "an algorithm such as Ditto()"}
         what = names.get(first, f"a {first.__name__}")
         raise ConfigError(f"{name} must be {what}, not {kind(value)}.")
 
