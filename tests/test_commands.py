@@ -56,6 +56,7 @@ EARLY = {
 # In this process: what Hydra would take, or answer in its words.
 HOSTILE = {
     "train lr=0.1": "Unknown key 'lr' (did you mean optimizer.lr?)",
+    "train experiment=digits_pfednet lr=0.1": "Unknown key 'lr' (did you mean optimizer.lr?)",
     "train data=brats_folder data.path=. data.reader.regions=[a,b]": "data.reader.regions is a map",
     "train data=brats_folder data.path=. data.reader.modalities=[a,b]": "data.reader.modalities is "
     "a map; write data.reader.modalities='{FLAIR: FLAIR.nii.gz, T1: T1.nii.gz}'.",

@@ -44,6 +44,16 @@ def test_a_configuration_that_is_changed_changes_no_other():
     assert load(["experiment=brats_pfednet"]).seed != 99
 
 
+def test_a_plugin_yaml_with_a_shipped_name_is_refused_unless_it_is_a_copy(tmp_path):
+    copied = tmp_path / "configs" / "model" / "small_cnn.yaml"
+    copied.parent.mkdir(parents=True)
+    copied.write_bytes((allowed.CONFIG_DIR / "model" / "small_cnn.yaml").read_bytes())
+    with_plugins([f"plugins={tmp_path}"])
+    copied.write_text("_target_: mine.Net\n")
+    with pytest.raises(ConfigError, match=r"small_cnn.yaml has the name of medfed's own"):
+        with_plugins([f"plugins={tmp_path}"])
+
+
 def edited(folder):
     """A longer text, so that no clock decides whether it is another."""
     (folder / "plugged.py").write_text("from plugged_helper import WIDTH\n\nWIDTH += 100\n")

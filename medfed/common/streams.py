@@ -6,12 +6,14 @@ numbers. Here they come from a separate stream that depends only on a seed.
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -55,6 +57,25 @@ def seeded(seed: int = 0, device: torch.device = _CPU) -> Iterator[None]:
     finally:
         for generator, state in zip(generators, before, strict=True):
             generator.set_state(state)
+
+
+@contextmanager
+def globals_seeded(seed: int) -> Iterator[None]:
+    """Seeds Python's and NumPy's global generators, by which a user's network or loss may draw.
+
+    Only in the main thread: all threads share them.
+    """
+    if not has_global_stream():
+        yield
+        return
+    before = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 def has_global_stream() -> bool:

@@ -86,6 +86,12 @@ def add_plugin_folders(folders: Sequence[Path]) -> None:
                 f"plugins names {folder}, which is no folder; name one that holds Python modules "
                 "and configs."
             )
+        for own in CONFIG_DIR.glob("*/*.yaml"):
+            theirs = yamls_of(folder) / own.relative_to(CONFIG_DIR)
+            if theirs.is_file() and theirs.read_bytes() != own.read_bytes():
+                raise ConfigError(
+                    f"{theirs} has the name of medfed's own, which would be taken; rename the file."
+                )
     earlier = [folder for folder in _active if folder not in folders]
     _active[:] = [*dict.fromkeys([*folders, *earlier])]
     paths = [str(folder) for folder in _active]
@@ -94,23 +100,20 @@ def add_plugin_folders(folders: Sequence[Path]) -> None:
     changed = [folder for folder in _active if _has_changed(folder)]
     for name, module in list(sys.modules.items()):
         file, root = getattr(module, "__file__", None), name.partition(".")[0]
-        home = next((f for f in _active if file and _defines(f, root, Path(file))), None)
-        hidden = home in earlier and any(_files_of(f, root) for f in folders)
+        if not file or root in ("medfed", "__main__"):
+            continue
+        # A folder may hold an environment, whose modules are not its plugins.
+        inside = Path(file).resolve().is_relative_to
+        home = next((f for f in _active if any(map(inside, _places(f, root)))), None)
+        hidden = home in earlier and any(p.exists() for f in folders for p in _places(f, root))
         if home in changed or hidden:
             del sys.modules[name]
     importlib.invalidate_caches()
 
 
-def _files_of(folder: Path, root: str) -> list[Path]:
-    """Returns the files of a module, or of a package, that lies in a plugin folder itself."""
-    return [p for p in (folder / f"{root}.py", *(folder / root).rglob("*.py")) if p.is_file()]
-
-
-def _defines(folder: Path, root: str, file: Path) -> bool:
-    """Whether a module's file is one that a plugin folder gives Python under this first name."""
-    # A folder may hold an environment, or medfed itself, whose modules are not its plugins.
-    mine = (folder / f"{root}.py", folder / root)
-    return root not in ("medfed", "__main__") and any(map(file.resolve().is_relative_to, mine))
+def _places(folder: Path, root: str) -> tuple[Path, Path]:
+    """Returns where a plugin folder has a module or a package of this first name."""
+    return folder / f"{root}.py", folder / root
 
 
 def _has_changed(folder: Path) -> bool:

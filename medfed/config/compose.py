@@ -563,6 +563,7 @@ def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
             where = f"{parent} has" if parent else "the top level has"
             every = [] if parent else walk(written(config))
             deeper = [key for key, _ in every if key.endswith(f".{leaf}")]
+            deeper.sort(key=lambda key: key.startswith(("tuned.", "by_method.")))  # seldom meant
             hint = did_you_mean(deeper[0], deeper) if deeper else did_you_mean(leaf, known)
             return f"Unknown key {key!r}{hint}; {where} {few(known, _LISTED) or 'no keys'}."
     return f"The configuration cannot be composed: {first_line(error)}."

@@ -92,13 +92,6 @@ def padded(counts: Tensor, size: int) -> Tensor:
     return torch.cat([counts, counts.new_zeros(size - len(counts))])
 
 
-def _check_batch_size(client: str, size: object) -> None:
-    if not isinstance(size, int) or size < 1:
-        raise ConfigError(
-            f"Hospital {client}: batch_size must be a whole number from 1, not {size!r}."
-        )
-
-
 @dataclass(frozen=True)
 class ArrayClient(Batched):
     """A client whose data are two tensors."""
@@ -121,7 +114,6 @@ class ArrayClient(Batched):
                 f"Client {self.id}: there are {len(self.inputs)} inputs and {len(self.labels)} "
                 "labels; give one label for each input, and at least one of both."
             )
-        _check_batch_size(self.id, self.batch_size)
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]  # as a property it cannot be set
@@ -188,7 +180,10 @@ class Hospital(Batched):
         classes: Sequence[str] | int | None = None,
     ) -> None:
         self.id, self.keys, self.classes = id, keys, classes
-        _check_batch_size(id, batch_size)
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ConfigError(
+                f"Hospital {id}: batch_size must be a whole number from 1, not {batch_size!r}."
+            )
         if isinstance(keys, str) or len(keys) != 2:
             raise ConfigError(
                 f"Hospital {id}: keys must name image and label, as in keys=('ct', 'mask'), not "
@@ -262,9 +257,6 @@ class Hospital(Batched):
         """Returns the number of samples in an epoch's first batch, and a hash of them."""
         try:
             batch = next(map(self._named, _drawn(self._train, 0)), None)
-        except (LookupError, AttributeError, ValueError, OSError) as error:  # of a user's data set
-            error.add_note(f"(in the first batch of hospital {self.id})")
-            raise
         except (RuntimeError, TypeError) as error:
             raise ConfigError(
                 f"Hospital {self.id}: the first batch cannot be made: {first_line(error)}; give "

@@ -71,11 +71,6 @@ def check_network(network: object) -> None:
             f"The network {type(network).__name__} has no parameters, so nothing can train; give "
             "one that registers its layers as attributes or in an nn.ModuleList."
         )
-    if name := next((n for n, t in network.named_parameters() if t.is_meta), None):
-        raise ConfigError(
-            f"The parameter {name} is on PyTorch's device meta and has no values yet; load weights "
-            "into the network first."
-        )
     if name := next((n for n, t in network.named_parameters() if t.is_complex()), None):
         raise ConfigError(
             f"The parameter {name} is complex, which no method averages; keep its real and its "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from medfed.common.seeding import derive_seed
-from medfed.common.streams import own_stream
+from medfed.common.streams import globals_seeded, own_stream
 from medfed.config.compose import build
 from medfed.config.sections import Section
 from medfed.models.networks.canonical import Canonical, Mix
@@ -39,7 +39,8 @@ def build_task(model: Section, canonical: Section | None, seed: int) -> TaskModu
 
 def plain_task(model: Section, seed: int) -> TaskModule:
     """Builds the task without canonical parts; see :func:`build_task`."""
-    with own_stream(derive_seed(seed, "initial weights")), warnings.catch_warnings():
+    start = derive_seed(seed, "initial weights")
+    with own_stream(start), globals_seeded(start), warnings.catch_warnings():
         # Data whose channels do not fit are refused with a sentence of medfed's.
         warnings.filterwarnings("ignore", "Initializing zero-element")
         task: TaskModule = build(model)
@@ -53,7 +54,8 @@ def mixed(task: TaskModule, model: Section, canonical: Section | None, seed: int
     chosen: CanonicalParts = build(canonical)
     networks = [task.network]
     for k in range(1, chosen.count):
-        with own_stream(derive_seed(seed, "initial weights", k)):
+        start = derive_seed(seed, "initial weights", k)
+        with own_stream(start), globals_seeded(start):
             further: nn.Module = build(model.network, _convert_="all")
         networks.append(further)
     patterns = task.personal if chosen.parts is None else chosen.parts

@@ -69,7 +69,7 @@ def federated(method, model, **settings):
     def loss(model, batch):
         return cross_entropy(model(batch["image"]), batch["label"])
 
-    fixed = {"rounds": 2, "steps": 2, "lr": 0.01, "personal": "6.*"}
+    fixed = {"rounds": 2, "steps": 2, "personal": "6.*", **sgd()}
     return medfed.federate(method, model, loss, clients, **{**fixed, **settings})
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -18,6 +20,7 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.split import ParameterSplit
 from medfed.records.tasks import plain_task
 from tests.contract.harness import federation, lightning
+from tests.registered import register
 from tests.sweeps import sweep
 from tests.toys import toy_data
 
@@ -46,6 +49,26 @@ def trained() -> tuple[Tensor, ...]:
     )
     end, _ = local.run(toy_data(1)[0], local.model.initial(), (0, "c0"), 0.05, 20, None)
     return (*first, *end.values())
+
+
+class Drawn(nn.Linear):
+    """Initial weights of the global generators of NumPy and Python, as users write them."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        start = [np.random.standard_normal(), random.random()]
+        self.weight = nn.Parameter(torch.tensor([start]))
+
+
+register(__name__)
+
+
+def test_initial_weights_of_any_global_generator_follow_the_seed():
+    config = OmegaConf.create({"_target_": f"{__name__}.Drawn"})
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    first, again, other = (plain_task(config, seed).weight.tolist() for seed in (3, 3, 4))
+    assert first == again != other
+    assert before == (random.getstate(), np.random.get_state()[1].tolist())
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from medfed.common.seeding import derive_seed
-from medfed.common.streams import seeded
+from medfed.common.streams import globals_seeded, seeded
 from medfed.common.tensors import Tensors, forget, gradient_of, select, to_device, weighted_sum
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import (
@@ -172,7 +172,7 @@ class LocalTrainer:
         # A method's functions may take more batches than there are steps.
         early = self.budget.prefetch and not (how.get("direction") or how.get("after_step"))
         source = ahead(groups, device) if early and self._prefetches(data) else nullcontext(groups)
-        with self.model.training(), seeded(seed, device), source as ready:
+        with self.model.training(), seeded(seed, device), globals_seeded(seed), source as ready:
             losses = [step(group) for group in ready]
         return sum(map(float, losses)) / steps  # read at the end: a GPU would wait at every step
 
@@ -384,7 +384,7 @@ class LocalTrainer:
         seed = derive_seed(self.seed, *key, "gradient")
         if self.gradients.private is not None:
             self.gradients.private.begin(_drawable(data), seed)
-        with self.model.training(), seeded(seed, self.model.device):
+        with self.model.training(), seeded(seed, self.model.device), globals_seeded(seed):
             for batch in islice(self._epoch(data, seed), batches):
                 yield batch, size_of(batch)
 

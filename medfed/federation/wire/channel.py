@@ -134,8 +134,6 @@ class Link:
         parts: Sequence[str] | None = None,
         place: str = "channel",
     ) -> None:
-        if not isinstance(codec, Codec | None):
-            raise ConfigError(f"{place}.codec must be a codec such as QSGD(), not {codec!r}.")
         self.codec = codec or Dense()
         self.transform = cer if cer is not None and cer.active else None
         step = isinstance(shift, int | float) and 0 < shift <= 1
