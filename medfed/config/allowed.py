@@ -23,6 +23,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -121,10 +122,17 @@ def _places(folder: Path, root: str) -> tuple[Path, Path]:
 def _has_changed(folder: Path) -> bool:
     """Whether a module of a plugin folder has changed since the last look at it."""
     changed = False
-    for file in folder.rglob("*.py"):
-        stamp = file.stat().st_mtime_ns, file.stat().st_size
-        changed |= _imported.setdefault(file, stamp) != stamp
-        _imported[file] = stamp
+    for place, inner, names in os.walk(folder):
+        # Thousands of files of an environment would be looked at for each run.
+        inner[:] = [
+            name
+            for name in inner
+            if not (name.startswith(".") or Path(place, name, "pyvenv.cfg").exists())
+        ]
+        for file in (Path(place, name) for name in names if name.endswith(".py")):
+            stamp = file.stat().st_mtime_ns, file.stat().st_size
+            changed |= _imported.setdefault(file, stamp) != stamp
+            _imported[file] = stamp
     return changed
 
 
