@@ -257,7 +257,7 @@ def test_metrics_that_no_site_can_measure_move_no_round(name, tmp_path: Path):
         return measured(name, 0.5)(answered).to_bytes() if answered.status == "ok" else b""
 
     transport.inner.call = renamed
-    evaluation = fit(module, tmp_path / "server", 2)
+    evaluation = fit(module, tmp_path / "server", 2, metric=name)
     assert module.coordinator.progress.left_out == [(1, "c1", why)]
     assert all(r.metrics == {name: 0.5} for r in evaluation.history)
 

@@ -118,9 +118,15 @@ def coordinated(
     return SitesModule(task, fed, local, Coordinator(attendance))
 
 
-def fit(module: SitesModule, folder: Path, rounds: int = ROUNDS, resume: Path | None = None):
+def fit(
+    module: SitesModule,
+    folder: Path,
+    rounds: int = ROUNDS,
+    resume: Path | None = None,
+    metric: str = "loss",
+):
     """Runs it under a Trainer; returns what was evaluated."""
-    evaluation = SitesEvaluation("loss", "min")
+    evaluation = SitesEvaluation(metric, "min")
     module.coordinator.best = evaluation.best_round
     pl.Trainer(
         accelerator="cpu",
