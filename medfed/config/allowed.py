@@ -89,11 +89,11 @@ def add_plugin_folders(folders: Sequence[Path]) -> None:
                 "and configs."
             )
         for own in CONFIG_DIR.glob("*/*.yaml"):
-            theirs = yamls_of(folder) / own.relative_to(CONFIG_DIR)
+            named = yamls_of(folder) / own.relative_to(CONFIG_DIR)
             taken = own.parent.name == "suites"  # of a benchmark the user's, with other folders
-            if not taken and theirs.is_file() and theirs.read_bytes() != own.read_bytes():
+            if not taken and named.is_file() and named.read_bytes() != own.read_bytes():
                 raise ConfigError(
-                    f"{theirs} has the name of medfed's own, which would be taken; rename the file."
+                    f"{named} has the name of medfed's own, which would be taken; rename the file."
                 )
     earlier = [folder for folder in _active if folder not in folders]
     _active[:] = [*dict.fromkeys([*folders, *earlier])]
@@ -101,9 +101,11 @@ def add_plugin_folders(folders: Sequence[Path]) -> None:
     # After all installed packages, so that they shadow none; those of this run come first.
     sys.path[:] = [path for path in sys.path if path not in paths] + paths
     changed = [folder for folder in _active if _has_changed(folder)]
+    roots = {name.partition(".")[0] for name in sys.modules} - {"medfed", "__main__"}
+    theirs = {r for r in roots if any(p.exists() for f in _active for p in _places(f, r))}
     for name, module in list(sys.modules.items()):
         file, root = getattr(module, "__file__", None), name.partition(".")[0]
-        if not file or root in ("medfed", "__main__"):
+        if not file or root not in theirs:
             continue
         # A folder may hold an environment, whose modules are not its plugins.
         inside = Path(file).resolve().is_relative_to
