@@ -101,8 +101,8 @@ def add_plugin_folders(folders: Sequence[Path]) -> None:
     # After all installed packages, so that they shadow none; those of this run come first.
     sys.path[:] = [path for path in sys.path if path not in paths] + paths
     changed = [folder for folder in _active if _has_changed(folder)]
-    roots = {name.partition(".")[0] for name in sys.modules} - {"medfed", "__main__"}
-    theirs = {r for r in roots if any(p.exists() for f in _active for p in _places(f, r))}
+    there = [name.removesuffix(".py") for f in _active if f.is_dir() for name in os.listdir(f)]
+    theirs = {*there} - {"medfed", "__main__"}
     for name, module in list(sys.modules.items()):
         file, root = getattr(module, "__file__", None), name.partition(".")[0]
         if not file or root not in theirs:
