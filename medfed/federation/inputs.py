@@ -173,7 +173,9 @@ class CheckedLoss:
 
     loss: Callable[[Batch], Tensor]  # the loss of a batch
     network: nn.Module
-    reaches: bool = False  # whether a loss was seen to depend on nothing else
+    reaches: bool = False  # whether two losses were seen to depend on nothing else
+    # The tensors with gradients outside of the network that the first loss depends on.
+    others: dict[int, Tensor] | None = None
 
     def __call__(self, batch: Batch) -> Tensor:
         """Returns the loss of a batch, without dimensions."""
@@ -201,7 +203,7 @@ class CheckedLoss:
         """Refuses a loss with parameters that are not the network's, which no step would move."""
         if _in_a_transform():
             return
-        network, outside, inside = {*map(id, self.network.parameters())}, list[Tensor](), False
+        network, others, inside = {*map(id, self.network.parameters())}, dict[int, Tensor](), False
         waiting, seen = [value.grad_fn], set[Any]()
         while waiting:
             node = waiting.pop()
@@ -211,22 +213,28 @@ class CheckedLoss:
             waiting += [before for before, _ in node.next_functions]
             if type(node).__name__ == "AccumulateGrad":
                 leaf: Tensor = node.variable  # type: ignore[attr-defined]
-                inside |= id(leaf) in network
-                if isinstance(leaf, nn.Parameter) and id(leaf) not in network:
-                    outside.append(leaf)
+                if id(leaf) in network:
+                    inside = True
+                else:
+                    others[id(leaf)] = leaf
         if not inside:
             raise ConfigError(
                 "The loss does not depend on the network that it is given; compute it from the "
                 "outputs of its first argument, as in loss(network, batch)."
             )
+        # What is there in a second loss is no image of a batch, whose gradient a loss may use.
+        before = self.others or {}
+        outside = [t for n, t in others.items() if n in before or isinstance(t, nn.Parameter)]
         if outside:
             shapes = few([str(list(t.shape)) for t in outside], 3)
             raise ConfigError(
-                f"The loss has parameters outside of the network, of shape {shapes}, which no step "
-                "would train; make their module a part of the network, or set "
-                "requires_grad_(False) on it."
+                f"The loss has weights outside of the network, of shape {shapes}, which no step "
+                "would train; make them parameters of the network, or set requires_grad_(False) on "
+                "them."
             )
-        self.reaches = True
+        self.reaches, self.others = self.others is not None, others
+        if self.reaches:
+            self.others = {}
 
 
 def _contents(batch: Batch) -> str:

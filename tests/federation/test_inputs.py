@@ -91,6 +91,10 @@ def traced(net):
         return torch.jit.trace(net, torch.zeros(1, 4))
 
 
+def uncertain(deviation, net, batch):
+    return loss(net, batch) * (-deviation).exp().sum() + deviation.sum()
+
+
 def with_bad_samples(name, value, row):
     images, labels = rows(9)
     images[row, 1] = value
@@ -178,11 +182,15 @@ MISTAKES = {
     ),
     "loss: with weights of its own": (
         lambda: federate(loss=partial(weighed, nn.Linear(2, 2))),
-        "parameters outside of the network, of shape [2, 2], [2], which no step would train; make",
+        "weights outside of the network, of shape [2, 2], [2], which no step would train; make",
+    ),
+    "loss: with a trainable number of its own": (
+        lambda: federate(loss=partial(uncertain, torch.zeros(1, requires_grad=True))),
+        "The loss has weights outside of the network, of shape [1], which no step would train",
     ),
     "loss: half of it of another network": (
         lambda: federate(loss=partial(of_both, network())),
-        "The loss has parameters outside of the network, of shape [",
+        "The loss has weights outside of the network, of shape [",
     ),
     "samples: NaN": (
         lambda: federate(clients=[hospital("a"), with_bad_samples("b", torch.nan, 5)]),
