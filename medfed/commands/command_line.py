@@ -24,6 +24,7 @@ from omegaconf import DictConfig
 
 from medfed.commands.help import print_help
 from medfed.common import console, processes
+from medfed.config.allowed import line_of_plugin
 from medfed.config.compose import as_typed, compose_all, show, source_of
 from medfed.config.description import checked, describe
 from medfed.config.sections import select
@@ -285,7 +286,10 @@ def _sentence(error: Exception, folder: Path | None) -> str:
         return f"A value is nested too deeply; write it with fewer levels; {logged}."
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return f"The memory of this machine is too small; train with smaller batches; {logged}."
-    what = f"unexpected {type(error).__name__}: {errors.first_line(error)}"
+    what = f"{type(error).__name__}: {errors.first_line(error)}"
+    if place := line_of_plugin(error):
+        return f"{console.visible(f'{place}: {what}')}; {logged}."
+    what = f"unexpected {what}"
     return f"{console.visible(what)}; {logged}; please report it."
 
 

@@ -26,6 +26,7 @@ import inspect
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -136,6 +137,15 @@ def _has_changed(folder: Path) -> bool:
             changed |= _imported.setdefault(file, stamp) != stamp
             _imported[file] = stamp
     return changed
+
+
+def line_of_plugin(error: BaseException) -> str | None:
+    """Returns the last line of a user's plugins that an error passed, if it passed any."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if any(file.is_relative_to(f) for f in _active) and "site-packages" not in file.parts:
+            return f"{file}, line {frame.lineno}, in {frame.name}"
+    return None
 
 
 def is_plugin(name: str) -> bool:

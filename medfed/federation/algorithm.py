@@ -364,8 +364,8 @@ class Algorithm(ABC):
     def answer(self, client: Client, message: Message) -> Message:
         """Returns the reply of :meth:`fit`, with the facts that the server needs."""
         reply = self.fit(client, message)
-        if not self.mask_aware:
-            return reply
+        if not self.mask_aware or not isinstance(reply, Message):
+            return reply  # the caller checks it
         return replace(reply, scalars={**reply.scalars, **lacks(client.data.channels)})
 
     @abstractmethod

@@ -18,14 +18,20 @@ from medfed.federation.algorithm import (
     Cohort,
     HasCenters,
     Outbox,
-    ServerRound,
+    Replies,
 )
 from medfed.federation.contributions import cosines_in, with_round
+from medfed.federation.duties import (
+    check_generator,
+    check_model,
+    check_outbox,
+    check_reply,
+    check_state,
+)
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.engine.private import ClientPrivacy
 from medfed.federation.local_client import LocalClient, kept_bytes
 from medfed.federation.moments import PART, with_moments
-from medfed.federation.other_state import OTHER
 from medfed.federation.variances import pooled_variances, second_moments
 from medfed.federation.wire.channel import Channel, MessageContext
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
@@ -33,7 +39,7 @@ from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.ledger import Direction, Ledger, Sizes
 from medfed.federation.wire.message import KINDS, Message
 from medfed.federation.wire.packet import Packet
-from medfed.standalone.errors import CodecError, ConfigError, NonFiniteError, few
+from medfed.standalone.errors import CodecError, ConfigError, NonFiniteError
 
 
 class Federation:
@@ -153,7 +159,8 @@ class Federation:
                     f"{type(self.algorithm).__name__} changes the part {changed[0]} of a message "
                     "in place, which the server and all clients share; make new tensors."
                 )
-            check_reply(self.algorithm, reply)
+            check_reply(self.algorithm, reply, packet.phase)
+            check_state(self.algorithm, "fit", local.state)
             reply = second_moments(reply, message, self.algorithm.parts_averaged)
             if self.averages_moments:
                 reply = with_moments(reply, local.shared_moments())
@@ -256,16 +263,16 @@ class Round:
             )
         self.expected = federation.algorithm.phases(number)
         self.position = 0  # of the open phase within the round
-        self._generator: ServerRound = federation.algorithm.round(
-            federation.server, self.cohort, number
-        )
+        generator = federation.algorithm.round(federation.server, self.cohort, number)
+        self._generator = check_generator(federation.algorithm, generator)
         self._outbox: Outbox = {}
+        self._reached = False  # whether any client has had a message
         self._moments = federation.server.get(PART, {}) if federation.averages_moments else None
         self.recipients: list[str] = []  # of the open phase, in the order of the cohort
         self.sent: dict[str, Packet] = {}  # the packets to these
         self._cosines: dict[str, float] = {}
         self._waiting: dict[str, Packet] = {}  # replies that came before those of earlier clients
-        self._take(next(self._generator))  # a generator runs only when it is advanced
+        self._advance(None)  # a generator runs only when it is advanced
 
     @property
     def phase(self) -> str:
@@ -329,9 +336,13 @@ class Round:
         # All ends of the channel or none: an error before this changes nothing.
         federation.memory["up"] = self._memory
         self.position += 1
+        return self._advance(replies)
+
+    def _advance(self, replies: Replies | None) -> bool:
+        """Returns whether there is another phase."""
         # A generator that returns ends the round: its value is the server's new state.
         try:
-            outbox = self._generator.send(replies)
+            outbox = self._generator.send(replies)  # type: ignore[arg-type]  # None starts it
         except StopIteration as stop:
             self._end(stop.value)
             return False
@@ -353,6 +364,12 @@ class Round:
                 f"{type(federation.algorithm).__name__} ended round {self.number + 1} before "
                 f"its phase {self.phase}."
             ) from None
+        if self.cohort and not self._reached:
+            raise ConfigError(
+                f"{type(federation.algorithm).__name__}.round sent no message, so that no client "
+                f"has trained in round {self.number + 1}; yield {{client: Message}}."
+            )
+        check_state(federation.algorithm, "round", server)
         moments = {} if self._moments is None else {PART: self._moments}
         if federation.compares:
             method, ids = federation.algorithm, federation.ids
@@ -381,6 +398,7 @@ class Round:
         name = type(self.federation.algorithm).__name__
         if self.position >= len(self.expected):
             raise ValueError(f"{name} yields more phases than {self.expected}.")
+        check_outbox(self.federation.algorithm, outbox)
         members = set(self.cohort)
         for client, message in outbox.items():
             if message.phase != self.phase or client not in members:
@@ -391,6 +409,7 @@ class Round:
         outbox = {c: with_moments(message, self._moments) for c, message in outbox.items()}
         self._outbox = outbox
         self.recipients = [c for c in self.cohort if c in outbox]
+        self._reached |= bool(self.recipients)
         # A copy, swapped in at the end: a message that cannot be encoded must not leave half a
         # state.
         channel, kept = self.federation.channel, dict(self.federation.memory["down"])
@@ -420,28 +439,6 @@ class Round:
 def _versions(message: Message) -> dict[str, list[int]]:
     """How often the tensors of each part have changed in place."""
     return {p: [t._version for t in named.values()] for p, named in message.parts.items()}
-
-
-def check_reply(algorithm: Algorithm, reply: Message) -> None:
-    """Raises ValueError if a reply holds a part that may not leave its client."""
-    if extra := set(reply.parts) - set(algorithm.parts_sent):
-        raise ValueError(f"{sorted(extra)} may not leave a client.")
-
-
-def check_model(algorithm: Algorithm, local: LocalClient, model: Tensors) -> None:
-    """Raises ConfigError if a personal model lacks what the client's training has changed.
-
-    It would be filled with the numbers at the start, without a word.
-    """
-    needed = [*local.trainer.model.entries]
-    if local.moved_other_state and not algorithm.trains_centrally:
-        needed.append(OTHER)
-    if lost := [name for name in needed if name not in model]:
-        raise ConfigError(
-            f"{type(algorithm).__name__}.personal_model lacks {few(lost, 3)}, which {local.id} "
-            "has trained; keep what Client.train returns as a whole, or in two parts by "
-            "client.split.split."
-        )
 
 
 def _digest(state: State, memory: State) -> str:

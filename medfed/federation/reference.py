@@ -30,8 +30,9 @@ from medfed.federation.algorithm import Algorithm, ClientInfo, Cohort
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import Batch, ClientData
 from medfed.federation.contributions import check_contributions
+from medfed.federation.duties import check_reply, check_start
 from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.federation import Federation, check_reply
+from medfed.federation.federation import Federation
 from medfed.federation.hospital import ArrayClient, Batched, Hospital
 from medfed.federation.local_client import LocalClient
 from medfed.federation.missing_channels import entries_reading
@@ -158,7 +159,7 @@ def assemble(
         if not clients:
             raise ConfigError("There is no client; give at least one.")
         everyone = [ClientInfo(c.id, c.num_samples) for c in clients]
-    server, state = algorithm.init(weights, split, everyone)
+    server, state = check_start(algorithm, algorithm.init(weights, split, everyone))
     if algorithm.mask_aware:
         shape = shape or clients[0].train_inputs(1).shape[1:]
         server = {**server, "reads": entries_reading(network, shape)}
@@ -337,7 +338,7 @@ class Newcomer:
         message = self._received(packet)
         client.begin(0, message.phase, self.phase)
         reply = algorithm.fit(client, message)
-        check_reply(algorithm, reply)
+        check_reply(algorithm, reply, message.phase)
         place, memory = MessageContext(client.id, OUTSIDE, self.phase), client.memory
         encoded, memory["up"] = self.federation.channel.encode(reply, "up", place, memory["up"])
         self.ledger.count(encoded.sizes(), OUTSIDE, encoded.phase, client.id, "up")
@@ -392,7 +393,7 @@ def question(
         while True:
             packet = answered(message, last=False)
             answer, memory["up"] = channel.decode(packet, "up", memory["up"])
-            check_reply(algorithm, answer)
+            check_reply(algorithm, answer, message.phase)
             ledger.count(packet.sizes(), OUTSIDE, packet.phase, info.id, "up")
             phase += 1
             message = generator.send(answer)

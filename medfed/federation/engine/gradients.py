@@ -20,6 +20,7 @@ from torch.func import functional_call
 from medfed.common.tensors import Tensors, forget, gradient_of, overwrite
 from medfed.federation.budget import Passes
 from medfed.federation.client import Batch, BatchPenalty, Outputs, Penalty
+from medfed.federation.duties import check_term
 from medfed.federation.other_state import OTHER
 from medfed.federation.split import modules_of
 from medfed.standalone.errors import ConfigError, NonFiniteError, first_line
@@ -134,7 +135,7 @@ class Gradients:
             terms = [] if private.penalty is None else [private.penalty()]
             loss = loss + sum(t.detach() for t in terms)
             if penalty is not None:
-                terms.append(penalty(trained))
+                terms.append(check_term(penalty(trained), "penalty"))
             if terms:
                 self._differentiate(torch.stack(terms).sum())
         return loss
@@ -165,9 +166,11 @@ class Gradients:
             closed = None
             if penalty is not None and factor == 1 and isinstance(penalty, KnownGradient):
                 closed = penalty
-            whole = loss if penalty is None or closed else loss + penalty(trained)
+            whole = loss
+            if penalty is not None and closed is None:
+                whole = loss + check_term(penalty(trained), "penalty")
             if watch is not None and (term := watch.penalty(batch, loss)) is not None:
-                whole = whole + term
+                whole = whole + check_term(term, "batch_penalty")
             self._differentiate(whole if factor == 1 else whole * factor)
         if closed is not None:
             with torch.no_grad():

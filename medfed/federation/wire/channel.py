@@ -387,6 +387,10 @@ class Channel:
         buffers: Collection[str] = (),
         sums: FixedPoint | None = None,
     ) -> None:
+        for name, way in (("up", up), ("down", down)):
+            if not isinstance(way, Link | Codec | None):
+                what = f"not {way!r:.60}; make an object of its class, as in Channel(up=STC())"
+                raise ConfigError(f"Channel({name}=) takes a codec or a Link, {what}.")
         self.sums = sums
         self._clipped: set[tuple[str, str]] = set()
         up, down = (way if isinstance(way, Link) else Link(way) for way in (up, down))

@@ -20,6 +20,7 @@ Buffer = bytes | memoryview
 
 _HEADER = struct.Struct("<2sBBQ")
 _MAGIC = b"mf"
+_OURS = 1, 127  # the numbers of this package's codecs
 VERSION = 1
 HEADER_BYTES = _HEADER.size
 # Elements that a few bytes may claim where the receiver does not say what it expects.
@@ -118,7 +119,7 @@ class Codec(ABC):
     feedback: bool = False
 
     def __init_subclass__(cls) -> None:
-        low, high = (1, 127) if cls.__module__.startswith("medfed.") else (128, 255)
+        low, high = _OURS if cls.__module__.startswith("medfed.") else (_OURS[1] + 1, 255)
         # A class that is defined again, as in a notebook, keeps its place.
         taken = {n: c for n, c in _REGISTER.items() if _full_name(c) != _full_name(cls)}
         if not cls.codes or any(n in taken or not low <= n <= high for n in cls.codes):
@@ -166,8 +167,14 @@ class Codec(ABC):
         if not all_finite(rounded):
             at = int(torch.nonzero(~torch.isfinite(rounded))[0])
             raise ValueError(f"Element {at} is {float(flat[at])}, which cannot be sent.")
-        payload = self._pack(rounded.numpy(), self._rng if rng is None else rng)
-        return b"".join((self.header(flat.numel()), *payload))
+        values = rounded.numpy()
+        if self.code > _OURS[1]:
+            values = values.copy()  # they are the sender's, and another's codec may change them
+        payload = self._pack(values, self._rng if rng is None else rng)
+        try:
+            return b"".join((self.header(flat.numel()), *payload))
+        except TypeError as error:
+            raise CodecError(f"{self}._pack must return a list of pieces of bytes.") from error
 
     def decode(self, data: bytes, length: int | None = None) -> Tensor:
         """Returns the receiver's tensor of shape (d,).
