@@ -46,6 +46,7 @@ def test_compiled_steps_are_the_same_but_for_rounding(caplog, monkeypatch):
 
     # Which vector instructions a machine has is found by compiling a file for each: half the time.
     monkeypatch.setattr(config.cpp, "vec_isa_ok", False)
+    monkeypatch.setattr(config, "compile_threads", 1)  # more would outlive the test
     plain, _ = client_of(False)
     expected = rounds(plain, range(2), plain.weights)
     (quick, local), (other, _) = client_of(True), client_of(True)
