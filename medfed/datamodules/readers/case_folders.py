@@ -165,7 +165,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     folders = [f for group in groups for f in looks.visible(group) if f.is_dir()] or folders
     of = {f: [v for v in looks.visible(f) if is_volume(v)] for f in folders if not is_volume(f)}
     scans = [v for case in of.values() for v in case if len(case) > 1]
-    if not scans:
+    of_hospitals = any(sum(looks.may_be_mask(stem_of(v)) for v in case) > 2 for case in of.values())
+    if not scans or of_hospitals:
         return None
     known = [c for c, names in FILES.items() if any(v.match(n) for v in scans for n in names)]
     if len(known) > 1 and any(v.match(p) for v in scans for p in MASK):

@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from medfed.datamodules.extending import *
-from medfed.datamodules.readers import looks
+from medfed.datamodules.readers import looks, trees
 from medfed.datamodules.readers.cases import CaseReader, as_names, hospitals_of, read_json
 from medfed.standalone.names import fold as fold_name
 from medfed.standalone.volumes import SUFFIXES, existing
@@ -111,7 +111,7 @@ class DatalistReader(CaseReader):
         channels: Sequence[str] | None = None,
         regions: Wanted | None = None,
         patient: str = "patient",
-        centre: str = "centre",
+        centre: str | None = "centre",
         fold: int | None = None,
         series: str | Sequence[str] | None = None,
         **more: Any,
@@ -121,6 +121,9 @@ class DatalistReader(CaseReader):
             self._index = read_json(self._file)
         elif isinstance(regions, Mapping) and (pair := looks.folders_of(path)):
             self._file, self._index = path / pair[0], {"training": _pairs_in(path, pair)}
+        elif isinstance(regions, Mapping) and (listed := trees.list_of(path, centre)):
+            self._file = path / Path(listed["training"][0]["label"]).parts[0]
+            self._index = listed
         else:
             raise DataError(f"{self._file} does not exist; {self.elsewhere}.")
         self._entries = self._listed(fold)
@@ -163,7 +166,7 @@ class DatalistReader(CaseReader):
             lacks = {c: f"{what} {why}." for c, what in lost.items()}
             if whole and there:
                 there = {"image": there[self.channels[0]]}
-            centre = None if (at := entry.get(self._centre)) is None else fold_name(str(at))
+            centre = None if (at := entry.get(self._centre or "")) is None else fold_name(str(at))
             done = self._outlined(name, entry["annotated"]) if "annotated" in entry else None
             roles = {**there, "label": label}
             patients.append(Patient(name, roles, centre, split=split, lacks=lacks, annotated=done))
@@ -265,7 +268,7 @@ class DatalistReader(CaseReader):
         """The stems of the images, with the names of one or two folders if stems repeat."""
         first = [images[0] or mask for images, mask in zip(self._images, self._masks, strict=True)]
         ids = [re.sub(r"_0000$", "", stem_of(path)) for path in first]
-        for folders in (1, 2):  # as HOSPITAL/images/001.nii.gz
+        for folders in range(1, 5):  # as HOSPITAL/images/001.nii.gz
             if len(set(ids)) < len(ids):
                 ids = ["_".join([*p.parent.parts[-folders:], stem_of(p)]) for p in first]
         if twice := [name for name, count in Counter(ids).items() if count > 1]:
@@ -392,7 +395,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     files = [path] if path.suffix.lower() == ".json" else sorted(path.glob("[!.]*.json"))
     index = {f: read_json(f) for f in files if f.name != "centres.json"}
     lists = [f for f, content in index.items() if isinstance(content.get("training"), list)]
-    usual, placed = path / "dataset.json", list[str]()
+    usual, placed, grouped, by = path / "dataset.json", list[str](), False, "data.reader.centre"
     if usual in index and (usual not in lists or _is_numbered(path, index[usual]["training"])):
         every = looks.visible(path / "labelsTr")
         masks = [file for file in every if suffix_of(file)]
@@ -417,9 +420,25 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         masks := [file for file in looks.visible(path / pair[1]) if is_volume(file)]
     ):
         guess, content, names = looks.Guess("datalist", path), {}, [stem_of(f) for f in masks]
+    elif path.is_dir() and (content := trees.list_of(path, _centre_of(answers)) or {}):
+        entries = [entry for name in _LISTS for entry in content.get(name, ())]
+        masks = [path / entry["label"] for entry in entries]
+        names = [stem_of(Path(_first(entry))) for entry in entries]
+        placed = [entry.get(_centre_of(answers) or "", "") for entry in entries]
+        guess = looks.Guess("datalist", path, sure=any(placed))
+        tops = Counter(Path(entry["label"]).parts[0] for entry in entries)
+        counts = few(
+            [f"{top} {n}" for top, n in (Counter(placed) if any(placed) else tops).items()], 6
+        )
+        if any(placed) or 1 < len(tops) <= len(entries) / 2:
+            best = "centre" if any(placed) else "null"
+            guess.ask(by, f"Are these hospitals ({counts})?", best, (trees.FOLDER, looks.NO))
+        contrasts = few([*content["modality"].values()], 6)
+        guess.took.append(("images of a mask", contrasts, "probably: their names"))
+        grouped = "patient" in entries[0]
     else:
         return None
-    if "data.reader.patient" not in guess.keys:
+    if "data.reader.patient" not in guess.keys and not grouped:
         guess.ask_names(names, answers, hospitals_of(path, names) or placed)
     named = content.get("modality")
     channels = {str(c).lower() for c in named.values()} if isinstance(named, Mapping) else set()
@@ -429,6 +448,12 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     elif "labels" not in content and masks:
         looks.regions(guess, masks)
     return guess
+
+
+def _centre_of(answers: looks.Answers) -> str | None:
+    """The entry of a list that names the hospital."""
+    key = answers.get("data.reader.centre", "centre")
+    return None if key in (None, "null") else str(key)
 
 
 def _first(entry: Any) -> str:

@@ -25,7 +25,7 @@ Taken = Collection[str]
 NO = "null: no"
 FIRST = 10  # files that are looked into
 MANY = 10  # different numbers of a label above which it is a measurement
-_INSIDE = {"seg", "segmentation", "label", "labels", "mask", "masks", "gt", "roi", "truth"}
+INSIDE = {"seg", "segmentation", "label", "labels", "mask", "masks", "gt", "roi", "truth", "msk"}
 _PLACE = r"^([^\W\d_]+)[_-]?\d"  # the beginning that may be the hospital
 _PLACES = 50  # different texts of a column above which they are no hospitals
 _NO_PLACES = {*"mfwd", *("male", "female", "man", "woman", "yes", "no", "true", "false", "y", "n")}
@@ -91,6 +91,8 @@ class Guess:
         begins = {p: of for p, of in begins.items() if len(of) == len(names) > len({*of})}
         fewest = max(3, len(names) / FIRST)
         person = next((p for p in BEGINNINGS if len({*begins.get(p, ())}) >= fewest), "")
+        if person and len({*zip(places, begins[person], strict=True)}) > len({*begins[person]}):
+            person = ""  # no patient is at two hospitals
         likely = bool(person) and are_patients(begins[person], places)
         hospitals = (p for p in begins if p == _PLACE or not likely)
         place = next((p for p in hospitals if 1 < len({*begins[p]}) <= len(names) / 2), None)
@@ -133,7 +135,7 @@ def may_be_mask(name: str) -> bool:
         >>> may_be_mask("*_seg"), may_be_mask("T1")
         (True, False)
     """
-    return bool(_INSIDE & words(name))
+    return bool(INSIDE & words(name))
 
 
 def paired(

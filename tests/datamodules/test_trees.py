@@ -1,0 +1,161 @@
+"""Volumes in folders of folders: every image beside its mask, hospital and patient, by names."""
+
+from __future__ import annotations
+
+import nibabel
+import numpy as np
+import pytest
+
+from medfed.commands.init import guessed
+from medfed.datamodules.readers.datalist import DatalistReader
+from medfed.datamodules.readers.trees import list_of
+
+PLACES = ("Basel", "Bern", "site_3")
+# By layout: files of a case at a hospital, as templates, the contrasts, and the patient.
+LAYOUTS = {
+    "cases": (["{h}/{c}/t1.nii.gz", "{h}/{c}/adc.nii.gz", "{h}/{c}/seg.nii.gz"], "adc t1", "{c}"),
+    "prefixes": (["{h}/{c}_T1.nii.gz", "{h}/{c}_mask.nii.gz"], "T1", None),
+    "two folders": (["{h}/images/{c}.nii", "{h}/labels/{c}.nii"], "image", None),
+    "capitals": (["{h}/Images/Case {c}.nii", "{h}/Masks/Case {c}.nii"], "image", None),
+    "deeper": (["data/{h}/{c}/scan/ct.mha", "data/{h}/{c}/gt.mha"], "ct", "{c}"),
+    "visits": (
+        [f"{{h}}/{{c}}/v{v}/{file}.nii.gz" for v in (1, 2) for file in ("t1", "seg")],
+        "t1",
+        "{c}",
+    ),
+}
+CASES = [f"{place[:3]}{number}" for place in PLACES for number in range(8, 12)]
+
+
+def touch(folder, files):
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
+
+
+def places_of(case):
+    return next(place for place in PLACES if place.startswith(case[:3]))
+
+
+@pytest.mark.parametrize(("files", "contrasts", "patient"), LAYOUTS.values(), ids=LAYOUTS)
+def test_hospitals_are_folders(tmp_path, files, contrasts, patient):
+    touch(tmp_path, [f.format(h=places_of(c), c=c) for c in CASES for f in files])
+    index = list_of(tmp_path)
+    assert [*index["modality"].values()] == contrasts.split()
+    count = sum("seg" in f or "mask" in f.lower() or "gt" in f or "labels" in f for f in files)
+    assert len(index["training"]) == len(CASES) * count
+    for entry in index["training"]:
+        (case,) = (c for c in CASES if c in entry["label"].replace("/", "_").replace(" ", "_"))
+        assert all(case in image for image in entry["image"])
+        assert entry["centre"] == places_of(case)
+        assert entry.get("patient") == (patient and patient.format(c=case))
+        if "/v" in entry["label"]:
+            visit = entry["label"].split("/")[2]
+            assert all(visit in image for image in entry["image"])
+
+
+def test_the_order_of_numbers_counts(tmp_path):
+    cases = [f"{p}/{v}" for p in "12" for v in "12"]
+    touch(tmp_path, [f"{case}/{file}.nii" for case in cases for file in ("t1", "seg")])
+    for entry in list_of(tmp_path)["training"]:
+        assert entry["image"] == [entry["label"].replace("seg", "t1")]
+
+
+def test_numbers_that_repeat_at_hospitals_are_other_patients(tmp_path):
+    files = [f"{h}/{n}/{f}.nii" for h in PLACES for n in range(4) for f in ("t1", "seg")]
+    touch(tmp_path, files)
+    patients = [entry["patient"] for entry in list_of(tmp_path)["training"]]
+    assert patients == [f"{h}_{n}" for h in PLACES for n in range(4)]
+
+
+def test_folders_of_patients_are_no_hospitals(tmp_path):
+    people = [f"P{n:03d}" for n in range(6)]
+    touch(tmp_path, [f"{p}/v{v}/{f}.nii" for p in people for v in "123" for f in ("t1", "seg")])
+    entries = list_of(tmp_path)["training"]
+    assert all("centre" not in entry for entry in entries)
+    assert {entry["patient"] for entry in entries} == {*people}
+    # Only the owner knows better.
+    chosen = list_of(tmp_path, "folder")["training"]
+    assert {entry["folder"] for entry in chosen} == {*people}
+    touch(tmp_path / "named", [f"Basel/p{n}_{f}.nii" for n in range(3) for f in ("t1", "seg")])
+    touch(tmp_path / "named", [f"Bern/p{n}_{f}.nii" for n in range(3) for f in ("t1", "seg")])
+    named = tmp_path / "named"
+    assert all("patient" in e and "centre" not in e for e in list_of(named, None)["training"])
+
+
+def test_folders_of_splits_are_splits(tmp_path):
+    splits = {"Train": "training", "val": "validation", "testing": "test"}
+    files = [f"{s}/Basel/{s}{n}/{f}.nii" for s in splits for n in "123" for f in ("t1", "seg")]
+    touch(tmp_path, [*files, *(f.replace("Basel", "Bern") for f in files)])
+    index = list_of(tmp_path)
+    for folder, split in splits.items():
+        assert [entry["label"].split("/")[0] for entry in index[split]] == [folder] * 6
+        assert {entry["centre"] for entry in index[split]} == {"Basel", "Bern"}
+
+
+@pytest.mark.parametrize("sessions", [("",), ("ses-01", "ses-02")], ids=["one", "sessions"])
+def test_bids(tmp_path, sessions):
+    people = [f"sub-{number:02d}" for number in range(6)]
+    for person in people:
+        for session in sessions:
+            place = f"{person}/{session}/anat".replace("//", "/")
+            name = "_".join(filter(None, (person, session)))
+            scans = [f"{place}/{name}_{kind}.nii.gz" for kind in ("T1w", "FLAIR")]
+            mask = f"derivatives/manual/{place}/{name}_label-lesion_mask.nii.gz"
+            touch(tmp_path, [*scans, mask])
+    rows = [f"{p}\t50\t{PLACES[n % 2]}\n" for n, p in enumerate(people)]
+    (tmp_path / "participants.tsv").write_text("participant_id\tage\tsite\n" + "".join(rows))
+    index = list_of(tmp_path)
+    assert [*index["modality"].values()] == ["FLAIR", "T1w"]
+    assert len(index["training"]) == len(people) * len(sessions)
+    for entry in index["training"]:
+        (person,) = (p for p in people if p in entry["label"])
+        assert all(i.startswith(person) and i.split("/")[-2] == "anat" for i in entry["image"])
+        session = next((s for s in sessions if s and s in entry["label"]), "")
+        assert all(session in image for image in entry["image"])
+        assert (entry["patient"], entry["centre"]) == (person, PLACES[people.index(person) % 2])
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["a/1.nii", "a/2.nii"],  # no mask
+        ["a/1_seg.nii", "a/2_seg.nii"],  # no image
+        ["a/1_t1.nii", "a/seg.nii", "a/mask.nii", "b/1_t1.nii", "b/seg.nii"],  # two masks
+        ["a/t1.nii", "a/t1.mha", "a/seg.nii", "b/t1.nii", "b/seg.nii"],  # one contrast twice
+        ["a/t1.png", "a/seg.png"],  # no volumes
+    ],
+)
+def test_names_that_do_not_tell(tmp_path, files):
+    touch(tmp_path, files)
+    assert list_of(tmp_path) is None
+
+
+def test_a_contrast_that_few_cases_lack_is_a_missing_one(tmp_path):
+    files = [f"{h}/{h}{n}/{f}.nii" for h in PLACES for n in range(4) for f in ("t1", "t2", "seg")]
+    touch(tmp_path, files)
+    (tmp_path / "Bern/Bern2/t2.nii").unlink()
+    touch(tmp_path, ["Bern/Bern2/localizer.nii"])
+    index = list_of(tmp_path)
+    assert [*index["modality"].values()] == ["t1", "t2"]
+    lacks = [e["label"] for e in index["training"] if None in e["image"]]
+    assert lacks == ["Bern/Bern2/seg.nii"]
+
+
+def test_the_reader_takes_a_folder_of_hospitals(tmp_path):
+    for place in PLACES:
+        for number in range(2):
+            folder = tmp_path / place / f"{place}_{number}"
+            folder.mkdir(parents=True)
+            volume = np.zeros((8, 8, 4), np.uint8)
+            volume[2:4, 2:4, 1:3] = 1
+            for name, numbers in (("t1", volume * 7.0), ("seg", volume)):
+                nibabel.save(nibabel.Nifti1Image(numbers, np.eye(4)), folder / f"{name}.nii.gz")
+    reader = DatalistReader(tmp_path, regions={"tumour": [1]})
+    patients = reader.patients()
+    assert {p.id: p.centre for p in patients} == {f"{h}_{n}": h for h in PLACES for n in range(2)}
+    assert reader.channels == ("t1",)
+    assert all(not p.invented for p in patients)
+    guess = guessed(tmp_path, {})
+    assert (guess.data, guess.keys["data.reader.regions"]) == ("datalist", {"foreground": [1]})
+    assert guess.asks["data.reader.centre"].best == "centre"
