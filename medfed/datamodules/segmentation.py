@@ -25,13 +25,7 @@ from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.client_data import Batch, Block, BlocksOnDemand, ClientData, gather
 from medfed.datamodules.duplicates import Sample, content
 from medfed.datamodules.one_site import OwnData
-from medfed.datamodules.patches import (
-    BoxedVolume,
-    FreshPatches,
-    PatchRows,
-    volume_of,
-    volume_of_cache,
-)
+from medfed.datamodules.patches import BoxedVolume, FreshPatches, volume_of, volume_of_cache
 from medfed.datamodules.planning import Agreed, Planning, facts_of
 from medfed.datamodules.plans import ClientPlan, by_id, has_channels, labels_of_clients, match_files
 from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
@@ -40,8 +34,18 @@ from medfed.datamodules.tables.agreement import converse_here
 from medfed.standalone.checks import check_count, check_known, check_not_negative, within
 from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.files import sha256
-from medfed.standalone.grids import axial, brain_slices, on_grid, plane_of, with_neighbours
-from medfed.standalone.preparation import BLANK, Preparation, Rule, millimetres, rules_of
+from medfed.standalone.preparation import (
+    BLANK,
+    Preparation,
+    Rule,
+    axial,
+    brain_slices,
+    millimetres,
+    on_grid,
+    plane_of,
+    rules_of,
+    with_neighbours,
+)
 from medfed.standalone.volumes import files_of, files_of_case, is_volume, read_volume
 
 log = logging.getLogger(__name__)
@@ -554,18 +558,11 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
 
         `patient`: the position of its patient among the client's.
         """
-        prepared = self.prepared(case, plan)
-        mask = prepared.mask()
-        rng, tumour = torch_rng(self.seed, "patches", case), mask.any(dim=0)
+        prepared, rng = self.prepared(case, plan), torch_rng(self.seed, "patches", case)
+        volume = prepared.image, prepared.mask(), prepared.brain, prepared.present
         of = self.patches_per_patient, self.background_share, self.size
-        centres = patches.sample_centres(tumour, prepared.brain, *of, rng)
-        boxed = (0, 0, 0), tuple(mask.shape[1:]), (), prepared.present.numpy()
-        volume = BoxedVolume(prepared.image.numpy(), None, mask.numpy(), *boxed)
-        at = np.pad(centres.numpy() - np.array(self.size) // 2, ((0, 0), (1, 0)))  # all of volume 0
-        rows = PatchRows([volume], at, self.size, slices=self._slices).block()
-        every = torch.arange(len(at))
-        cut = {name: gather(values, every) for name, values in rows.items()}
-        return {**cut, "case": torch.full_like(every, patient)}
+        cut = patches.fixed_patches(*volume, *of, self._slices, rng)
+        return {**cut, "case": torch.full((len(cut["image"]),), patient)}
 
     def evaluation_block(self, case: str, patient: int, plan: ClientPlan, every: int = 1) -> Batch:
         """Returns one case's whole axial slices, or the volume."""
