@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -422,10 +423,15 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         """
         if self.spacing or self.planning or self.scans.normalize == "own" or len(self.plans) < 2:
             return None
-        sizes = dict[str, Any]()
-        for client, plan in self.plans.items():
-            cases = [case for name in plan.every for case in self._cases_by_patient[name]]
-            sizes[client] = np.median(self.scans.spacings(cases), axis=0)
+        parts = {client: plan.patients.values() for client, plan in self.plans.items()}
+        cases = {
+            client: [case for ids in of for i in ids for case in self._cases_by_patient[i]]
+            for client, of in parts.items()
+        }
+        every = iter(self.scans.spacings([case for of in cases.values() for case in of]))
+        sizes: dict[str, Any] = {
+            client: np.median([*islice(every, len(of))], axis=0) for client, of in cases.items()
+        }
         along = np.array([*sizes.values()])[:, : self.spatial_dims]
         if not np.isfinite(along).all() or (along.max(axis=0) <= _ALIKE * along.min(axis=0)).all():
             return None
@@ -448,14 +454,12 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """See the base class."""
         self._agree()
-        sizes: dict[Split, int] = {}
-        for split in SPLITS:
-            patients = [i for plan in plans.values() for i in plan.patients[split]]
-            cases = [case for case, _ in self.cases_among(patients)]
-            shapes = self.resampled_shapes(cases)
-            if split == "train":
-                self._check_patches(cases, shapes)
-            sizes[split] = self._bytes(shapes, split)
+        patients = {s: [i for plan in plans.values() for i in plan.patients[s]] for s in SPLITS}
+        cases = {s: [case for case, _ in self.cases_among(of)] for s, of in patients.items()}
+        every = iter(self.resampled_shapes([case for of in cases.values() for case in of]))
+        shapes = {split: [*islice(every, len(of))] for split, of in cases.items()}
+        self._check_patches(cases["train"], shapes["train"])
+        sizes = {split: self._bytes(of, split) for split, of in shapes.items()}
         evaluated = sizes["val"] + sizes["test"]
         in_memory = evaluated <= self.memory_gb * 1e9
         large = evaluated + sizes["train"] > self.memory_gb * 1e9
