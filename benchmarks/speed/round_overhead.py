@@ -72,7 +72,7 @@ from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
 from medfed.federation.split import float_entries
-from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import Message
 from medfed.models.classification import ClassificationTask
 from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.small import SmallCNN

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfed.common.tensors import Tensors, forget, overwrite, select
-from medfed.federation.entries import joined
 from medfed.federation.layout import ChannelsLast, lay_out, ordinary
 from medfed.federation.optimizers import (
     OptimizerFactory,
@@ -32,6 +31,7 @@ from medfed.federation.split import (
     Update,
     fixed_statistics,
     float_entries,
+    joined,
     keep_groups,
     nothing_to_train,
 )
