@@ -65,8 +65,8 @@ from medfed.federation.algorithm import ClientInfo
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import Client
 from medfed.federation.engine.loop import LocalTrainer
+from medfed.federation.engine.working_network import lay_out
 from medfed.federation.federation import Federation
-from medfed.federation.layout import lay_out
 from medfed.federation.lightning.callbacks import FederatedRounds
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient

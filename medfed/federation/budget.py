@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Annotated, Literal, NamedTuple
 
-from medfed.federation.layout import ChannelsLast
 from medfed.standalone.checks import check_fields, check_not_negative, check_positive, within
 from medfed.standalone.errors import ConfigError
+
+ChannelsLast = bool | Literal["auto"]
 
 
 class Passes(NamedTuple):
