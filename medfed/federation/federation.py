@@ -348,10 +348,10 @@ class Round:
 
     def _count_bytes(self) -> None:
         """Adds what has travelled in the open phase to the ledger."""
-        count, place = self.federation.ledger.count, (self.number, self.phase)
         for client in self.recipients:
-            count(self.sent[client].sizes(), *place, client, "down")
-            count(self._sizes[client], *place, client, "up")
+            where = self.number, self.phase, client
+            self.federation.ledger.count(self.sent[client].sizes(), *where, "down")
+            self.federation.ledger.count(self._sizes[client], *where, "up")
 
     def _end(self, server: State) -> None:
         """Puts the server's new state into the federation."""
