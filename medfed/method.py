@@ -24,7 +24,7 @@ from medfed.federation.client import put_back, share_of, statistics_at, with_sta
 from medfed.federation.lightning.collect import warn
 from medfed.federation.onboarding import Exchange, OnboardingRules, TrainsOn
 from medfed.federation.split import BufferPolicy, Needs, Normalization, ParameterSplit, Update
-from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import Message
 from medfed.functional.prox import Proximity
 from medfed.standalone.checks import check_count, check_fields, check_not_negative
 from medfed.standalone.checks import check_optional_count, check_positive, within

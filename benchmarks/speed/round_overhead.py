@@ -65,14 +65,14 @@ from medfed.federation.algorithm import ClientInfo
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import Client
 from medfed.federation.engine.loop import LocalTrainer
+from medfed.federation.engine.working_network import lay_out
 from medfed.federation.federation import Federation
-from medfed.federation.layout import lay_out
 from medfed.federation.lightning.callbacks import FederatedRounds
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
 from medfed.federation.split import float_entries
-from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import Message
 from medfed.models.classification import ClassificationTask
 from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.small import SmallCNN

@@ -123,7 +123,7 @@ from medfed.config import compose
 from medfed.datamodules.cache.store import Item, Recipe, Store, build
 from medfed.datamodules.client_data import ArrayRows, Block, ClientData
 from medfed.datamodules.patches import FreshPatches, volume_of
-from medfed.federation.layout import lay_out
+from medfed.federation.engine.working_network import lay_out
 from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.small import SmallCNN
 from medfed.models.networks.unet import unet

@@ -22,7 +22,7 @@ import torch
 from medfed.config.compose import described
 from medfed.federation.reference import run_reference
 from medfed.federation.wire.channel import MessageContext
-from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import Message
 from medfed.run.experiment import build_experiment
 from medfed.standalone.errors import MedfedError
 

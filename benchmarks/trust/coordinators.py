@@ -52,7 +52,7 @@ from medfed.config.compose import build, described
 from medfed.config.description import RunDescription
 from medfed.datamodules.tables import agreement as tables
 from medfed.federation.wire.channel import Channel, MessageContext
-from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import Message
 from medfed.records import folder as records
 from medfed.run import experiment
 from medfed.sites import gate, masks, policy, wire

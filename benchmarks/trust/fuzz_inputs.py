@@ -24,8 +24,7 @@ from medfed.config.compose import CONFIG_DIR, build, load
 from medfed.federation.wire.channel import Channel, Link, compress, decompress
 from medfed.federation.wire.codecs.base import HEADER_BYTES, Codec
 from medfed.federation.wire.ledger import Entry, Ledger
-from medfed.federation.wire.message import KINDS, Message
-from medfed.federation.wire.packet import EncodedPart, Packet
+from medfed.federation.wire.packet import KINDS, EncodedPart, Message, Packet
 from medfed.sites import wire
 from medfed.sites.wire import framed
 

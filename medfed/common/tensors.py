@@ -133,6 +133,17 @@ def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([t.reshape(-1) for t in tensors.values()])
 
 
+def ordinary(tensor: Tensor) -> Tensor:
+    """Returns a detached copy in ordinary layout.
+
+    Example:
+        >>> last = torch.ones(1, 2, 3, 3).contiguous(memory_format=torch.channels_last)
+        >>> ordinary(last).stride()
+        (18, 9, 3, 1)
+    """
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
 def length(tensors: Mapping[str, Tensor]) -> float:
     """Returns the Euclidean length of all elements together; not finite if one of them is not.
 

@@ -25,10 +25,10 @@ from medfed.common.console import shown
 from medfed.common.floors import Statistic
 from medfed.common.processes import WatchedPool, start_worker
 from medfed.datamodules.augmentation import Augment, Augmentation, ChannelDropout
-from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.client_data import Batch, BatchSize, Block, ClientData
 from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.extending import *
+from medfed.datamodules.one_site import Claims, Merging
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.patches import label_counts
 from medfed.datamodules.plans import ClientPlan, by_id, check_keep_out, plan_clients, remarks
@@ -215,6 +215,16 @@ class FederatedDataModule(ABC):
         if not self.clients:
             self.plan()
             self.build()
+
+    def setup_alone(self, site: str) -> Generator[bytes, bytes, None]:
+        """Does `setup` for one client, without reading others' patients; see `one_site`."""
+        self.plan()
+        if site not in self.plans:
+            what = f"{site} is no client of these data{did_you_mean(site, self.plans)}"
+            raise ConfigError(f"{what}; the clients are {few(list(self.plans))}.")
+        self.plans = {site: self.plans[site]}
+        yield from self.agreeing()
+        self.build()
 
     def agreeing(self) -> Generator[bytes, bytes, None]:
         """Yields the planned client's messages before its data are read; see `one_site`."""

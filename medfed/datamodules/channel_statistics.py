@@ -29,9 +29,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfed.datamodules.claims import Claims
 from medfed.datamodules.client_data import ArrayRows, Rows, gather
 from medfed.datamodules.extending import *
+from medfed.datamodules.one_site import Claims
 from medfed.standalone.columns import Array
 from medfed.standalone.pictures import Pixels, standardized
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from medfed.common.floors import Statistic
 from medfed.datamodules import channel_statistics as channels
 from medfed.datamodules.cache.volumes import OnDiskDataModule
-from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.client_data import ArrayRows, ClientData, finding_counts
 from medfed.datamodules.duplicates import Sample, content, one_patient_each
 from medfed.datamodules.extending import *
+from medfed.datamodules.one_site import Claims, Merging
 from medfed.datamodules.plans import ClientPlan, client_images
 from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.last_read import read_once

@@ -16,7 +16,7 @@ from torch import Tensor
 from medfed.datamodules.cache.store import Arrays
 from medfed.datamodules.client_data import Block, Rows, finding_counts
 from medfed.datamodules.extending import *
-from medfed.standalone.grids import bounding_box
+from medfed.standalone.preparation import bounding_box
 
 
 def patch_size_3d(patch_size: Sequence[int], spatial_dims: int) -> tuple[int, int, int]:
@@ -243,6 +243,26 @@ class PatchRows:
             # A contrast includes its neighbours.
             block["present"] = of.repeat_interleave(self.slices or 1, dim=1)
         return block
+
+
+def fixed_patches(
+    image: Tensor,
+    label: Tensor,
+    brain: Tensor,
+    present: Tensor,
+    count: int,
+    background_share: float,
+    size: tuple[int, int, int],
+    slices: int | None,
+    generator: torch.Generator,
+) -> dict[str, Tensor]:
+    """Cuts patches of a volume once, around `sample_centres`; see `FreshPatches`."""
+    centres = sample_centres(label.any(dim=0), brain, count, background_share, size, generator)
+    boxed = (0, 0, 0), tuple(label.shape[1:]), (), present.numpy()
+    volume = BoxedVolume(image.numpy(), None, label.numpy(), *boxed)
+    at = np.pad(centres.numpy() - np.array(size) // 2, ((0, 0), (1, 0)))  # all of volume 0
+    rows, every = PatchRows([volume], at, size, slices=slices).block(), torch.arange(len(at))
+    return {n: v if isinstance(v, Tensor) else v.take(every) for n, v in rows.items()}
 
 
 @dataclass(frozen=True)

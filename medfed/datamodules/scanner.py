@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from medfed.datamodules.extending import *
-from medfed.standalone.grids import bounding_box
+from medfed.standalone.preparation import bounding_box
 
 UNCHANGED = {"bias_field": 0.0, "resolution": 1.0, "gamma": 1.0, "noise": 0.0}
 _UPSAMPLE = {2: "bilinear", 3: "trilinear"}

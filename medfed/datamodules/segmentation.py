@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -21,17 +22,10 @@ from medfed.datamodules import patches
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache import volumes as cached
 from medfed.datamodules.cache.store import Item, Recipe
-from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.client_data import Batch, Block, BlocksOnDemand, ClientData, gather
 from medfed.datamodules.duplicates import Sample, content
-from medfed.datamodules.one_site import OwnData
-from medfed.datamodules.patches import (
-    BoxedVolume,
-    FreshPatches,
-    PatchRows,
-    volume_of,
-    volume_of_cache,
-)
+from medfed.datamodules.one_site import Claims, Merging, OwnData
+from medfed.datamodules.patches import BoxedVolume, FreshPatches, volume_of, volume_of_cache
 from medfed.datamodules.planning import Agreed, Planning, facts_of
 from medfed.datamodules.plans import ClientPlan, by_id, has_channels, labels_of_clients, match_files
 from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
@@ -40,8 +34,18 @@ from medfed.datamodules.tables.agreement import converse_here
 from medfed.standalone.checks import check_count, check_known, check_not_negative, within
 from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.files import sha256
-from medfed.standalone.grids import axial, brain_slices, on_grid, plane_of, with_neighbours
-from medfed.standalone.preparation import BLANK, Preparation, Rule, millimetres, rules_of
+from medfed.standalone.preparation import (
+    BLANK,
+    Preparation,
+    Rule,
+    axial,
+    brain_slices,
+    millimetres,
+    on_grid,
+    plane_of,
+    rules_of,
+    with_neighbours,
+)
 from medfed.standalone.volumes import files_of, files_of_case, is_volume, read_volume
 
 log = logging.getLogger(__name__)
@@ -418,10 +422,15 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         """
         if self.spacing or self.planning or self.scans.normalize == "own" or len(self.plans) < 2:
             return None
-        sizes = dict[str, Any]()
-        for client, plan in self.plans.items():
-            cases = [case for name in plan.every for case in self._cases_by_patient[name]]
-            sizes[client] = np.median(self.scans.spacings(cases), axis=0)
+        parts = {client: plan.patients.values() for client, plan in self.plans.items()}
+        cases = {
+            client: [case for ids in of for i in ids for case in self._cases_by_patient[i]]
+            for client, of in parts.items()
+        }
+        every = iter(self.scans.spacings([case for of in cases.values() for case in of]))
+        sizes: dict[str, Any] = {
+            client: np.median([*islice(every, len(of))], axis=0) for client, of in cases.items()
+        }
         along = np.array([*sizes.values()])[:, : self.spatial_dims]
         if not np.isfinite(along).all() or (along.max(axis=0) <= _ALIKE * along.min(axis=0)).all():
             return None
@@ -444,14 +453,12 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """See the base class."""
         self._agree()
-        sizes: dict[Split, int] = {}
-        for split in SPLITS:
-            patients = [i for plan in plans.values() for i in plan.patients[split]]
-            cases = [case for case, _ in self.cases_among(patients)]
-            shapes = self.resampled_shapes(cases)
-            if split == "train":
-                self._check_patches(cases, shapes)
-            sizes[split] = self._bytes(shapes, split)
+        patients = {s: [i for plan in plans.values() for i in plan.patients[s]] for s in SPLITS}
+        cases = {s: [case for case, _ in self.cases_among(of)] for s, of in patients.items()}
+        every = iter(self.resampled_shapes([case for of in cases.values() for case in of]))
+        shapes = {split: [*islice(every, len(of))] for split, of in cases.items()}
+        self._check_patches(cases["train"], shapes["train"])
+        sizes = {split: self._bytes(of, split) for split, of in shapes.items()}
         evaluated = sizes["val"] + sizes["test"]
         in_memory = evaluated <= self.memory_gb * 1e9
         large = evaluated + sizes["train"] > self.memory_gb * 1e9
@@ -554,18 +561,11 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
 
         `patient`: the position of its patient among the client's.
         """
-        prepared = self.prepared(case, plan)
-        mask = prepared.mask()
-        rng, tumour = torch_rng(self.seed, "patches", case), mask.any(dim=0)
+        prepared, rng = self.prepared(case, plan), torch_rng(self.seed, "patches", case)
+        volume = prepared.image, prepared.mask(), prepared.brain, prepared.present
         of = self.patches_per_patient, self.background_share, self.size
-        centres = patches.sample_centres(tumour, prepared.brain, *of, rng)
-        boxed = (0, 0, 0), tuple(mask.shape[1:]), (), prepared.present.numpy()
-        volume = BoxedVolume(prepared.image.numpy(), None, mask.numpy(), *boxed)
-        at = np.pad(centres.numpy() - np.array(self.size) // 2, ((0, 0), (1, 0)))  # all of volume 0
-        rows = PatchRows([volume], at, self.size, slices=self._slices).block()
-        every = torch.arange(len(at))
-        cut = {name: gather(values, every) for name, values in rows.items()}
-        return {**cut, "case": torch.full_like(every, patient)}
+        cut = patches.fixed_patches(*volume, *of, self._slices, rng)
+        return {**cut, "case": torch.full((len(cut["image"]),), patient)}
 
     def evaluation_block(self, case: str, patient: int, plan: ClientPlan, every: int = 1) -> Batch:
         """Returns one case's whole axial slices, or the volume."""

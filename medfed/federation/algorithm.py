@@ -18,23 +18,23 @@ from torch import Tensor, nn
 from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
 from medfed.common.tensors import State, Tensors, select, weighted_mean
-from medfed.federation.aggregation import Aggregation, PhaseReplies
+from medfed.federation.aggregation import Aggregation, PhaseReplies, pooled_variances
 from medfed.federation.card import Card
 from medfed.federation.client import Client, ClientData, share_of
-from medfed.federation.entries import divide, patterns_of
 from medfed.federation.missing_channels import lacks, mean_where_present, presence
 from medfed.federation.split import (
     BufferPolicy,
     Needs,
     Normalization,
     ParameterSplit,
+    divide,
     normalization_patterns,
     nothing_personal,
     nothing_to_train,
+    patterns_of,
     remainder,
 )
-from medfed.federation.variances import pooled_variances
-from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import Message
 from medfed.standalone.checks import check_fields, check_not_negative, within
 from medfed.standalone.errors import ConfigError, did_you_mean
 
@@ -204,7 +204,7 @@ class Algorithm(ABC):
 
         Args:
             network: The model. Where single entries of a tensor are personal, they become a
-                parameter of it: see :mod:`medfed.federation.entries`.
+                parameter of it: see :mod:`medfed.federation.split`.
             task_patterns: The personal part that the task module proposes.
             buffers: The run's buffer policy.
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Annotated, Literal, NamedTuple
 
-from medfed.federation.layout import ChannelsLast
 from medfed.standalone.checks import check_fields, check_not_negative, check_positive, within
 from medfed.standalone.errors import ConfigError
+
+ChannelsLast = bool | Literal["auto"]
 
 
 class Passes(NamedTuple):
@@ -46,7 +47,7 @@ class LocalBudget:
     # Largest norm of a step's gradient, penalties included; ``None`` for no clipping.
     clip: Annotated[float | None, check_positive] = None
     # ``fresh`` for each call of ``train``, ``kept`` by the client, or ``averaged`` by the server
-    # (:mod:`medfed.federation.moments`).
+    # (:mod:`medfed.federation.federation`).
     optimizer_state: Literal["fresh", "kept", "averaged"] = "fresh"
     # ``equal``: a method that trains several models or parts in a round divides the steps among
     # them; ``paper``: each gets all steps, as papers count.

@@ -24,7 +24,7 @@ from medfed.common.tensors import State, Tensors, flatten, weighted_mean
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.channel import Channel
-from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import Message
 from medfed.standalone.errors import ConfigError
 
 COSINES = "cosines"  # what the server's state calls them: (R,) of each client, NaN where absent

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from medfed.common.tensors import State, Tensors
 from medfed.federation.other_state import OTHER
-from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import Message
 from medfed.standalone.errors import ConfigError, few
 
 if TYPE_CHECKING:
     from medfed.federation.algorithm import Algorithm, ServerRound, Start
-    from medfed.federation.local_client import LocalClient
 
 _STATE = "a dictionary of groups of tensors, {group: {name: tensor}}"
 _ROUND = "it yields {client: Message} for each phase, and returns the server's new state"
@@ -75,20 +74,22 @@ def check_reply(algorithm: Algorithm, reply: Message, phase: str) -> None:
         raise ValueError(f"{sorted(extra)} may not leave a client.")
 
 
-def check_model(algorithm: Algorithm, local: LocalClient, model: Tensors) -> None:
+def check_model(
+    algorithm: Algorithm, client: str, entries: Tensors, has_other: bool, model: Tensors
+) -> None:
     """Raises ConfigError if a personal model is none, or lacks what the training has changed.
 
-    It would be filled with the numbers at the start, without a word.
+    It would be filled with the numbers at the start, without a word. `has_other`: whether training
+    has changed what is no entry.
     """
-    entries = local.trainer.model.entries
     if not isinstance(model, Mapping):
         raise _wrong(algorithm, f"personal_model returns {_kind(model)}, not {{name: tensor}}")
     needed = [*entries]
-    if local.moved_other_state and not algorithm.trains_centrally:
+    if has_other and not algorithm.trains_centrally:
         needed.append(OTHER)
     if lost := [name for name in needed if name not in model]:
         raise ConfigError(
-            f"{type(algorithm).__name__}.personal_model lacks {few(lost, 3)}, which {local.id} "
+            f"{type(algorithm).__name__}.personal_model lacks {few(lost, 3)}, which {client} "
             "has trained; keep what Client.train returns as a whole, or in two parts by "
             "client.split.split."
         )

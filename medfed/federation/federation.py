@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,15 @@ import torch
 from torch import Tensor
 
 from medfed.common.tensors import State, Tensors, digest, states_on, weighted_mean
-from medfed.federation.aggregation import Norms, Outlier, PhaseReplies, find_outliers
+from medfed.federation.aggregation import (
+    Aggregation,
+    Norms,
+    Outlier,
+    PhaseReplies,
+    find_outliers,
+    pooled_variances,
+    second_moments,
+)
 from medfed.federation.algorithm import (
     Algorithm,
     ClientInfo,
@@ -31,15 +40,14 @@ from medfed.federation.duties import (
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.engine.private import ClientPrivacy
 from medfed.federation.local_client import LocalClient, kept_bytes
-from medfed.federation.moments import PART, with_moments
-from medfed.federation.variances import pooled_variances, second_moments
 from medfed.federation.wire.channel import Channel, MessageContext
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.ledger import Direction, Ledger, Sizes
-from medfed.federation.wire.message import KINDS, Message
-from medfed.federation.wire.packet import Packet
+from medfed.federation.wire.packet import KINDS, Message, Packet
 from medfed.standalone.errors import CodecError, ConfigError, NonFiniteError
+
+PART = "optimizer"  # of messages: the state of the clients' optimizers, which the server averages
 
 
 class Federation:
@@ -197,7 +205,8 @@ class Federation:
             passes = local.passes
             model = self.algorithm.personal_model(local, self.delivered(client))
             local.passes = passes  # of an evaluation, which are not the training's
-            check_model(self.algorithm, local, model)
+            entries, other = local.trainer.model.entries, local.moved_other_state
+            check_model(self.algorithm, client, entries, other, model)
             return self.fitted(local, model, split)
 
     def fitted(self, local: LocalClient, model: Tensors, split: str = "test") -> Tensors:
@@ -459,3 +468,40 @@ def naming(client: str, round: int, phase: str) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"(client {client}, round {round + 1}, phase {phase})")
         raise
+
+
+def with_moments(message: Message, moments: Tensors | None) -> Message:
+    """Returns a message with the state of an optimizer, if there is any.
+
+    With ``local.optimizer_state=averaged`` each reply of a round also holds Adam's moments, or the
+    momentum, of the shared parameters; the server sends their mean back with the next model. The
+    state of personal parameters stays with the client.
+    """
+    return replace(message, parts={**message.parts, PART: moments}) if moments else message
+
+
+def check_averages_moments(algorithm: Algorithm, channel: Channel) -> None:
+    """Checks that a server can average the optimizers' state."""
+    links = channel.links.items()
+    changed = [way for way, link in links if not (link.direct and link.codec.lossless)]
+    # Its own declaration: a method that inherits from another may train in another way.
+    if not vars(type(algorithm)).get("averages_moments") or algorithm.mask_aware:
+        mask = " with algorithm.mask_aware=true" if algorithm.mask_aware else ""
+        why = f"{algorithm.title}{mask} does not send the plain mean of one training"
+    elif type(algorithm.aggregation) is not Aggregation:
+        why = f"aggregation={type(algorithm.aggregation).__name__.lower()} compares weights"
+    elif channel.sums is not None:
+        why = "channel.secure=masks clips their numbers of steps"
+    elif changed:
+        why = f"codec.{changed[0]} and channel.{changed[0]} change what is sent"
+    else:
+        return
+    raise cannot_average(why)
+
+
+def cannot_average(why: str) -> ConfigError:
+    """Returns the error of a run whose server cannot average the optimizers' state."""
+    return ConfigError(
+        f"local.optimizer_state=averaged does not go with this: {why}; choose "
+        "local.optimizer_state=kept or fresh."
+    )

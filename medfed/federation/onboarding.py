@@ -11,7 +11,7 @@ from collections.abc import Generator
 from medfed.common.tensors import State, Tensors
 from medfed.federation.algorithm import Algorithm, ClientInfo
 from medfed.federation.client import Client, with_statistics
-from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import Message
 
 Exchange = Generator[Message, Message, Message]
 

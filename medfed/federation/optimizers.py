@@ -16,8 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from medfed.common.tensors import Tensors
-from medfed.federation.layout import ordinary
+from medfed.common.tensors import Tensors, ordinary
 from medfed.standalone.errors import ConfigError
 
 # Makes an optimizer of parameters, or groups of them; one that needs two arguments also gets the

@@ -32,19 +32,17 @@ from medfed.federation.client import Batch, ClientData
 from medfed.federation.contributions import check_contributions
 from medfed.federation.duties import check_reply, check_start
 from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.federation import Federation
+from medfed.federation.federation import Federation, check_averages_moments
 from medfed.federation.hospital import ArrayClient, Batched, Hospital
 from medfed.federation.local_client import LocalClient
 from medfed.federation.missing_channels import entries_reading
-from medfed.federation.moments import check_averages_moments
 from medfed.federation.onboarding import rules_of
 from medfed.federation.optimizers import OptimizerFactory, SchedulerFactory
 from medfed.federation.other_state import copied, filled
 from medfed.federation.split import BufferPolicy, Normalization
 from medfed.federation.wire.channel import Channel, Memory, MessageContext
 from medfed.federation.wire.ledger import Direction, Ledger
-from medfed.federation.wire.message import Message
-from medfed.federation.wire.packet import Packet
+from medfed.federation.wire.packet import Message, Packet
 from medfed.functional.points import Chooser, common
 from medfed.standalone.checks import check_known
 from medfed.standalone.errors import ConfigError

@@ -23,7 +23,7 @@ from medfed.common.scores import mean_of_known
 from medfed.functional.points import AT_POINT, at_point
 from medfed.functional.scores import Floats
 from medfed.models.meters import Batch, Columns, scores_of
-from medfed.standalone.grids import bounding_box
+from medfed.standalone.preparation import bounding_box
 
 
 def slice_with_most(label: Tensor) -> int:

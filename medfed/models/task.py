@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from medfed.common.streams import seeded
-from medfed.federation.entries import patterns_of
+from medfed.federation.split import patterns_of
 from medfed.functional.scores import Floats
 from medfed.models import meters
 from medfed.models.custom_losses import Tried

@@ -27,7 +27,7 @@ Deviations:
 
 from __future__ import annotations
 
-from medfed.federation.entries import shift_inputs
+from medfed.federation.split import shift_inputs
 from medfed.method import *
 from medfed.personalize.features_base import SendsFeatures, means_of
 from medfed.personalize.fedavg import FedAvg

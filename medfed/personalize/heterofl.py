@@ -29,8 +29,8 @@ import math
 
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from medfed.federation.aggregation import pooled_variances
 from medfed.federation.split import NORMALIZATION, float_entries
-from medfed.federation.variances import pooled_variances
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg, displacement
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 
@@ -12,11 +13,28 @@ from medfed.common.console import say, shown, wide_console
 from medfed.common.scores import mean_of_known
 from medfed.common.tables import Cell, Table
 from medfed.common.untrusted import read_json
-from medfed.records.descriptions import DEVIATIONS, MEANS, Description, LookFile
 from medfed.reports.charts import Picture, hospitals, looks_in_order
 from medfed.reports.report import rendered
 from medfed.standalone.errors import ConfigError, few
 from medfed.standalone.files import write_json, write_text, writing
+
+Cells = dict[str, float | None]
+LABELS, MISSING, MEANS, DEVIATIONS = "Labels", "Missing", "Means", "Standard deviations"
+
+
+class Description(TypedDict):
+    """A hospital's numbers; None stands for a number that is withheld."""
+
+    hospital: str  # its name
+    least: int  # the fewest patients behind a number; 0: nothing is withheld
+    tables: dict[str, Cells]  # by title, then by name
+
+
+class LookFile(TypedDict):
+    """The content of ``look.json``."""
+
+    hospitals: list[Description]
+
 
 _MOST = 40  # names in a picture
 _CAPTIONS = {

@@ -24,9 +24,9 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import check_measurable
 from medfed.federation import split
 from medfed.federation.algorithm import Algorithm
-from medfed.federation.entries import divide, numbered
 from medfed.federation.lightning.collect import inform, warn
 from medfed.federation.other_state import copied
+from medfed.federation.split import divide, numbered
 from medfed.models.networks.personal_part import last_activation, nearest
 from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask, chosen_activation

@@ -33,7 +33,7 @@ from medfed.datamodules.client_data import ClientData
 from medfed.datamodules.plans import trained_patients, with_patients
 from medfed.datamodules.splits import Split
 from medfed.federation.federation import Federation
-from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import Message
 from medfed.functional import leakage
 from medfed.functional.kmeans import initial_centers
 from medfed.functional.leakage import Bools

@@ -39,8 +39,8 @@ from medfed.run.memberships import Memberships
 from medfed.run.privacy import protections, record
 from medfed.standalone.errors import few
 from medfed.standalone.files import csv_text, filled, write_json, write_text
-from medfed.standalone.grids import on_grid
 from medfed.standalone.neighbours import store_in, store_size
+from medfed.standalone.preparation import on_grid
 
 _log = logging.getLogger(__name__)
 SHOWN = 24  # largest number of clients whose prediction is kept

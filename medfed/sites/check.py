@@ -22,8 +22,8 @@ from rich.console import Console
 from medfed.common import floors, tables
 from medfed.common.console import say, size, wide_console
 from medfed.config.description import RunDescription
-from medfed.datamodules import claims, one_site
 from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.one_site import Merging
 from medfed.datamodules.tables.agreement import converse_here
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.algorithm import Cohort
@@ -245,9 +245,9 @@ def _data_of(terms: Agreed, file: SiteFile, config: RunDescription) -> Federated
 def read_by_itself(data: FederatedDataModule, site: str) -> None:
     """Reads a site's data as if it were the only site, and counts its messages."""
 
-    def server() -> claims.Merging:
+    def server() -> Merging:
         yield from data.merging(data.facts())  # which are known once the half has begun
 
-    _, data.exchanged = converse_here(server(), {site: one_site.setup_alone(data, site)})
+    _, data.exchanged = converse_here(server(), {site: data.setup_alone(site)})
     if data.exchanged:
         _log.info("The facts about columns that sites share come here from this site only.")

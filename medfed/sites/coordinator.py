@@ -29,8 +29,7 @@ from medfed.federation import aggregation, budget
 from medfed.federation.federation import Round
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.ledger import Direction, Ledger
-from medfed.federation.wire.message import Message
-from medfed.federation.wire.packet import Packet
+from medfed.federation.wire.packet import Message, Packet
 from medfed.functional.conformal import common
 from medfed.functional.points import Point
 from medfed.sites import calls, wire

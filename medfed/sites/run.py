@@ -23,7 +23,7 @@ from medfed.common import scores, tensors, untrusted
 from medfed.common.console import shown, size
 from medfed.common.figures import save_figures
 from medfed.config.description import RunDescription
-from medfed.datamodules.claims import Claims
+from medfed.datamodules.one_site import Claims
 from medfed.federation import algorithm, budget
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation

@@ -27,16 +27,15 @@ from medfed.common.tensors import Tensors, digest, to_device
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import Exchanged, FederatedDataModule
-from medfed.datamodules.one_site import OwnData, setup_alone
+from medfed.datamodules.one_site import OwnData
 from medfed.federation import algorithm, budget, local_client, onboarding, split
-from medfed.federation.entries import parted
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.checkpoint import digest_file, is_whole, save_sealed
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.reference import Newcomer
+from medfed.federation.split import parted
 from medfed.federation.wire.channel import Channel, MessageContext
-from medfed.federation.wire.message import Message
-from medfed.federation.wire.packet import Packet
+from medfed.federation.wire.packet import Message, Packet
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder, commit_here, save_tensors, versions
 from medfed.run import assembly, experiment, federating, loggers, start
@@ -443,7 +442,7 @@ class ConfiguredSite:
             agreed = agreement.fingerprints(self.config.values)
             self._start, self.config = experiment.read_start(self.config)
             data = own_data(self.config, self.name, self.sites)
-            self._agreeing: Generator[bytes, bytes, None] = setup_alone(data, self.name)
+            self._agreeing: Generator[bytes, bytes, None] = data.setup_alone(self.name)
             self._statements = [next(self._agreeing, None)]
             tells = self._statements != [None]
             self.policy.check_data(self.config, data, self.name, tells, self.joins)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from monai.inferers import sliding_window_inference
 from torch import Tensor
 
-from .grids import on_grid
+from .preparation import on_grid
 
 Network = Callable[[Tensor], Tensor]
 _CERTAIN = 10.0  # logit of the cropped background

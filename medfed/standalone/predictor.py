@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from .boxes import BoxInference
 from .errors import CheckpointError, DataError, first_line
-from .grids import axial, plane_of, with_neighbours
 from .inference import (
     ClassInference,
     FindingInference,
@@ -26,6 +25,7 @@ from .inference import (
     SurvivalInference,
 )
 from .masks import Facts, largest_part, map_codes
+from .preparation import axial, plane_of, with_neighbours
 
 
 def channels_of(source: object, count: int, facts: Facts) -> list[str]:

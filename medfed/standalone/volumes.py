@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from . import dicom, itk
 from .errors import DataError, first_line
 from .files import is_visible, refuse_special
-from .itk import SIDE, corrupt, intact, missing, say_once
+from .itk import SIDE, corrupt, missing, say_once
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -263,7 +263,7 @@ def _by_format(path: Path, what: Literal["header", "voxels"], series: Sequence[s
         return getattr(dicom, what)(path, series)
     if path.suffix.lower() in (".mha", ".mhd", ".nrrd", ".nhdr"):
         return getattr(itk, what)(path)
-    return (_nifti_header if what == "header" else _nifti_voxels)(path)
+    return _nifti_header(path) if what == "header" else _opened(path, with_voxels=True)
 
 
 def _nifti_header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
@@ -287,28 +287,8 @@ def _nifti_header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]
     return tuple(shape[:3]), shape[3] if len(shape) == 4 else 1, affine
 
 
-def _nifti_voxels(path: Path) -> NDArray[Any]:
-    """Reads all voxels, with slope and intercept applied.
-
-    A packed file is unpacked as a whole, so that its checksum is verified: nibabel would not.
-    """
-    image = _opened(path)
-    with intact(path):
-        if path.suffix.lower() == ".gz":
-            stored = image.dataobj
-            length = int(stored.offset) + math.prod(image.shape) * int(stored.dtype.itemsize)
-            with gzip.open(path) as file:
-                data = file.read(length + _PADDING)
-                if file.read(1):
-                    raise ValueError(f"it unpacks to more than the {length} bytes of its header")
-            if len(data) < length or any(data[length:]):
-                raise ValueError(f"{len(data)} bytes are packed in it; its header says {length}")
-            image = type(image).from_bytes(data)
-        return np.asanyarray(image.dataobj)
-
-
-def _opened(path: Path) -> Any:
-    """A file whose header has been read."""
+def _opened(path: Path, with_voxels: bool = False) -> Any:
+    """A file whose header has been read, or all its voxels, with slope and intercept applied."""
     from nibabel import load  # imported here, as it takes a while
     from nibabel.spatialimages import HeaderDataError
 
@@ -320,7 +300,7 @@ def _opened(path: Path) -> Any:
             image.get_qform()  # may have numbers of no turn
             if image.header.is_single and image.dataobj.offset < image.header.single_vox_offset:
                 raise HeaderDataError("it says that the voxels begin within it")
-        return image
+        return np.asanyarray(_unpacked(path, image).dataobj) if with_voxels else image
     except FileNotFoundError:
         mixed = f"{path} has an ending of small and capital letters; name it {path.name.lower()}."
         raise (DataError(mixed) if path.exists() else missing(path)) from None
@@ -328,6 +308,21 @@ def _opened(path: Path) -> Any:
         raise DataError(f"{path} has a bad header ({first_line(error)}); convert it.") from error
     except Exception as error:  # all errors that a library raises on bad bytes
         raise corrupt(path, error) from error
+
+
+def _unpacked(path: Path, image: Any) -> Any:
+    """An image of which a packed file is unpacked as a whole, so that its checksum is verified."""
+    if path.suffix.lower() != ".gz":
+        return image
+    stored = image.dataobj
+    length = int(stored.offset) + math.prod(image.shape) * int(stored.dtype.itemsize)
+    with gzip.open(path) as file:
+        data = file.read(length + _PADDING)
+        if file.read(1):
+            raise ValueError(f"it unpacks to more than the {length} bytes of its header")
+    if len(data) < length or any(data[length:]):
+        raise ValueError(f"{len(data)} bytes are packed in it; its header says {length}")
+    return type(image).from_bytes(data)
 
 
 class AbsentFileError(DataError):

@@ -11,7 +11,7 @@ import numpy as np
 
 from medfed.common.floors import Statistic, divided
 from medfed.datamodules.base import FederatedDataModule
-from medfed.records.descriptions import DEVIATIONS, LABELS, MEANS, MISSING, Cells, Description
+from medfed.reports.look import DEVIATIONS, LABELS, MEANS, MISSING, Cells, Description
 from medfed.studies.cohorts import COHORTS, Cohort
 from medfed.studies.rows import OUTCOME
 

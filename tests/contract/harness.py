@@ -30,8 +30,7 @@ from medfed.federation.split import BufferPolicy
 from medfed.federation.wire.channel import CER, Channel, Link
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.stc import STC
-from medfed.federation.wire.message import Message
-from medfed.federation.wire.packet import Packet
+from medfed.federation.wire.packet import Message, Packet
 from medfed.models.networks.canonical import Canonical
 from tests.contract.names import algorithm_yamls, load_algorithm
 from tests.toys import ToyTask, toy_federation

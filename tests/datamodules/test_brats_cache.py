@@ -14,7 +14,7 @@ from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.readers.case_folders import BratsChallengeReader
 from medfed.standalone.errors import DataError
-from medfed.standalone.grids import bounding_box
+from medfed.standalone.preparation import bounding_box
 from tests.datamodules.brats_layouts import make_head, write_challenge
 from tests.sweeps import sweep
 

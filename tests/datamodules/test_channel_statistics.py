@@ -13,9 +13,8 @@ from medfed.common.seeding import numpy_rng
 from medfed.config.compose import described
 from medfed.datamodules.augmentation import Augmentation
 from medfed.datamodules.channel_statistics import channel_statistics, normalized, random_statistics
-from medfed.datamodules.claims import Claims
 from medfed.datamodules.images import ImageDataModule
-from medfed.datamodules.one_site import setup_alone
+from medfed.datamodules.one_site import Claims
 from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_group import ChannelMissing, SiteGroups
 from medfed.datamodules.readers.medmnist import read_medmnist
@@ -130,7 +129,7 @@ def test_only_means_and_deviations_travel_and_all_see_them(file):
 
 def test_a_site_has_the_bits_of_the_simulation(file):
     whole, sites = ready(file, batch_size=7), {c: module(file, batch_size=7) for c in CLIENTS}
-    halves = {c: setup_alone(data, c) for c, data in sites.items()}
+    halves = {c: data.setup_alone(c) for c, data in sites.items()}
     server = module(file).merging(whole.facts(), Claims(CLIENTS))
     next(server)
     answer = server.send([next(half) for half in halves.values()])
@@ -222,7 +221,7 @@ def test_broken_messages_are_one_sentence(file):
         with pytest.raises(DataError, match="is malformed"):
             server.send([text.encode()])
     for numbers in ([], [0.0] * 7):
-        half = setup_alone(module(file), CLIENTS[0])
+        half = module(file).setup_alone(CLIENTS[0])
         next(half)
         with pytest.raises(DataError, match="answer about channels is not as medfed makes it"):
             half.send(json.dumps({"channels": numbers}).encode())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from medfed.datamodules.images import ImageDataModule
-from medfed.datamodules.one_site import OwnData, setup_alone
+from medfed.datamodules.one_site import OwnData
 from medfed.datamodules.partitions.by_centre import Auto, ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.partitions.by_label import Dirichlet, LabelImbalance
@@ -77,7 +77,7 @@ def alone(modules, server):
                 answers.append(half.send(messages))
                 messages = yield answers[-1]
 
-    halves = {site: setup_alone(data, site) for site, data in modules.items()}
+    halves = {site: data.setup_alone(site) for site, data in modules.items()}
     _, exchanged = converse_here(merging(), halves)
     return answers[1:], exchanged
 
@@ -134,7 +134,7 @@ def test_a_table_of_ones_own(files, settings):
         assert whole.agreed_outcome_scale == settings.get("outcome_scale")
     # Who comes later is told what the others have agreed on, and tells nothing.
     late = table(files / "Bern.csv", OwnData(Auto(), "Bern", SITES), **settings)
-    half = setup_alone(late, "Bern")
+    half = late.setup_alone("Bern")
     next(half, None)
     with contextlib.suppress(StopIteration):
         for answer in answers:
@@ -151,7 +151,7 @@ def test_only_its_own_images_are_read(make_brats, monkeypatch):
     read, reader = [], type(data.scans)
     plain = reader.raw
     monkeypatch.setattr(reader, "raw", lambda self, p: read.append(p.id) or plain(self, p))
-    assert list(setup_alone(data, sites[1])) == []
+    assert list(data.setup_alone(sites[1])) == []
     own = whole.clients[sites[1]]
     same(data.clients[sites[1]], own)
     assert set(read) == {i for ids in own.patients.values() for i in ids}
@@ -162,11 +162,11 @@ def test_only_its_own_images_are_read(make_brats, monkeypatch):
 def test_a_share_of_a_data_set_that_every_site_holds():
     modules = [ImageDataModule(Dirichlet(3), reader=read_digits) for _ in "ab"]
     modules[0].setup()
-    assert list(setup_alone(modules[1], "hospital_2")) == []
+    assert list(modules[1].setup_alone("hospital_2")) == []
     same(modules[1].clients["hospital_2"], modules[0].clients["hospital_2"])
     assert modules[1].facts()["white"] == 16
     with pytest.raises(ConfigError, match=r"hospital_7 is no client .* \(did you mean hospital_"):
-        next(setup_alone(modules[1], "hospital_7"))
+        next(modules[1].setup_alone("hospital_7"))
 
 
 @sweep(

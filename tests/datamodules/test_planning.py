@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from medfed.config.compose import build, described
-from medfed.datamodules.one_site import OwnData, setup_alone
+from medfed.datamodules.one_site import OwnData
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.planning import Agreed, Planning
 from medfed.datamodules.tables.agreement import converse_here
@@ -110,7 +110,7 @@ def test_sites_agree_on_the_same_as_a_simulation(whole, root):
     for site in sites:
         modules[site] = module(root)
         modules[site].partition = OwnData(ByCentre(), site, sites)
-        halves[site] = setup_alone(modules[site], site)
+        halves[site] = modules[site].setup_alone(site)
     server = build(described([*SMALL, f"data.root={root / 'none'}"]).data)  # it has no data
     _, exchanged = converse_here(server.merging(whole.facts()), halves)
     assert exchanged == whole.exchanged

@@ -27,7 +27,7 @@ from medfed.federation.aggregation import (
 )
 from medfed.federation.reference import run_reference
 from medfed.federation.wire.channel import Channel
-from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import Message
 from medfed.personalize.fedavg import FedAvg
 from medfed.run.federating import method_of
 from medfed.standalone.errors import ConfigError, NonFiniteError

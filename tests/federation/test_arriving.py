@@ -15,8 +15,7 @@ from medfed.federation.federation import Federation
 from medfed.federation.reference import run_reference
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.fixed_point import FixedPoint
-from medfed.federation.wire.message import Message
-from medfed.federation.wire.packet import Packet
+from medfed.federation.wire.packet import Message, Packet
 from medfed.personalize.fedavg import FedAvg
 from medfed.standalone.errors import ConfigError
 from tests.contract.harness import algorithm, federation, lossy

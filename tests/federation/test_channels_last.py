@@ -9,7 +9,7 @@ from torch import nn
 
 from medfed.common.tensors import digest
 from medfed.federation.budget import LocalBudget
-from medfed.federation.layout import channels_last_pays
+from medfed.federation.engine.working_network import channels_last_pays
 from medfed.federation.reference import ArrayClient, assemble, run_reference
 from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.small import SmallCNN

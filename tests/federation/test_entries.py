@@ -19,9 +19,8 @@ from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.export.export import export_run
-from medfed.federation.entries import divide, joined, numbered, parted
 from medfed.federation.reference import ArrayClient, run_reference
-from medfed.federation.split import float_entries
+from medfed.federation.split import divide, float_entries, joined, numbered, parted
 from medfed.personalize.fedper import FedPer
 from medfed.personalize.moon import MOON
 from medfed.records.folder import Run

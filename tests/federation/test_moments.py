@@ -13,7 +13,7 @@ from torch import nn
 from medfed.federation.aggregation import Median
 from medfed.federation.algorithm import Cohort
 from medfed.federation.budget import LocalBudget
-from medfed.federation.moments import PART
+from medfed.federation.federation import PART
 from medfed.federation.reference import ArrayClient, assemble, run_reference
 from medfed.federation.wire.channel import CER, Channel, Link
 from medfed.federation.wire.codecs.dense import Dense

@@ -20,7 +20,7 @@ from medfed.federation.engine.private import (
 )
 from medfed.federation.local_client import LocalClient
 from medfed.federation.split import ParameterSplit
-from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import Message
 from medfed.functional.prox import Proximity
 from medfed.standalone.errors import ConfigError
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from medfed.common.tensors import weighted_mean
+from medfed.federation.aggregation import pooled_variances, second_moments
 from medfed.federation.reference import ArrayClient, federate
-from medfed.federation.variances import pooled_variances, second_moments
-from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import Message
 from medfed.personalize.diana import DIANA
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.feddyn import FedDyn

@@ -24,8 +24,7 @@ from medfed.federation.wire.codecs.sparse import RandomK, TopK
 from medfed.federation.wire.codecs.stc import STC
 from medfed.federation.wire.codecs.terngrad import TernGrad
 from medfed.federation.wire.ledger import Entry, Ledger
-from medfed.federation.wire.message import Message
-from medfed.federation.wire.packet import EncodedPart, Packet
+from medfed.federation.wire.packet import EncodedPart, Message, Packet
 from medfed.personalize.fedavg import FedAvg
 from medfed.sites.wire import Reply, Request, framed
 from medfed.standalone.errors import CodecError, MedfedError, NonFiniteError

@@ -11,8 +11,7 @@ from medfed.commands.look import main
 from medfed.config.compose import build
 from medfed.config.compose import described as composed
 from medfed.datamodules.patient_columns import patient_columns
-from medfed.records.descriptions import DEVIATIONS, LABELS, MEANS, MISSING
-from medfed.reports.look import tables
+from medfed.reports.look import DEVIATIONS, LABELS, MEANS, MISSING, tables
 from medfed.studies.described import described
 from tests.datamodules.organ_layouts import write_datalist
 

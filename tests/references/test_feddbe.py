@@ -11,9 +11,9 @@ from torch import nn
 
 from medfed.federation.algorithm import Cohort
 from medfed.federation.budget import LocalBudget
-from medfed.federation.entries import joined
 from medfed.federation.onboarding import rules_of
 from medfed.federation.reference import federate, onboarded_client, run_onboarding
+from medfed.federation.split import joined
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.personalize.fedavg import FedAvg

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.datamodules.claims import Claims
+from medfed.datamodules.one_site import Claims
 from medfed.datamodules.tables.agreement import (
     AgreementSettings,
     TrainRows,

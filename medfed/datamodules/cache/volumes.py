@@ -23,8 +23,7 @@ from medfed.datamodules.generated.cohort import Cohort, ScanCohort
 from medfed.datamodules.readers.account import Account, account_of
 from medfed.datamodules.readers.base import expanded
 from medfed.standalone import dicom
-from medfed.standalone.grids import bounding_box
-from medfed.standalone.preparation import Preparation, one_thread
+from medfed.standalone.preparation import Preparation, bounding_box, one_thread
 from medfed.standalone.volumes import files_of_case
 
 

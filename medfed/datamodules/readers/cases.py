@@ -254,8 +254,10 @@ def _case_named(name: str, cases: Collection[str]) -> str:
         >>> [_case_named(name, {"a"}) for name in ("a_0000.nii.gz", "a.png", "b.png")]
         ['a', 'a', 'b.png']
     """
+    if fold(name) in cases:
+        return name
     stem = volumes.stem_of(Path(name))
-    forms = (name, stem, stem.removesuffix("_0000"), Path(name).stem)
+    forms = (stem, stem.removesuffix("_0000"), Path(name).stem)
     return next((form for form in forms if fold(form) in cases), name)
 
 

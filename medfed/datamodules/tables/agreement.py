@@ -44,8 +44,8 @@ from msgspec import Meta
 
 from medfed.common.floors import CATEGORY
 from medfed.datamodules.base import Exchanged
-from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.extending import *
+from medfed.datamodules.one_site import Claims, Merging
 from medfed.datamodules.readers.samples import Index
 from medfed.datamodules.readers.table import in_order
 from medfed.datamodules.tables import columns

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from medfed.common.floors import Statistic
 from medfed.datamodules.base import FederatedDataModule
-from medfed.datamodules.claims import Claims, Merging
 from medfed.datamodules.client_data import Batch, ClientData
 from medfed.datamodules.duplicates import Sample, rows_mean_something
 from medfed.datamodules.extending import *
+from medfed.datamodules.one_site import Claims, Merging
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers import table as tables
 from medfed.datamodules.readers.account import Account

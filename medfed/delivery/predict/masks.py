@@ -35,9 +35,9 @@ from medfed.functional.conformal import volumes_within
 from medfed.standalone import dicom, scans
 from medfed.standalone.errors import ConfigError, DataError, first_line
 from medfed.standalone.files import replacing, writing
-from medfed.standalone.grids import on_grid
 from medfed.standalone.masks import SEG, header_text, mask_files
 from medfed.standalone.predictor import Predictor
+from medfed.standalone.preparation import on_grid
 from medfed.standalone.volumes import as_stored
 
 _SCHEME = "99MEDFED"

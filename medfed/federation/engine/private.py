@@ -24,7 +24,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import Tensors
 from medfed.federation.client import Batch
-from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import Message
 from medfed.standalone.errors import ConfigError
 
 _log = logging.getLogger(__name__)

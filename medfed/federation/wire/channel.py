@@ -67,8 +67,15 @@ from medfed.federation.wire.codecs.base import Codec, all_finite
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.fixed_point import FixedPoint
 from medfed.federation.wire.ledger import Direction
-from medfed.federation.wire.message import KINDS, Kind, Message
-from medfed.federation.wire.packet import EncodedPart, Packet, Received, dense_bytes
+from medfed.federation.wire.packet import (
+    KINDS,
+    EncodedPart,
+    Kind,
+    Message,
+    Packet,
+    Received,
+    dense_bytes,
+)
 from medfed.functional.prox import fused_lasso
 from medfed.standalone.errors import (
     CodecError,

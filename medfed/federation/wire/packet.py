@@ -1,4 +1,4 @@
-"""A message in transit: its parts as bytes, and the cost of each in fp32."""
+"""Messages, the only objects that cross between a client and the server, and their bytes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,40 @@ from medfed.common.schemas import Count, Number, parse_json
 from medfed.common.tensors import Layout, Tensors, flatten, length, numel
 from medfed.federation.wire.codecs.base import HEADER_BYTES, MAX_UNCHECKED, Payload
 from medfed.federation.wire.codecs.dense import Dense
-from medfed.federation.wire.message import Kind
 from medfed.standalone.errors import CodecError, first_line
+
+Kind = Literal["state", "update"]
+KINDS: tuple[Kind, ...] = ("state", "update")
+
+
+@dataclass(frozen=True)
+class Message:
+    """Named parts, each a group of named tensors, and a few scalars.
+
+    Attributes:
+        phase: The phase of the round that the message belongs to.
+        parts: Part name (``shared``, ``personal``, ``sketch`` ...) to its tensors.
+        scalars: Numbers that travel with the tensors.
+        kinds: Per part ``state`` (weights) or ``update`` (gradient, displacement); a lossy codec
+            encodes an update directly and a state as a difference. The default is ``state``.
+            Sending checks the kinds.
+
+    Example:
+        >>> import torch
+        >>> m = Message("fit", {"shared": {"w": torch.ones(2)}}, kinds={"shared": "update"})
+        >>> m.kind("shared")
+        'update'
+    """
+
+    phase: str = "fit"
+    parts: Mapping[str, Tensors] = field(default_factory=dict)
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+
+    def kind(self, part: str) -> Kind:
+        """Returns the declared kind of a part."""
+        return self.kinds.get(part, "state")
+
 
 # The types of tensors that travel: codecs, which compute in fractions, would not keep others.
 Float = Literal["float32", "float64", "float16", "bfloat16"]

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from medfed.federation.entries import patterns_of
+from medfed.federation.split import patterns_of
 from medfed.models.networks.personal_part import part_roots
 from medfed.standalone.checks import check_known
 from medfed.standalone.errors import ConfigError

@@ -14,8 +14,7 @@ from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.stc import STC
 from medfed.federation.wire.ledger import Direction, Entry
-from medfed.federation.wire.message import Message
-from medfed.federation.wire.packet import EncodedPart, Packet
+from medfed.federation.wire.packet import EncodedPart, Message, Packet
 from medfed.personalize.fedavg import FedAvg
 from medfed.standalone.errors import CodecError, NonFiniteError
 from tests.toys import toy_federation

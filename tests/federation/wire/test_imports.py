@@ -9,7 +9,7 @@ from medfed.federation.wire import codecs
 from medfed.federation.wire.channel import CER
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.channel import Link
-from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import Message
 for module in pkgutil.iter_modules(codecs.__path__, codecs.__name__ + "."):
     if not module.name.endswith("kernels"):
         __import__(module.name)

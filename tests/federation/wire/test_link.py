@@ -14,7 +14,7 @@ from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.sparse import RandomK, TopK
 from medfed.federation.wire.codecs.stc import STC
-from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import Message
 from medfed.functional.prox import fused_lasso
 from medfed.standalone.errors import CodecError, ConfigError
 from tests.sweeps import sweep
