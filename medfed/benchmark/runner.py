@@ -6,7 +6,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 
 from medfed.benchmark.plan import Group, best_trial
 from medfed.common.console import Steps
-from medfed.common.processes import worker_pool
+from medfed.common.processes import finished, worker_pool
 from medfed.records.cells import Cell, read_cell, write_cell
 from medfed.run.cell import run_cell
 from medfed.standalone.errors import ConfigError, MedfedError, RankError, first_line
@@ -27,12 +26,11 @@ SCRATCH = "medfed-benchmark-"
 
 @dataclass
 class Progress:
-    """The state of a group."""
+    """A group, and the results of its cells as far as they are known."""
 
     group: Group  # the method and the suite
-    tuning: dict[int, Result] = field(default_factory=dict)  # results by trial, as they come
+    results: dict[str, Result] = field(default_factory=dict)  # by the place of a cell
     trial: int | None = None  # the best setting, once it is known
-    final: dict[str, Result] = field(default_factory=dict)  # results by cell, as they come
     wanted: list[Cell] = field(default_factory=list)  # the cells of the stage that it is in
 
     def missing(self, out: Path) -> list[Cell]:
@@ -40,97 +38,74 @@ class Progress:
         # Once all settings are tried, it chooses the best one, and the next stage begins.
         if self.trial is None:
             self.wanted = self.group.tuning
-            if lacking := [cell for cell in self.wanted if not self._reads(out, cell)]:
+            if lacking := self._unread(out):
                 return lacking
-            self.trial = best_trial([self.tuning[n] for n in sorted(self.tuning)] or [{}])
+            self.trial = best_trial(self.tuning or [{}])
             self.wanted = self.group.final(self.trial)
-        return [cell for cell in self.wanted if not self._reads(out, cell)]
+        return self._unread(out)
 
-    def _reads(self, out: Path, cell: Cell) -> bool:
-        known = cell.trial in self.tuning if cell.stage == "tune" else cell.place in self.final
-        if not known and (result := read_cell(out, cell)) is not None:
-            self.take(cell, result)
-            return True
-        return known
+    def _unread(self, out: Path) -> list[Cell]:
+        for cell in self.wanted:
+            if cell.place not in self.results and (result := read_cell(out, cell)) is not None:
+                self.results[cell.place] = result
+        return [cell for cell in self.wanted if cell.place not in self.results]
 
-    def take(self, cell: Cell, result: Result) -> None:
-        """Adds the result of a cell."""
-        if cell.stage == "tune":
-            self.tuning[cell.trial] = result
-        else:
-            self.final[cell.place] = result
+    @property
+    def tuning(self) -> list[Result]:
+        """The results of tuning, by trial."""
+        return [self.results[cell.place] for cell in self.group.tuning]
+
+    @property
+    def final(self) -> dict[str, Result]:
+        """The results that are reported, as far as they are known."""
+        known = ((cell, self.results.get(cell.place)) for cell in self.wanted)
+        return {cell.place: r for cell, r in known if r is not None and cell.stage == "final"}
 
     def finals(self, variant: str) -> list[tuple[Cell, Result | None]]:
         """Returns the cells of a task that are reported, with their results as far as known."""
         cells = [c for c in self.wanted if c.variant == variant and c.stage == "final"]
-        return [(cell, self.final.get(cell.place)) for cell in cells]
-
-    @property
-    def total(self) -> int:
-        """The number of all its cells."""
-        trials = len(self.group.settings)
-        final = len(self.group.variants) * self.group.size.splits
-        return final + (trials if trials > 1 else 0)
-
-    @property
-    def done(self) -> int:
-        """The number of its finished cells."""
-        return len(self.tuning) + len(self.final)
+        return [(cell, self.results.get(cell.place)) for cell in cells]
 
 
 def run_groups(
     groups: Sequence[Group], out: Path, workers: int, quiet: bool = False
 ) -> dict[str, str]:
     """Runs all cells that are missing; those that are there are read."""
-    progress = [Progress(g) for g in groups]
-    broken: dict[str, str] = {}
-    waiting: dict[Future[Result], list[tuple[Progress, Cell]]] = {}
-    by_file: dict[Path, Future[Result]] = {}
+    results, broken = dict[str, Result](), dict[str, str]()
+    progress = [Progress(group, results) for group in groups]  # which share cells of tuning
+    tuned = {(g.suite.name, g.method.algorithm): g.size.trials for g in groups}
+    total = sum(len(g.variants) * g.size.splits for g in groups)
+    total += sum(trials for trials in tuned.values() if trials > 1)
 
-    def ask(one: Progress, pool: Executor) -> None:
-        for cell in one.missing(out):
-            file = cell.file(out)
-            if file not in by_file:
-                by_file[file] = pool.submit(run_cell, cell.config, cell.stage, cell.finetuned)
-            waiting.setdefault(by_file[file], []).append((one, cell))
+    def calls() -> Iterator[tuple[Cell, tuple[Any, ...]]]:
+        asked = {*broken}
+        for one in progress:
+            for cell in one.missing(out):
+                if cell.place not in asked:
+                    asked.add(cell.place)
+                    yield cell, (run_cell, cell.config, cell.stage, cell.finetuned)
 
-    def gather(pool: Executor, seconds: float) -> None:
-        for future in wait(waiting, seconds, FIRST_COMPLETED).done:
-            owners = waiting.pop(future)
-            cell = owners[0][1]
-            try:
-                result = future.result()
-            except BrokenProcessPool:
-                raise
-            except Exception as error:
-                broken[cell.place] = f"{type(error).__name__}: {first_line(error)}"
-                continue
-            write_cell(out, cell, result)
-            for one, wanted in owners:
-                one.take(wanted, result)
-                if wanted.stage == "tune" and len(one.tuning) == len(one.wanted):
-                    ask(one, pool)
-            steps.done = sum(one.done for one in progress) - 1
-            steps.advance(cell.place)
-
-    total = sum(one.total for one in progress)
-    try:
-        with (
-            scratch() as folder,
-            worker_pool(workers, TMPDIR=folder) as pool,
-            Steps(total, quiet, verb="comput") as steps,
-        ):
-            for one in progress:
-                ask(one, pool)
-                gather(pool, 0)  # keeps what is finished while others are composed
-            while waiting:
-                # Ctrl-C may reach another thread, and a wait without end would not see it.
-                gather(pool, 1.0)
-    except BrokenProcessPool as error:
-        raise RankError(
-            "A process ended while it ran a cell (killed, or out of memory?). Finished cells are "
-            "kept: run the benchmark again, with fewer workers if memory is short."
-        ) from error
+    with (
+        scratch() as folder,
+        worker_pool(workers, TMPDIR=folder) as pool,
+        Steps(total, quiet, verb="comput") as steps,
+    ):
+        for _ in ("tune", "final"):
+            for cell, future in finished(pool, calls(), workers):
+                try:
+                    results[cell.place] = future.result()
+                except BrokenProcessPool as error:
+                    raise RankError(
+                        "A process ended while it ran a cell (killed, or out of memory?). Finished "
+                        "cells are kept: run the benchmark again, with fewer workers if memory is "
+                        "short."
+                    ) from error
+                except Exception as error:
+                    broken[cell.place] = f"{type(error).__name__}: {first_line(error)}"
+                    continue
+                write_cell(out, cell, results[cell.place])
+                steps.done = len(results) - 1
+                steps.advance(cell.place)
     return broken
 
 

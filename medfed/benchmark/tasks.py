@@ -116,7 +116,8 @@ def fewest_of(results: Sequence[Result], client: str) -> tuple[int, str]:
 
 
 def _trials(one: Progress) -> tuple[tuple[Mapping[str, float], float | None], ...]:
-    scores = ((one.group.settings[n], one.tuning[n].get("score")) for n in sorted(one.tuning))
+    pairs = zip(one.group.settings, one.tuning, strict=False)  # none where only the default is
+    scores = ((setting, result.get("score")) for setting, result in pairs)
     return tuple((s, v if v is not None and math.isfinite(v) else None) for s, v in scores)
 
 

@@ -20,18 +20,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 # The environment variable that gives a further rank the process that it must not outlive.
 PARENT = "MEDFED_PARENT"
 _BOTH = (signal.SIGINT, signal.SIGTERM)
+Task = TypeVar("Task")
 
 
 class Terminated(KeyboardInterrupt):
@@ -173,7 +175,8 @@ class WatchedPool(ProcessPoolExecutor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Submits a task; raises `BrokenProcessPool` like the pool of the standard library."""
-        future = super().submit(fn, *args, **kwargs)
+        with held(signal.SIGINT):  # also while a worker is still starting
+            future = super().submit(fn, *args, **kwargs)
         if self._watch is None:  # not before: forking with a thread may deadlock
             self._watch = threading.Thread(
                 target=_watch, args=(self,), name="medfed-pool", daemon=True
@@ -264,6 +267,28 @@ def worker_pool(workers: int, **environ: str) -> Iterator[Executor]:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     pool.shutdown()
+
+
+def finished(
+    pool: Executor, calls: Iterable[tuple[Task, tuple[Any, ...]]], at_once: int
+) -> Iterator[tuple[Task, Future[Any]]]:
+    """Yields each task with its future as soon as it ends; its call is a function and arguments.
+
+    So many run at once, and a call is made when there is room for it. If a process dies, the tasks
+    that were running have its error, and no further task begins.
+    """
+    waiting, running = iter(calls), dict[Future[Any], Task]()
+    try:
+        while True:
+            for task, call in itertools.islice(waiting, max(1, at_once) - len(running)):
+                running[pool.submit(*call)] = task
+            if not running:
+                return
+            # Ctrl-C may reach another thread, and a wait without end would not see it.
+            for future in wait(running, 1.0, FIRST_COMPLETED).done:
+                yield running.pop(future), future
+    except BrokenProcessPool:
+        yield from ((task, future) for future, task in running.items())
 
 
 _gpu: list[Any] = []  # the lock that this process holds to its end

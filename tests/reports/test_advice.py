@@ -240,8 +240,10 @@ def test_planted_gains_are_found(shifts, use, shown, rivals, done, folder, monke
     task = replace(found.task, scores=planted, clients=tuple("abcd"), small={}, overlap=0.25)
     monkeypatch.setattr(choice, "task_of", lambda *_: task)
     group = pilots(found.asked, ["local"], folder / "planted", None)[0]
-    result = {"cpu_seconds": 7.2}
-    progress = [Progress(replace(group, method=Method.of(n)), final={"one": result}) for n in names]
+    (cell, *_) = group.final(0)
+    results = {cell.place: {"cpu_seconds": 7.2}}
+    of_names = (replace(group, method=Method.of(name)) for name in names)
+    progress = [Progress(one, results, 0, [cell]) for one in of_names]
     asked = replace(found.asked, patients={c: ["x"] * 50 for c in "abcd"})
     told = choice.choose(asked, progress)
     assert (told.use, told.shown, told.rivals) == (use, shown, rivals)

@@ -12,9 +12,7 @@ import json
 import multiprocessing
 import os
 import shutil
-import signal
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -26,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.console import Steps
-from medfed.common.processes import WatchedPool, held, start_worker
+from medfed.common.processes import WatchedPool, finished, start_worker
 from medfed.standalone import files
 from medfed.standalone.errors import DataError, MedfedError
 
@@ -309,21 +307,14 @@ def _in_processes(tasks: Sequence[tuple[Any, ...]], workers: int) -> Generator[E
     # Spawned, because forking a process in which PyTorch's threads run may hang.
     context = multiprocessing.get_context("spawn")
     with WatchedPool(workers, context, initializer=start_worker) as pool:
-        with held(signal.SIGINT):  # also while a worker is still starting
-            futures: list[Future[Entry]] = [pool.submit(_make_item, *task) for task in tasks]
+        calls = ((None, (_make_item, *task)) for task in tasks)
         try:
-            waiting = set(futures)
-            # Ctrl-C may reach another thread, and a wait without end would not see it.
-            while waiting:
-                done, waiting = wait(waiting, 1.0, FIRST_COMPLETED)
-                yield from (future.result() for future in done)
+            yield from (future.result() for _, future in finished(pool, calls, workers))
         except BrokenProcessPool as error:
             raise DataError(
                 "A worker process was killed (out of memory?); run again with fewer, such as "
                 f"workers={max(1, workers // 2)}; the finished items are kept."
             ) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _make_item(read: Read, item: Item, index: int, folder: Path, sync: bool = True) -> Entry:
