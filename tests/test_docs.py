@@ -23,7 +23,7 @@ from medfed.commands.deploy import split
 from medfed.commands.help import COMMANDS
 from medfed.commands.methods import words, yamls
 from medfed.commands.site import read
-from medfed.config.compose import CONFIG_DIR, build, composed, load
+from medfed.config.compose import CONFIG_DIR, build, load
 from medfed.federation.algorithm import Algorithm, HasCenters
 from medfed.federation.card import Card
 from medfed.federation.split import ParameterSplit
@@ -31,6 +31,7 @@ from medfed.models.networks.personal_part import default_personal
 from medfed.reports.sentences import card
 from medfed.run.prepare import split_tree
 from medfed.sites.agreement import Agreed
+from tests.checking import composed
 from tests.pages import DOCS, PAGES, ROOT, write_files
 
 # Where each group's options are explained.

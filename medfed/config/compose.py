@@ -272,13 +272,6 @@ def parse(overrides: Sequence[str], what: str) -> list[Override]:
         raise ConfigError(f"{what} cannot be read: {first_line(error)}.") from error
 
 
-def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]:
-    """Composes the configurations of a command line in the user's spelling."""
-    several = bool({"-m", "--multirun"} & set(arguments))
-    keys = [a for a in arguments if not a.startswith("-")]
-    return compose_all(to_hydra_overrides(keys, several), name)
-
-
 def compose_all(overrides: Sequence[str], name: str = "train") -> list[Composition]:
     """Composes the configurations of a command line in Hydra's spelling.
 
@@ -408,19 +401,6 @@ def changed_keys(
     ]
 
 
-def _example_of_map(key: str, override: str, overrides: Sequence[str], name: str) -> str:
-    """Writes the map that stands under a key, as an override has it; empty where there is none."""
-    if key in SECTIONS:
-        return ""
-    try:
-        config = _composed([o for o in overrides if o is not override], name).config
-    except ConfigError:
-        return ""
-    node = OmegaConf.select(config, key)
-    pairs = written(node).items() if isinstance(node, DictConfig) else ()
-    return "'{" + ", ".join(f"{k}: {v}" for k, v in pairs) + "}'" if pairs else ""
-
-
 def _check_sections(config: DictConfig) -> None:
     """Refuses ``cohort=all``, with which Hydra would replace a section by a value."""
     for section in SECTIONS:
@@ -537,33 +517,41 @@ def _explain_number(error: Exception, overrides: Sequence[str]) -> str:
 
 def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
     """Names the wrong override and the keys of its section."""
+    unknown = f"The configuration cannot be composed: {first_line(error)}."
     for override in overrides:
-        key = override.split("=")[0].lstrip("+~")
-        if override in str(error) and (example := _example_of_map(key, override, overrides, name)):
-            return f"{key} is a map; write {key}={example}."
-        if f"'{key}'" in str(error) or f"{key!r}" in str(error):
-            rest = [o for o in overrides if o is not override]
-            key = key.rpartition("@")[2]  # group@place: it is the place that does not exist
-            parent, _, leaf = key.rpartition(".")
-            try:
-                config = _composed(rest, name).config
-                node = OmegaConf.select(config, parent) if parent else config
-                while parent and not isinstance(node, DictConfig):
-                    parent, _, leaf = parent.rpartition(".")
-                    node = OmegaConf.select(config, parent) if parent else config
-            except ConfigError:
-                break
-            known = [str(k) for k in node if not str(k).startswith("_") and k != "hydra"]
-            if leaf in known and not isinstance(node[leaf], DictConfig):
-                return f"{key} is there already; set it by {key}=VALUE, without the plus sign."
-            if leaf in known:
-                inner = ", ".join(f"{key}.{k}" for k in node[leaf])
-                example = f", such as {key}.up=fp32" if leaf == "codec" else ""
-                return f"{key!r} is no group; set {inner}{example}."
-            where = f"{parent} has" if parent else "the top level has"
-            every = [] if parent else walk(written(config))
-            deeper = [key for key, _ in every if key.endswith(f".{leaf}")]
-            deeper.sort(key=lambda key: key.startswith(("tuned.", "by_method.")))  # seldom meant
-            hint = did_you_mean(deeper[0], deeper) if deeper else did_you_mean(leaf, known)
-            return f"Unknown key {key!r}{hint}; {where} {few(known, _LISTED) or 'no keys'}."
-    return f"The configuration cannot be composed: {first_line(error)}."
+        key, named = override.partition("=")[0].lstrip("+~"), override in str(error)
+        if not (named or f"'{key}'" in str(error)):
+            continue
+        try:
+            config = _composed([o for o in overrides if o is not override], name).config
+        except ConfigError:
+            return unknown
+        place = key.rpartition("@")[2]  # group@place: it is the place that does not exist
+        node = OmegaConf.select(config, place)
+        if named and key not in SECTIONS and isinstance(node, DictConfig) and node:
+            example = ", ".join(f"{k}: {v}" for k, v in written(node).items())
+            return f"{key} is a map; write {key}='{{{example}}}'."
+        if f"'{key}'" in str(error):
+            return _without_key(config, place)
+    return unknown
+
+
+def _without_key(config: DictConfig, key: str) -> str:
+    """Says what a configuration has instead of a key, or in its place."""
+    above = key.split(".")[:-1]
+    sections = (".".join(above[:n]) for n in range(len(above), 0, -1))
+    parent = next((s for s in sections if isinstance(OmegaConf.select(config, s), DictConfig)), "")
+    node = OmegaConf.select(config, parent) if parent else config
+    leaf = key.removeprefix(f"{parent}.").partition(".")[0]
+    known = [str(k) for k in node if not str(k).startswith("_") and k != "hydra"]
+    if leaf in known and not isinstance(node[leaf], DictConfig):
+        return f"{key} is there already; set it by {key}=VALUE, without the plus sign."
+    if leaf in known:
+        inner = ", ".join(f"{key}.{k}" for k in node[leaf])
+        example = f", such as {key}.up=fp32" if leaf == "codec" else ""
+        return f"{key!r} is no group; set {inner}{example}."
+    deeper = [k for k, _ in walk(written(config)) if not parent and k.endswith(f".{leaf}")]
+    deeper.sort(key=lambda key: key.startswith(("tuned.", "by_method.")))  # seldom meant
+    hint = did_you_mean(deeper[0], deeper) if deeper else did_you_mean(leaf, known)
+    where = f"{parent} has" if parent else "the top level has"
+    return f"Unknown key {key!r}{hint}; {where} {few(known, _LISTED) or 'no keys'}."

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from sklearn.datasets import load_breast_cancer
 
-from medfed.config.compose import CONFIG_DIR, _composed, build, composed, described, load
+from medfed.config.compose import CONFIG_DIR, _composed, build, compose_all, described, load
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.splits import SPLITS
 from medfed.run.cohort import cohort_record, print_cohort
@@ -172,7 +172,7 @@ def test_no_setting_of_an_experiments_cohort_reaches_other_data(path):
 )
 def test_settings_for_data_of_another_kind_are_named(experiment, data, keys):
     with pytest.raises(ConfigError) as error:
-        composed([f"experiment={experiment}", f"data={data}", "data.path=x"])
+        compose_all([f"experiment={experiment}", f"data={data}", "data.path=x"])
     words = f"experiment={experiment} sets ", keys, f", which data={data} does not have: it is for "
     assert all(word in str(error.value) for word in words)
 
@@ -186,7 +186,7 @@ def test_settings_for_data_of_another_kind_are_named(experiment, data, keys):
     ],
 )
 def test_data_of_the_same_kind_are_taken(experiment, data):
-    (one,) = composed([f"experiment={experiment}", f"data={data}", "data.path=x"])
+    (one,) = compose_all([f"experiment={experiment}", f"data={data}", "data.path=x"])
     assert one.config.hydra.runtime.choices.data == data
 
 
