@@ -39,7 +39,7 @@ Check = Callable[[Sequence[Any], bool], None]
 FULL_ERROR = "HYDRA_FULL_ERROR"
 # The flags of Hydra that are allowed; the others could load code, pickles or configurations from
 # anywhere.
-FLAGS = ("-m", "--multirun", "--cfg", "--resolve", "--package", "-p", "-c", "--info")
+FLAGS = ("-m", "--multirun", "--cfg", "-c", "--resolve")
 
 
 def command(

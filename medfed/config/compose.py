@@ -158,15 +158,12 @@ def in_folder(config: DictConfig, above: str = "", key: str = "hydra.run.dir") -
 
 
 def show(flags: Namespace, overrides: Sequence[str], name: str) -> bool:
-    """Prints what ``--cfg`` or ``--info`` asks for, if there is one of these flags."""
-    if flags.cfg is None and flags.info is None:
+    """Prints the configuration that ``--cfg`` asks for, if there is this flag."""
+    if flags.cfg is None:
         return False
     with initialize_config_dir(str(CONFIG_DIR), job_name=name, version_base="1.3"):
-        hydra, words = GlobalHydra.instance().hydra, list(overrides)
-        if flags.info is not None:
-            hydra.show_info(flags.info, config_name=name, overrides=words)
-        else:
-            hydra.show_cfg(name, words, flags.cfg, flags.package, flags.resolve)
+        hydra = GlobalHydra.instance().hydra
+        hydra.show_cfg(name, list(overrides), flags.cfg, None, flags.resolve)
     return True
 
 

@@ -424,9 +424,12 @@ class RunFolder(Places):
 
     def history(self) -> list[Record]:
         """Returns the validation metrics of every evaluated round."""
-        rows = [row for row in self._rows if row["split"] == "val"]
-        with reading(self.metrics_csv):
-            return [Record(int(row["round"]), row["client"], _numbers(row)) for row in rows]
+        names = [name for name in self._rows[0] if name not in _NO_METRIC]
+        rows = (row for row in self.metrics if row["split"] == "val")
+        return [
+            Record(row["round"], row["client"], {n: row.get(n, math.nan) for n in names})
+            for row in rows
+        ]
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -494,11 +497,6 @@ def with_nan(content: Any) -> Any:
     return math.nan if content is None else content
 
 
-def _numbers(row: dict[str, str]) -> dict[str, float]:
-    cells = {name: text for name, text in row.items() if name not in _NO_METRIC}
-    return {name: float(text) if text else math.nan for name, text in cells.items()}
-
-
 def _typed(row: dict[str, str]) -> Iterator[tuple[str, Any]]:
     for name, text in row.items():
         if name in ("client", "split"):
@@ -520,12 +518,10 @@ def save_prediction(
     path: Path, image: Tensor, truth: Tensor, prob: Tensor, channels: Sequence[str]
 ) -> None:
     """Writes one slice of a client with its prediction, for pictures that compare methods."""
-    import torch
-
+    tensors = {"image": image, "truth": truth.byte(), "probability": prob.float()}
+    arrays: dict[str, Any] = {name: t.cpu().numpy() for name, t in tensors.items()}
     with atomic(path, sync=False) as file:
-        arrays = {"image": image, "truth": truth.to(torch.uint8), "probability": prob.float()}
-        saved: dict[str, Any] = {n: t.cpu().numpy() for n, t in arrays.items()}
-        np.savez_compressed(file, **saved, channels=np.array(channels, dtype=str))
+        np.savez_compressed(file, **arrays, channels=np.array(channels, dtype=str))
 
 
 def read_predictions(method: str, folder: Path, clients: Sequence[str]) -> dict[str, Case]:
