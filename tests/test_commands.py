@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from medfed import __version__
 from medfed.commands.help import COMMANDS
 from medfed.commands.main import main
 from medfed.commands.methods import yamls
+from medfed.config.compose import described
 from tests import processes
 from tests.pages import DOCS, write_files
 
@@ -280,6 +282,17 @@ def test_help_of_a_command_shows_its_own_keys_first(name, capsys):
     # The whole configuration is shown on request only.
     assert "_target_" not in text
     assert "--cfg job" in text
+
+
+@pytest.mark.parametrize("resolve", [False, True], ids=["written", "resolved"])
+def test_the_configuration_that_is_printed_is_the_one_that_runs(resolve, capsys, tmp_path):
+    """With what an experiment sets for a method, and for data that are not its own."""
+    words = ["experiment=heart_flamby", "algorithm=local", f"data.path={tmp_path}"]
+    main(["train", *words, "folder=here", "--cfg", "job", *["--resolve"] * resolve])
+    printed = yaml.safe_load(capsys.readouterr().out)
+    runs = described([*words, "folder=here"])
+    assert runs.local.epochs == 50
+    assert printed == (runs.values.plain() if resolve else runs.source)
 
 
 def test_the_list_of_methods_and_one_in_full(capsys, tmp_path, monkeypatch):

@@ -149,7 +149,7 @@ def throughput(made: Recipe, folder: Path, repeats: int) -> tuple[int, list[tupl
         middle = time.perf_counter()
         forget(made)
         start = time.perf_counter()
-        build(made, folder / "cache", workers=1, quiet=True)
+        build(made, folder / "cache", workers=1)
         pairs.append((middle - begin, time.perf_counter() - start))
     return total, pairs
 
@@ -167,7 +167,7 @@ def peak(folder: Path, cache: Path, size: Sequence[int], case: str) -> float:
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = status("VmRSS")
-    build(made, cache, workers=1, quiet=True)
+    build(made, cache, workers=1)
     return (status("VmHWM") - before) / (2 * float(np.prod(size)))
 
 
@@ -216,7 +216,7 @@ def compare(path: Path, folder: Path, repeats: int) -> dict[str, tuple[float, fl
     theirs = PersistentDataset(list(range(len(cases))), Compose([Prepare()]), folder / "monai")
     items = tuple(Item(c.id, tuple(c.files.values()), args=(reader, c, preparation)) for c in cases)
     recipe = Recipe("benchmark", {}, items, read_case, joined=False)
-    ours = build(recipe, folder, workers=1, quiet=True)
+    ours = build(recipe, folder, workers=1)
     for number, case in enumerate(cases):  # also fills theirs
         one, two = theirs[number], cached_volume(ours, case.id)
         assert all(one[key].equal(two[key]) for key in ("image", "label"))

@@ -232,7 +232,7 @@ def read(seed: int, patches: int, size: int) -> Mapping[str, NDArray[Any]]:
 
 def make(folder: Path, patches: int, size: int) -> Store:
     items = tuple(Item(f"scan_{i}", (), (), (i, patches // SCANS, size)) for i in range(SCANS))
-    return build(Recipe("loading", {"size": size}, items, read), folder, workers=1, quiet=True)
+    return build(Recipe("loading", {"size": size}, items, read), folder, workers=1)
 
 
 def mapped(store: Store) -> ClientData:

@@ -67,9 +67,7 @@ class Progress:
         return [(cell, self.results.get(cell.place)) for cell in cells]
 
 
-def run_groups(
-    groups: Sequence[Group], out: Path, workers: int, quiet: bool = False
-) -> dict[str, str]:
+def run_groups(groups: Sequence[Group], out: Path, workers: int) -> dict[str, str]:
     """Runs all cells that are missing; those that are there are read."""
     results, broken = dict[str, Result](), dict[str, str]()
     progress = [Progress(group, results) for group in groups]  # which share cells of tuning
@@ -88,7 +86,7 @@ def run_groups(
     with (
         scratch() as folder,
         worker_pool(workers, TMPDIR=folder) as pool,
-        Steps(total, quiet, verb="comput") as steps,
+        Steps(total, verb="comput") as steps,
     ):
         for _ in ("tune", "final"):
             for cell, future in finished(pool, calls(), workers):
@@ -117,11 +115,9 @@ def found_groups(groups: Sequence[Group], out: Path) -> list[Progress]:
     return read
 
 
-def computed(
-    groups: Sequence[Group], out: Path, workers: int, quiet: bool = False
-) -> list[Progress]:
+def computed(groups: Sequence[Group], out: Path, workers: int) -> list[Progress]:
     """Runs the missing runs of a pilot, and reads all of them."""
-    check_computed(run_groups(groups, out, workers, quiet), "runs of the pilot", "runs")
+    check_computed(run_groups(groups, out, workers), "runs of the pilot", "runs")
     return found_groups(groups, out)
 
 

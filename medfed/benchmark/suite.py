@@ -238,26 +238,28 @@ def read_suite(file: Path) -> Suite:
     return read_yaml(file, "suite", _suite)
 
 
+_PARTS = {"variants": (Variant, "variants."), "sizes": (Size, "sizes."), "arms": (Arm, "the arm ")}
+
+
 def _suite(name: str, content: dict[str, Any]) -> Suite:
-    parts: dict[str, Any] = {
-        "variants": _each(content, "variants", Variant, "variants."),
-        "sizes": _each(content, "sizes", Size, "sizes."),
-        "arms": _each(content, "arms", Arm, "the arm "),
-    }
     if content.get("splits", "seed") not in get_args(Splits):
         raise ValueError(f"splits={content['splits']} is unknown; choose sample, seed or folds")
-    suite = fit_keys({**content, **{key: {} for key in parts}, "name": name}, Suite, "it")
+    parts: dict[str, Any] = {}
+    for key, (kind, what) in _PARTS.items():
+        by_name = fit(content.get(key) or {}, dict[str, Any])
+        parts[key] = {name: fit_keys(keys, kind, what + name) for name, keys in by_name.items()}
+    parts["arms"] = {name: replace(arm, name=name) for name, arm in parts["arms"].items()}
+    suite = fit_keys({**content, **parts, "name": name}, Suite, "it")
     if lacking := [key for key in ("variants", "sizes") if not parts[key]]:
         raise ValueError(f"it lacks the key {lacking[0]}")
-    if unknown := [size for size in parts["sizes"] if size not in SIZES]:
+    if unknown := [size for size in suite.sizes if size not in SIZES]:
         raise ValueError(f"the size {unknown[0]} is unknown; choose {', '.join(SIZES)}")
     if not 0 < suite.lr[0] <= suite.lr[1]:
         raise ValueError(f"lr={list(suite.lr)} must be two positive numbers in order")
-    _check_variants(suite.published, parts["variants"])
-    for arm, one in parts["arms"].items():
-        _check_arm(arm, one, parts["variants"])
-        parts["arms"][arm] = replace(one, name=arm)
-    return replace(suite, **parts)
+    _check_variants(suite.published, suite.variants)
+    for arm in suite.arms.values():
+        _check_arm(arm, suite.variants)
+    return suite
 
 
 def with_table(suite: Suite, file: Path, known: Collection[str]) -> Suite:
@@ -312,22 +314,16 @@ def _check_variants(rows: Iterable[Published], variants: Collection[str]) -> Non
             raise ValueError(f"the published variant={row.variant} is none of the suite{hint}")
 
 
-def _each(content: Mapping[str, Any], key: str, kind: type[T], what: str) -> dict[str, T]:
-    """The parts of a suite by their names."""
-    by_name = fit(content.get(key) or {}, dict[str, Any])
-    return {name: fit_keys(keys, kind, f"{what}{name}") for name, keys in by_name.items()}
-
-
-def _check_arm(name: str, arm: Arm, variants: Collection[str]) -> None:
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"the arm {name!r} must be named by letters, digits, _ and .")
+def _check_arm(arm: Arm, variants: Collection[str]) -> None:
+    if not _NAME.fullmatch(arm.name):
+        raise ValueError(f"the arm {arm.name!r} must be named by letters, digits, _ and .")
     if arm.variant and arm.variant not in variants:
         raise ValueError(
-            f"the arm {name} is of variant={arm.variant}, which is none"
+            f"the arm {arm.name} is of variant={arm.variant}, which is none"
             f"{did_you_mean(arm.variant, variants)}"
         )
     if "algorithm" in arm.own:
-        raise ValueError(f"the arm {name} sets algorithm; its key method is for that")
+        raise ValueError(f"the arm {arm.name} sets algorithm; its key method is for that")
 
 
 def check_shard(shard: str | None) -> tuple[int, int]:

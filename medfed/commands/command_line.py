@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 from medfed.commands.help import print_help
 from medfed.common import console, processes
 from medfed.config.allowed import line_of_plugin
-from medfed.config.compose import as_typed, compose_all, show, source_of
+from medfed.config.compose import as_typed, compose_all, source_of
 from medfed.config.description import checked, describe
 from medfed.config.sections import select
 from medfed.config.spelling import literal, to_hydra_overrides, with_plugins
@@ -222,7 +222,8 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
             raise errors.ConfigError(
                 f"{several} is a sweep; add -m for a run of each, or write one value."
             )
-        if show(flags, overrides, command.name):  # also where values are missing
+        if flags.cfg is not None:  # also where values are missing
+            print(compositions[0].yaml(flags.cfg, flags.resolve), end="")
             return
         described = [command.read(each.source(), each.overrides) for each in compositions]
         if command.check is not None:

@@ -54,7 +54,7 @@ def print_help(name: str, doc: str) -> None:
     if name == "train":
         print(
             "\n-m with several values of a key (seed=0,1,2) runs each combination; sweep.workers=4 "
-            "runs four at once."
+            "runs four at once, and sweep.shard=1/4 is the first of four jobs of a cluster."
         )
     print(
         f"\nmedfed {name} --cfg job [KEY=VALUE ...] prints the whole configuration with the keys "

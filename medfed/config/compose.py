@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from medfed.config.allowed import CONFIG_DIR as CONFIG_DIR
 from medfed.config.allowed import check_targets
 from medfed.config.check import check_path, check_types
-from medfed.config.description import RunDescription, describe, resolved, written
+from medfed.config.description import RunDescription, as_yaml, describe, resolved, written
 from medfed.config.sections import Section, leaves, targets, walk
 from medfed.config.spelling import GROUPS, key_of, to_hydra_overrides, with_plugins
 from medfed.standalone.errors import ConfigError, MedfedError, did_you_mean, few, first_line
@@ -133,6 +132,13 @@ class Composition:
         except OmegaConfBaseException as error:
             raise ConfigError(f"hydra.run.dir cannot be resolved: {first_line(error)}.") from error
 
+    def yaml(self, part: str, resolve: bool) -> str:
+        """Returns what ``--cfg`` asks for: ``job``, which is what runs, ``hydra`` or ``all``."""
+        with in_folder(self.config):
+            whole = source_of(self.config) if part == "job" else written(self.config)
+            plain = resolved(whole) if resolve else whole
+        return as_yaml({"hydra": plain["hydra"]} if part == "hydra" else plain)
+
     def run(self, task: Callable[[DictConfig], Any]) -> None:
         """Calls a task with Hydra's log and values."""
         with in_folder(self.config):
@@ -155,16 +161,6 @@ def in_folder(config: DictConfig, above: str = "", key: str = "hydra.run.dir") -
         yield
     finally:
         hydra.cfg = before
-
-
-def show(flags: Namespace, overrides: Sequence[str], name: str) -> bool:
-    """Prints the configuration that ``--cfg`` asks for, if there is this flag."""
-    if flags.cfg is None:
-        return False
-    with initialize_config_dir(str(CONFIG_DIR), job_name=name, version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        hydra.show_cfg(name, list(overrides), flags.cfg, None, flags.resolve)
-    return True
 
 
 def as_typed(overrides: ListConfig) -> tuple[str, ...]:

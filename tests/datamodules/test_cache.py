@@ -39,7 +39,7 @@ def cache(source):
 
 
 def make(source, cache, **settings):
-    return build(recipe(source, **settings), cache, workers=1, quiet=True)
+    return build(recipe(source, **settings), cache, workers=1)
 
 
 def start(source, workers=2, pause=0.02, errors=subprocess.PIPE):
@@ -88,20 +88,20 @@ def test_holds_exactly_what_was_read(source, cache, joined):
 
 def test_worker_processes_make_the_same_bytes(source, cache, tmp_path):
     alone = make(source, cache)
-    together = build(recipe(source), tmp_path / "other", workers=2, quiet=True)
+    together = build(recipe(source), tmp_path / "other", workers=2)
     assert contents(together) == contents(alone)
     assert together.entries == alone.entries
 
 
 def test_a_finished_cache_is_opened_and_not_made_again(source, cache):
     assert find(recipe(source), cache) is None
-    first = build(recipe(source), cache, quiet=True)
+    first = build(recipe(source), cache)
     assert first.new
     assert were_read(source) == [f"scan.{i}" for i in range(COUNT)]
     second = find(recipe(source), cache)
     assert not second.new
     assert second.checksum == first.checksum
-    build(recipe(source), cache, quiet=True)
+    build(recipe(source), cache)
     assert not were_read(source)
 
 
@@ -294,13 +294,13 @@ def test_a_full_disk(source, cache):
 def test_a_bad_source_stops_worker_processes_by_its_name(source, cache):
     (source / "scan.1.txt").write_text("bad")
     with pytest.raises(DataError, match=r"scan\.1\.txt is bad"):
-        build(recipe(source), cache, workers=2, quiet=True)
+        build(recipe(source), cache, workers=2)
     (source / "scan.1.txt").write_text("no number")
     with pytest.raises(DataError, match=r"scan\.1 cannot be prepared from .*scan\.1\.txt: invalid"):
-        build(recipe(source), cache, workers=2, quiet=True)
+        build(recipe(source), cache, workers=2)
     (source / "scan.1.txt").write_text("kill")
     with pytest.raises(DataError, match=r"A worker process was killed .* workers=1"):
-        build(recipe(source), cache, workers=2, quiet=True)
+        build(recipe(source), cache, workers=2)
     assert find(recipe(source), cache) is None
 
 
@@ -347,7 +347,7 @@ def test_a_script_without_a_main_guard_ends_with_a_sentence(source, tmp_path):
         "from medfed.datamodules.cache.store import build\n"
         "from tests.datamodules.cache_items import recipe\n"
         f"folder = Path({str(source)!r})\n"
-        "build(recipe(folder), folder / 'cache', workers=2, quiet=True)\n"
+        "build(recipe(folder), folder / 'cache', workers=2)\n"
     )
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

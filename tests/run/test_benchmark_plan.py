@@ -419,7 +419,7 @@ def test_a_process_that_dies_ends_the_benchmark_with_a_sentence(tmp_path):
     thread = threading.Thread(target=kill)
     thread.start()
     with pytest.raises(RankError, match=r"ended while it ran a cell .*out of memory.*kept"):
-        run_groups([group], tmp_path, 1, quiet=True)
+        run_groups([group], tmp_path, 1)
     thread.join()
 
 

@@ -250,7 +250,7 @@ ELSEWHERE = "set data.cache to another folder"
 SMALL = 256 * 2**20  # bytes of sources that are read faster than worker processes start
 
 
-def build(recipe: Recipe, root: Path, workers: int | None = None, quiet: bool = False) -> Store:
+def build(recipe: Recipe, root: Path, workers: int | None = None) -> Store:
     """Makes a cache, completes an unfinished one, or verifies a finished one; others wait."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # A worker runs its parent's script again: the two would wait for each other.
@@ -267,7 +267,7 @@ def build(recipe: Recipe, root: Path, workers: int | None = None, quiet: bool = 
                 (folder / MANIFEST).unlink(missing_ok=True)
                 files.remove_partial(folder)
                 files.remove_partial(folder / ITEMS)
-                store = _finish(recipe, folder, _make_all(recipe, folder, workers, quiet))
+                store = _finish(recipe, folder, _make_all(recipe, folder, workers))
             if recipe.joined:
                 shutil.rmtree(folder / ITEMS, ignore_errors=True)
     return store
@@ -283,7 +283,7 @@ def _whole(recipe: Recipe, root: Path) -> Store | None:
         return None
 
 
-def _make_all(recipe: Recipe, folder: Path, workers: int | None, quiet: bool) -> list[Entry]:
+def _make_all(recipe: Recipe, folder: Path, workers: int | None) -> list[Entry]:
     # A resumed run checks the checksums of items before joining, so only the joined file has to
     # wait for the disk.
     sync = not recipe.joined
@@ -293,7 +293,7 @@ def _make_all(recipe: Recipe, folder: Path, workers: int | None, quiet: bool) ->
         workers = len(os.sched_getaffinity(0)) if size > SMALL else 1
     workers = max(1, min(workers, len(tasks)))
     entries: dict[str, Entry] = {}
-    with Steps(len(tasks), quiet) as steps:
+    with Steps(len(tasks)) as steps:
         made = _in_processes(tasks, workers) if workers > 1 else (_make_item(*t) for t in tasks)
         with closing(made):
             for entry in made:
