@@ -88,8 +88,10 @@ def run_groups(groups: Sequence[Group], out: Path, workers: int) -> dict[str, st
         worker_pool(workers, TMPDIR=folder) as pool,
         Steps(total, verb="comput") as steps,
     ):
-        for _ in ("tune", "final"):
-            for cell, future in finished(pool, calls(), workers):
+        # The first stage of all groups is composed before any cell runs, so that a mistake in a
+        # suite costs nothing; the second one, once all is tuned, while cells run.
+        for stage in ([*calls()], calls()):
+            for cell, future in finished(pool, stage, workers):
                 try:
                     results[cell.place] = future.result()
                 except BrokenProcessPool as error:

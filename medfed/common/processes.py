@@ -236,8 +236,11 @@ def threads_as_before() -> Iterator[None]:
             torch.set_num_threads(count)
 
 
-class _Here(Executor):
+class Here(Executor):
+    """Computes each task at once, in this process."""
+
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Computes a task; see the base class."""
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -253,7 +256,7 @@ def worker_pool(workers: int, **environ: str) -> Iterator[Executor]:
     Without workers, this process computes each task at once.
     """
     if not workers:
-        yield _Here()
+        yield Here()
         return
     # On macOS, forked processes crash in the system's libraries.
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")

@@ -12,9 +12,8 @@ import json
 import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import accumulate, chain
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.console import Steps
-from medfed.common.processes import WatchedPool, finished, start_worker
+from medfed.common.processes import Here, WatchedPool, finished, start_worker
 from medfed.standalone import files
 from medfed.standalone.errors import DataError, MedfedError
 
@@ -284,37 +283,30 @@ def _whole(recipe: Recipe, root: Path) -> Store | None:
 
 
 def _make_all(recipe: Recipe, folder: Path, workers: int | None) -> list[Entry]:
+    """Makes the items, in any order; the first error stops the others."""
     # A resumed run checks the checksums of items before joining, so only the joined file has to
     # wait for the disk.
-    sync = not recipe.joined
-    tasks = [(recipe.read, item, i, folder, sync) for i, item in enumerate(recipe.items)]
+    sync, entries = not recipe.joined, dict[str, Entry]()
     if workers is None:
         size = sum(source[1] for item in recipe.items for source in item.sources())
         workers = len(os.sched_getaffinity(0)) if size > SMALL else 1
-    workers = max(1, min(workers, len(tasks)))
-    entries: dict[str, Entry] = {}
-    with Steps(len(tasks)) as steps:
-        made = _in_processes(tasks, workers) if workers > 1 else (_make_item(*t) for t in tasks)
-        with closing(made):
-            for entry in made:
-                entries[entry.id] = entry
-                steps.advance(entry.id)
-    return [entries[item.id] for item in recipe.items]
-
-
-def _in_processes(tasks: Sequence[tuple[Any, ...]], workers: int) -> Generator[Entry, None, None]:
-    """Makes items in worker processes, in any order; the first error stops the others."""
+    workers = max(1, min(workers, len(recipe.items)))
     # Spawned, because forking a process in which PyTorch's threads run may hang.
     context = multiprocessing.get_context("spawn")
-    with WatchedPool(workers, context, initializer=start_worker) as pool:
-        calls = ((None, (_make_item, *task)) for task in tasks)
+    pool = WatchedPool(workers, context, initializer=start_worker) if workers > 1 else Here()
+    numbered = enumerate(recipe.items)
+    calls = ((item, (_make_item, recipe.read, item, n, folder, sync)) for n, item in numbered)
+    with Steps(len(recipe.items)) as steps, pool:
         try:
-            yield from (future.result() for _, future in finished(pool, calls, workers))
+            for item, future in finished(pool, calls, workers):
+                entries[item.id] = future.result()
+                steps.advance(item.id)
         except BrokenProcessPool as error:
             raise DataError(
                 "A worker process was killed (out of memory?); run again with fewer, such as "
                 f"workers={max(1, workers // 2)}; the finished items are kept."
             ) from error
+    return [entries[item.id] for item in recipe.items]
 
 
 def _make_item(read: Read, item: Item, index: int, folder: Path, sync: bool = True) -> Entry:
