@@ -30,6 +30,7 @@ from medfed.standalone.files import csv_text, write_text
 from medfed.standalone.neighbours import store_size
 
 _log = logging.getLogger(__name__)
+_TEST = ("trained", "bundle")
 _SAMPLES = 32  # training inputs that show the ranges of int8
 Facts = Mapping[str, Any]
 """The part ``medfed`` of the metadata of one exported bundle."""
@@ -190,49 +191,46 @@ def _bits(run: RunRecord, width: int | None, layers: Mapping[str, int] | None) -
     return chosen
 
 
-def _scores(row: Facts, metric: str) -> dict[str, float | None]:
-    """The metric on validation data after each stage, then on test data, as trained and as is.
-
-    Example:
-        >>> stages = {"validation": dict.fromkeys(finetuning.STAGES)}
-        >>> row = {"quantization": stages, "run_test_metrics": {"iou": 0.8}, "test_metrics": None}
-        >>> [*_scores(row, "iou").items()][-2:]
-        [('test_trained', 0.8), ('test_bundle', None)]
-    """
-    scores = {f"val_{s}": row["quantization"]["validation"][s] for s in finetuning.STAGES}
-    tests = {"test_trained": row["run_test_metrics"], "test_bundle": row["test_metrics"]}
-    return scores | {name: (metrics or {}).get(metric) for name, metrics in tests.items()}
-
-
 def _print_export(rows: Sequence[Facts], metric: str, mode: str, tolerance: float) -> None:
     """Prints a line per bundle: bits, sizes, and the metric before and after."""
-    console, every = wide_console(), [_scores(row, metric) for row in rows]
-    columns = [n for n in every[0] if n[:4] == "test" or any(of[n] is not None for of in every)]
+    console = wide_console()
+    stages = [s for s in finetuning.STAGES if any(_scores(row)[s] is not None for row in rows)]
     head = ["client", "bits", "weights", "fp32", "ratio"]
-    head += [n.replace("_", f" {metric} ").replace("kmeans", "k-means") for n in columns]
+    head += [f"val {metric} {name.replace('kmeans', 'k-means')}" for name in stages]
+    head += [f"test {metric} {name}" for name in _TEST]
     lines = []
-    for row, of in zip(rows, every, strict=True):
+    for row in rows:
         packed, whole = (row["sizes"][n] for n in ("packed", "fp32"))
         line = [row["client"], _bits_of(row), size(packed), size(whole), f"{whole / packed:.2f}"]
-        lines.append([*line, *(number(of[name]) for name in columns)])
-    lines += _means(rows, metric, mode, len(columns) - 2)
+        lines.append([*line, *(number(_scores(row)[n]) for n in stages), *_tests(row, metric)])
+    lines += _means(rows, metric, mode, len(stages))
     console.print(Table.of(head, lines, prose=(0,)).printed("Exported bundles, sizes of files"))
     say(console, *_remarks(rows, metric, mode, tolerance))
 
 
 def _save_table(path: Path, folder: Path, rows: Mapping[Path, Facts], metric: str) -> None:
     """Writes a CSV line per bundle in a folder: bits, bytes, and the metric at every stage."""
-    every = {place: _scores(row, metric) for place, row in rows.items()}
-    names = next(iter(every.values()))
-    head = ["client", "bits", "bytes", "kept", "metric", *names, "bundle"]
+    head = ["client", "bits", "bytes", "kept", "metric"]
+    head += [*(f"val_{n}" for n in finetuning.STAGES), *(f"test_{n}" for n in _TEST), "bundle"]
     earlier = [*csv_rows(path)] if path.is_file() else []
     others = earlier[1:] if earlier[:1] == [head] else []
     lines = {line[-1]: line for line in others if (folder / line[-1]).is_dir()}
     for place, row in rows.items():
-        bundle = place.relative_to(folder).as_posix()
         line = [row["client"], _bits_of(row), row["sizes"]["packed"], row["quantization"]["kept"]]
-        lines[bundle] = [*line, metric, *every[place].values(), bundle]
+        line += [metric, *_scores(row).values(), *tested(row, metric)]
+        bundle = place.relative_to(folder).as_posix()
+        lines[bundle] = [*line, bundle]
     write_text(path, csv_text(head, lines.values()))
+
+
+def tested(facts: Mapping[str, Any], metric: str) -> tuple[float | None, float | None]:
+    """Returns the test metric of the model as trained, and of the bundle's weights.
+
+    Example:
+        >>> tested({"run_test_metrics": {"iou": 0.8}, "test_metrics": None}, "iou")
+        (0.8, None)
+    """
+    return (facts["run_test_metrics"] or {}).get(metric), (facts["test_metrics"] or {}).get(metric)
 
 
 def _bits_of(row: Facts) -> str:
@@ -245,6 +243,14 @@ def _bits_of(row: Facts) -> str:
     return ", ".join(map(str, sorted(set(row["bits"].values())))) or "32"
 
 
+def _scores(row: Facts) -> dict[str, float | None]:
+    return {stage: row["quantization"]["validation"][stage] for stage in finetuning.STAGES}
+
+
+def _tests(row: Facts, metric: str) -> list[str]:
+    return [*map(number, tested(row, metric))]
+
+
 def number(value: float | None) -> str:
     """Writes a metric; what was not measured, or is undefined, is a dash."""
     return "-" if value is None else f"{value:.4f}"
@@ -253,10 +259,10 @@ def number(value: float | None) -> str:
 def _means(rows: Sequence[Facts], metric: str, mode: str, stages: int) -> Iterator[list[str]]:
     """The mean and the worst client, for each width of several clients."""
     for width in dict.fromkeys(map(_bits_of, rows)):
-        same = [[*_scores(r, metric).values()][-2:] for r in rows if _bits_of(r) == width]
+        same = [r for r in rows if _bits_of(r) == width]
         if len(same) < 2:
             continue
-        pairs = np.array(same, dtype=float)  # NaN where None
+        pairs = np.array([tested(r, metric) for r in same], dtype=float)  # NaN where None
         worst = np.fmin.reduce(pairs) if mode == "max" else np.fmax.reduce(pairs)
         between = [""] * (3 + stages)
         for name, values in (("mean", mean_of_known(pairs, axis=0)), ("worst", worst)):
@@ -266,18 +272,16 @@ def _means(rows: Sequence[Facts], metric: str, mode: str, stages: int) -> Iterat
 
 def _remarks(rows: Sequence[Facts], metric: str, mode: str, tolerance: float) -> Iterator[str]:
     """Says where fine-tuning was not kept, and where the test metric fell."""
-    undone, lost = [], []
-    for row in rows:
-        name, of = f"{shown(row['client'])} ({_bits_of(row)} bits)", _scores(row, metric)
-        if of["val_finetuned"] is not None and row["quantization"]["kept"] != "finetuned":
-            undone.append(name)
-        before, after = of["test_trained"], of["test_bundle"]
-        if finetuning.falls(before, after, mode, tolerance):
-            lost.append(f"{name} {number(before)} to {number(after)}")
-    if undone:
+
+    def named(row: Facts) -> str:
+        return f"{shown(row['client'])} ({_bits_of(row)} bits)"
+
+    tuned = [r for r in rows if _scores(r)["finetuned"] is not None]
+    if undone := [named(r) for r in tuned if r["quantization"]["kept"] != "finetuned"]:
         text = "Fine-tuning was undone, as validation is worse than by k-means and than as trained"
         yield f"{text}: {', '.join(undone)}."
-    if lost:
+    fallen = [r for r in rows if finetuning.falls(*tested(r, metric), mode, tolerance)]
+    if lost := [f"{named(r)} {' to '.join(_tests(r, metric))}" for r in fallen]:
         unit = f"{tolerance:g}" if mode == "max" else f"{tolerance:.0%}"
         yield (
             f"warning: test {metric} is worse than as trained by more than tolerance={unit}: "
