@@ -6,9 +6,11 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from medfed.common.schemas import packed, unpacked
+import msgspec
+
+from medfed.common.schemas import Count, packed, unpacked
 from medfed.standalone.checks import check_known
 from medfed.standalone.errors import CodecError, first_line
 from medfed.standalone.files import csv_text, original
@@ -32,13 +34,13 @@ class Entry(NamedTuple):
         dense: Its length with every element in fp32, header included.
     """
 
-    round: int
+    round: Annotated[int, msgspec.Meta(ge=-1)]
     phase: str
     client: str
-    direction: str
+    direction: Direction
     part: str
-    bytes: int
-    dense: int
+    bytes: Count
+    dense: Count
 
 
 class Traffic(NamedTuple):
@@ -51,23 +53,6 @@ class Traffic(NamedTuple):
     def savings(self) -> float:
         """How many times fewer bytes travelled; 1 if none did."""
         return self.dense / self.bytes if self.bytes else 1.0
-
-
-def _entry(cells: list[str]) -> Entry:
-    if len(cells) != len(Entry._fields):
-        raise ValueError(f"it has {len(cells)} cells")
-    row = Entry(*cells)  # type: ignore[arg-type]
-    number, size, dense = (_whole(cell) for cell in (row.round, row.bytes, row.dense))
-    if row.direction not in ("up", "down") or number < -1 or size < 0 or dense < 0:
-        raise ValueError("a direction is neither up nor down, or a number is negative")
-    return row._replace(round=number, bytes=size, dense=dense)
-
-
-def _whole(cell: object) -> int:
-    # As to_csv writes it: int() would also take "1_0", " 7" and the digits of other scripts.
-    if str(int(text := str(cell))) != text or abs(int(text)) >= 2**63:
-        raise ValueError(f"{text[:40]!r} is not a number of this kind")
-    return int(text)
 
 
 class Ledger:
@@ -157,13 +142,15 @@ class Ledger:
         """
         rows = csv.reader(io.StringIO(text, newline=""), strict=True)
         try:
-            if (header := next(rows, [])) != list(Entry._fields):
-                raise ValueError(f"its columns are {', '.join(header)[:80]}")
-            return cls(_entry([original(cell) for cell in row]) for row in rows)
+            if next(rows, []) != list(Entry._fields):
+                raise ValueError("these are other columns")
+            cells = ([original(cell) for cell in row] for row in rows)
+            return cls(msgspec.convert(row, Entry, strict=False) for row in cells)
         except (ValueError, csv.Error) as error:
+            line = text.split("\n")[max(0, rows.line_num - 1)]
             raise CodecError(
-                f"Line {rows.line_num} of a ledger is none ({first_line(error)}); its columns are "
-                f"{', '.join(Entry._fields)}."
+                f"Line {rows.line_num} of a ledger is none, {line:.80} ({first_line(error)}); its "
+                f"columns are {', '.join(Entry._fields)}."
             ) from error
 
     def state_dict(self) -> bytes:
