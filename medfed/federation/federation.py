@@ -30,7 +30,7 @@ from medfed.federation.variances import pooled_variances, second_moments
 from medfed.federation.wire.channel import Channel, MessageContext
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
 from medfed.federation.wire.fixed_point import FEWEST
-from medfed.federation.wire.ledger import Direction, Ledger, Sizes
+from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.message import KINDS, Message
 from medfed.federation.wire.packet import Packet
 from medfed.standalone.errors import CodecError, ConfigError, NonFiniteError, few
@@ -83,15 +83,13 @@ class Federation:
     def to(self, device: torch.device) -> None:
         """Moves all states to a device, but for those that clients keep between their turns."""
         self.channel.device = device
-        kept: dict[Any, State] = {"server": self.server, "start": self.client_start}
-        kept.update(self.memory)
-        for name, client in self.clients.items():
-            kept[name, "weights"] = {"": client.weights}
-        kept = states_on(kept, device)
+        weights = {name: client.weights for name, client in self.clients.items()}
+        states = {"server": self.server, "start": self.client_start, "weights": weights}
+        kept = states_on({**states, **self.memory}, device)
         self.server, self.client_start = kept["server"], kept["start"]
         self.memory = {d: kept[d] for d in self.memory}
         for name, client in self.clients.items():
-            client.weights = kept[name, "weights"][""]
+            client.weights = kept["weights"][name]
 
     def kept_bytes(self) -> int:
         """The approximate size of one client's state between rounds, with optimizer and channel.
@@ -289,8 +287,7 @@ class Round:
                 self._decode(turn, self._waiting.pop(turn))
 
     def _decode(self, client: str, packet: Packet) -> None:
-        channel = self.federation.channel
-        self._sizes[client] = packet.sizes()
+        channel, ledger = self.federation.channel, self.federation.ledger
         message, after = channel.decode(packet, "up", self._memory.get(client))
         if after:
             self._memory[client] = after
@@ -299,6 +296,9 @@ class Round:
         parts = message.parts.items()
         norms = {part: packet.parts[part].norm_of(named) for part, named in parts if named}
         self._replies.add(client, message, norms)
+        where = self.number, self.phase, client
+        ledger.count(self.sent[client].sizes(), *where, "down")
+        ledger.count(packet.sizes(), *where, "up")
 
     def close_phase(
         self, check: Callable[[Mapping[str, Message], Norms], None] = lambda *_: None
@@ -309,7 +309,6 @@ class Round:
         raises ends the round.
         """
         federation, replies = self.federation, self._replies
-        self._count_bytes()
         # The next phase sends other weights; those of a large model would wait for it.
         self.sent = {}
         federation.channel.forget()
@@ -337,13 +336,6 @@ class Round:
             return False
         self._take(outbox)
         return True
-
-    def _count_bytes(self) -> None:
-        """Adds what has travelled in the open phase to the ledger."""
-        for client in self.recipients:
-            where = self.number, self.phase, client
-            self.federation.ledger.count(self.sent[client].sizes(), *where, "down")
-            self.federation.ledger.count(self._sizes[client], *where, "up")
 
     def _end(self, server: State) -> None:
         """Puts the server's new state into the federation."""
@@ -413,7 +405,6 @@ class Round:
         weights = algorithm.weights(federation.server, clients)
         self._replies = PhaseReplies(dict(zip(clients, weights, strict=True)), averaged)
         self._memory = dict(federation.memory["up"])
-        self._sizes: dict[str, Sizes] = {}
         self._packets: dict[str, Packet] = {}  # whose parts are summed
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from typing import Any, Literal
 
@@ -356,7 +356,7 @@ def _drawn(loader: DataLoader[Any], seed: int) -> Iterator[Any]:
     """Yields a loader's batches; whatever is random in them depends on the seed alone."""
     if loader.num_workers:
         loader = copy.copy(loader)
-        loader.worker_init_fn = _Worker(loader.worker_init_fn, loader.collate_fn)
+        loader.worker_init_fn = partial(_begin_worker, loader.worker_init_fn, loader.collate_fn)
     if _is_of_tensors(loader):
         # Nothing but the order is random, and picking rows takes a tenth of a loader's time.
         with seeded(derive_seed(seed, "torch")):  # as RandomStates does
@@ -397,19 +397,13 @@ def _is_of_tensors(loader: DataLoader[Any]) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class _Worker:
+def _begin_worker(before: Callable[[int], None] | None, collate: Any, number: int) -> None:
     """Gives each worker other random numbers: it starts with a copy of all random states."""
-
-    begin: Callable[[int], None] | None
-    collate: Any
-
-    def __call__(self, number: int) -> None:
-        if self.begin is not None:
-            self.begin(number)
-        info = get_worker_info()
-        assert info is not None
-        RandomStates(info.seed, info.dataset, self.collate).seed()
+    if before is not None:
+        before(number)
+    info = get_worker_info()
+    assert info is not None
+    RandomStates(info.seed, info.dataset, collate).seed()
 
 
 def _collated(samples: Sequence[Any]) -> Any:

@@ -274,12 +274,9 @@ class OtherState:
                 continue
             begun, skipped = holder.begun, holder.skipped
             for key, value in holder.values.items():
-                if key in skipped:
-                    continue
                 first = begun.get(key)
-                if first is not None and first.value is value and first.kind == "fixed":
-                    continue
-                if (first is None or not self._same(value, first)) and not _foreign(value):
+                same = key in skipped or (first is not None and self._same(value, first))
+                if not same and not _foreign(value):
                     yield holder, key
             for key in begun.keys() - holder.values.keys():
                 yield holder, key
