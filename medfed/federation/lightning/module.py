@@ -260,12 +260,22 @@ class FederatedModule(pl.LightningModule):
 
         A client that fails on one rank is an error on every rank.
         """
-        clients, phase = self._on_this_rank(current.recipients), current.phase
-        gathering = self._start_gathering(current.recipients) if world_size() > 1 else None
-        for client in clients:
-            self._fit(current, client, phase, gathering)
-        if gathering is None:
+        clients = self._on_this_rank(current.recipients)
+        if world_size() == 1:
+            for client in clients:
+                current.receive(client, self._fit(current, client))
             return
+        gathering = self._start_gathering(current.recipients)
+        for client in clients:
+            began = time.perf_counter()
+            try:
+                reply = self._fit(current, client).to_bytes()
+            except (NonFiniteError, CodecError) as error:
+                # The other ranks wait for replies: they get the error at the end of the phase.
+                gathering.put({f"failure/{client}": str(error).encode()})
+                continue
+            cost = json.dumps([time.perf_counter() - began, self.losses.get(client)]).encode()
+            gathering.put({f"reply/{client}": reply, f"costs/{client}": cost})
         gathered, most = gathering.finish(), self.federation.most_elements
         for client in current.recipients:
             if failure := gathered.get(f"failure/{client}"):
@@ -275,36 +285,19 @@ class FederatedModule(pl.LightningModule):
             taken, loss = json.loads(gathered[f"costs/{client}"])
             if self._taken is not None:
                 self._taken[client] = self._taken.get(client, 0.0) + taken
-            self._note_loss(client, loss)
+            if loss is not None:
+                self.losses[client] = loss
 
-    def _tell(self, phase: str, client: str, done: bool) -> None:
+    def _fit(self, current: Round, client: str) -> Packet:
+        """Trains a client, and returns its encoded reply."""
         for tell in self.listeners:
-            tell(phase, client, done)
-
-    def _fit(self, current: Round, client: str, phase: str, gathering: Gathering | None) -> None:
-        """Trains a client; hands its encoded reply to the round, or sends it to all ranks."""
-        self._tell(phase, client, False)
-        began = time.perf_counter()
-        try:
-            packet = current.fit(client)
-        except (NonFiniteError, CodecError) as error:
-            if gathering is None:
-                raise
-            # The other ranks wait for replies: they get the error at the end of the phase.
-            gathering.put({f"failure/{client}": str(error).encode()})
-            return
-        self._tell(phase, client, True)
-        loss = self.federation.clients[client].training_loss
-        if gathering is None:
-            current.receive(client, packet)
-            self._note_loss(client, loss)
-            return
-        taken = json.dumps([time.perf_counter() - began, loss]).encode()
-        gathering.put({f"reply/{client}": packet.to_bytes(), f"costs/{client}": taken})
-
-    def _note_loss(self, client: str, loss: float | None) -> None:
-        if loss is not None:
+            tell(current.phase, client, False)
+        packet = current.fit(client)
+        for tell in self.listeners:
+            tell(current.phase, client, True)
+        if (loss := self.federation.clients[client].training_loss) is not None:
             self.losses[client] = loss
+        return packet
 
     def _start_gathering(self, recipients: Sequence[str]) -> Gathering:
         if self._group is None:
