@@ -144,10 +144,10 @@ def test_machines_that_do_not_share_what_they_must(part, sentence, tmp_path, mon
     (tmp_path / "config.yaml").touch()
     here = Machines()
 
-    def gathered(own, device):
-        other = {name.replace("0/", "1/"): value for name, value in own.items()}
-        return {**own, **other, f"1/{part}": b"False"}
+    def gathered(own):
+        folder, data = own
+        return [own, (False, data) if part == "folder" else (folder, b"other")]
 
-    monkeypatch.setattr(claim, "gather_named", gathered)
+    monkeypatch.setattr(claim, "gathered", gathered)
     with pytest.raises(DataError, match=f"machine of rank 1 .*{sentence}"):
         SameEverywhere(tmp_path, here).on_fit_start(here, here)

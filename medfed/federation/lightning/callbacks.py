@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -395,10 +394,9 @@ class CommunicationLogger(pl.Callback):
 
 def _gather(module: FederatedModule, local: dict[str, Value]) -> dict[str, Value]:
     """Returns all ranks' records, in the order of clients; clears the local ones."""
-    packed = {c: json.dumps(m).encode() for c, m in local.items()}
-    gathered = gather_named(packed, module.device)
+    everywhere = gather_named(local)
     local.clear()
-    return {c: json.loads(gathered[c]) for c in module.federation.ids if c in gathered}
+    return {c: everywhere[c] for c in module.federation.ids if c in everywhere}
 
 
 class RoundProgress(ProgressBar):

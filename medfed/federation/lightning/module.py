@@ -9,7 +9,6 @@ It assigns clients to ranks, and gathers the replies of all ranks.
 from __future__ import annotations
 
 import io
-import json
 import math
 import time
 from collections import Counter
@@ -31,7 +30,13 @@ from medfed.federation.contributions import COSINES
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation, Round, naming
 from medfed.federation.inputs import kind
-from medfed.federation.lightning.collect import Gathering, gather_named, rank, world_size
+from medfed.federation.lightning.collect import (
+    Gathering,
+    gather_named,
+    gathered,
+    rank,
+    world_size,
+)
 from medfed.federation.lightning.strategy import check_trainer
 from medfed.federation.wire.packet import Packet
 from medfed.functional.conformal import Covering
@@ -272,17 +277,17 @@ class FederatedModule(pl.LightningModule):
                 reply = self._fit(current, client).to_bytes()
             except (NonFiniteError, CodecError) as error:
                 # The other ranks wait for replies: they get the error at the end of the phase.
-                gathering.put({f"failure/{client}": str(error).encode()})
+                gathering.put({f"failure/{client}": str(error)})
                 continue
-            cost = json.dumps([time.perf_counter() - began, self.losses.get(client)]).encode()
+            cost = time.perf_counter() - began, self.losses.get(client)
             gathering.put({f"reply/{client}": reply, f"costs/{client}": cost})
-        gathered, most = gathering.finish(), self.federation.most_elements
+        replies, most = gathering.finish(), self.federation.most_elements
         for client in current.recipients:
-            if failure := gathered.get(f"failure/{client}"):
-                raise NonFiniteError(failure.decode())
+            if failure := replies.get(f"failure/{client}"):
+                raise NonFiniteError(failure)
         for client in current.recipients:
-            current.receive(client, Packet.from_bytes(gathered.pop(f"reply/{client}"), most))
-            taken, loss = json.loads(gathered[f"costs/{client}"])
+            current.receive(client, Packet.from_bytes(replies.pop(f"reply/{client}"), most))
+            taken, loss = replies[f"costs/{client}"]
             if self._taken is not None:
                 self._taken[client] = self._taken.get(client, 0.0) + taken
             if loss is not None:
@@ -415,9 +420,7 @@ class FederatedModule(pl.LightningModule):
     def spent(self) -> dict[str, tuple[int, Passes]]:
         """Returns every client's gradient steps and passes so far; a collective call."""
         here = {c: self.federation.clients[c] for c in self.owned}
-        known = {c: json.dumps([k.steps_done, *k.passes]).encode() for c, k in here.items()}
-        spent = {c: json.loads(n) for c, n in gather_named(known, self.device).items()}
-        return {c: (steps, Passes(*passes)) for c, (steps, *passes) in spent.items()}
+        return gather_named({c: (k.steps_done, k.passes) for c, k in here.items()})
 
     def _gather_states(self, clients: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Returns clients' states, by default of all clients of all ranks; a collective call.
@@ -430,8 +433,8 @@ class FederatedModule(pl.LightningModule):
             return states
         buffer = io.BytesIO()
         torch.save(states, buffer)
-        gathered = gather_named({str(rank()): buffer.getvalue()}, self.device)
-        return {c: state for data in gathered.values() for c, state in _load(data).items()}
+        everywhere = [_load(data) for data in gathered(buffer.getvalue())]
+        return {c: state for states in everywhere for c, state in states.items()}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves the server, every client of every rank and the ledger; a collective call."""
