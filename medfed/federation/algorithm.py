@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -399,6 +399,15 @@ class Algorithm(ABC):
         """Returns figures of the server's state, by name; by default none."""
         return {}
 
+    def centers(self, client: Client, message: Message) -> Tensors:
+        """Returns the centres of the quantised parameters in ``personal_model``; by default none.
+
+        Args:
+            client: The client; its state is read only.
+            message: The message from :meth:`broadcast`.
+        """
+        return {}
+
     def memberships(self, server: State) -> Tensor | None:
         """Returns the clients' memberships in canonical models over rounds, (R + 1, N, K)."""
         return None
@@ -475,14 +484,6 @@ class Algorithm(ABC):
 def _are_models(kinds: Sequence[str]) -> bool:
     """Whether most replies hold weights, not displacements; a single client may say anything."""
     return 2 * kinds.count("state") > len(kinds)
-
-
-@runtime_checkable
-class HasCenters(Protocol):
-    """A method whose personal models are quantised."""
-
-    def centers(self, client: Client, message: Message) -> Tensors:
-        """Returns the centres of the quantised parameters in ``personal_model``."""
 
 
 def sent_by_each(replies: Replies, part: str) -> Tensors:

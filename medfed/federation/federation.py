@@ -16,7 +16,6 @@ from medfed.federation.algorithm import (
     Algorithm,
     ClientInfo,
     Cohort,
-    HasCenters,
     Outbox,
     ServerRound,
 )
@@ -204,8 +203,6 @@ class Federation:
 
     def centers(self, client: str) -> Tensors:
         """Returns the centres of a client's quantised parameters, by name; changes no state."""
-        if not isinstance(self.algorithm, HasCenters):
-            return {}
         with self.clients[client].present() as local:
             return self.algorithm.centers(local, self.delivered(client))
 

@@ -221,8 +221,9 @@ class Hospital(Batched):
             )
         if not isinstance(given, DataLoader):
             return DataLoader(given, batch_size, shuffle=split == "train", collate_fn=_collated)
-        left = _left_out(given) if split != "train" else 0
-        if left:
+        sampler: Any = given.sampler
+        drops = split != "train" and given.drop_last and isinstance(sampler, Sized)
+        if drops and (left := len(sampler) % (given.batch_size or 1)):
             raise ConfigError(
                 f"Hospital {self.id}: the loader of {split} leaves out {left} of its samples; set "
                 "drop_last=False, so that results are of all."
@@ -374,13 +375,6 @@ def _drawn(loader: DataLoader[Any], seed: int) -> Iterator[Any]:
             except StopIteration:
                 return
         yield batch
-
-
-def _left_out(loader: DataLoader[Any]) -> int:
-    """Returns how many samples are too few for a last batch, of a loader that drops it."""
-    sampler: Any = loader.sampler
-    known = loader.drop_last and isinstance(sampler, Sized)
-    return len(sampler) % (loader.batch_size or 1) if known else 0
 
 
 def _is_of_tensors(loader: DataLoader[Any]) -> bool:

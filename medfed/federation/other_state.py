@@ -88,9 +88,6 @@ class _Holder:
             for key, first in self.begun.items()
         )
 
-    def place(self, key: str) -> str:
-        return f"{self.name}.{key}" if self.name else key
-
     def forbids(self, key: str) -> bool:
         """Whether a key is an entry or a name of every module, such as forward."""
         return key in self.skipped or (key not in self.begun and hasattr(nn.Module, key))
@@ -149,7 +146,7 @@ class OtherState:
                 found.append([holder.name, holder.kind, key, gone, code])
             except _CannotKeepError:
                 raise ConfigError(
-                    f"Training changes {holder.place(key)} of the network "
+                    f"Training changes {_place(holder.name, key)} of the network "
                     f"({type(value).__name__}), which cannot be kept for each hospital; keep it in "
                     "a buffer (register_buffer), or in an attribute that is a tensor, a number, or "
                     "a list or dictionary of these."
@@ -188,7 +185,7 @@ class OtherState:
             if kind == "" or lost or gone or not _is_tensor(code):
                 rest.append([name, kind, key, gone, code])
             else:
-                named[f"{name}.{key}".lstrip(".")] = _tensor(code)
+                named[_place(name, key)] = _tensor(code)
         if not rest:
             return named, None
         return named, torch.frombuffer(bytearray(msgspec.msgpack.encode(rest)), dtype=torch.uint8)
@@ -226,7 +223,7 @@ class OtherState:
         self._holders.append(holder)
         for key, value in list(values.items()):
             if key not in skipped:
-                holder.begun[key] = self._begun(value, f"{name}.{key}".lstrip("."))
+                holder.begun[key] = self._begun(value, _place(name, key))
 
     def _begun(self, value: Any, place: str) -> _Begun:
         if isinstance(value, Tensor):
@@ -380,6 +377,10 @@ def _decoded(packed: Tensor | None) -> list[tuple[str, str, str, bool, Any]]:
         return msgspec.msgpack.decode(data, type=list[tuple[str, str, str, bool, Any]])
     except msgspec.MsgspecError as error:
         raise ValueError("the other state of the model is damaged") from error
+
+
+def _place(name: str, key: str) -> str:
+    return f"{name}.{key}".lstrip(".")
 
 
 def _memory_of(tensor: Tensor) -> int:

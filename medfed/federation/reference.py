@@ -237,7 +237,8 @@ def federate(
         ConfigError: If the algorithm does not fit the network, or a name is unknown.
         NonFiniteError: If a loss becomes NaN or infinite; client, round and phase are named.
     """
-    inputs.check_training_is_possible()
+    if torch.is_inference_mode_enabled():
+        raise ConfigError("Nothing trains within torch.inference_mode(); call medfed outside it.")
     inputs.check_network(network)
     if lr is not None and optimizer is not None:
         raise ConfigError(

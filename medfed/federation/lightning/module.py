@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from statistics import median
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol
 
 import pytorch_lightning as pl
 import torch
@@ -115,24 +115,6 @@ class TaskLike(Protocol):
 
     def evaluate(self, batches: Iterable[Batch], *, test: bool = False) -> dict[str, float]:
         """Returns metrics over batches and changes no state."""
-
-
-class MeterLike(Protocol):
-    """The metrics of a task."""
-
-    def compute(self) -> dict[str, float]:
-        """Returns the metrics."""
-
-    def cases(self) -> list[dict[str, float | str]]:
-        """Returns rows about the cases, if the task has any."""
-
-
-@runtime_checkable
-class Measures(Protocol):
-    """A task that also has results of each case."""
-
-    def measured(self, batches: Iterable[Batch], *, test: bool = False, **more: Any) -> MeterLike:
-        """Returns the meter of ``evaluate``."""
 
 
 class FederatedRounds(pl.Callback):
@@ -347,18 +329,20 @@ class FederatedModule(pl.LightningModule):
         def batches(split: EvalSplit) -> Iterator[Batch]:
             return (to_device(b, self.device) for b in data.eval_batches(split))
 
-        if not keep or not isinstance(self.task, Measures):
+        # A task may also have results of each case.
+        measured: Callable[..., Any] | None = getattr(self.task, "measured", None)
+        if not keep or measured is None:
             return _numbers(self.task.evaluate(batches(split), test=split == "test"))
         more: dict[str, Any] = {}
         if self.chooser is not None and self.chooser.levels:
             more["levels"] = self.chooser.levels
-        meter = self.task.measured(batches(split), test=split == "test", **more)
+        meter = measured(batches(split), test=split == "test", **more)
         self.cases[client] = meter.cases()
         if self.chooser is not None:
-            training = self.task.measured(batches("train")).cases() if self.chooser.linear else []
-            self._chosen_on[client] = self.task.measured(batches("val"), **more).cases(), training
+            training = measured(batches("train")).cases() if self.chooser.linear else []
+            self._chosen_on[client] = measured(batches("val"), **more).cases(), training
             self.points[client] = self.chooser.choose(*self._chosen_on[client])
-        return meter.compute()
+        return dict(meter.compute())
 
     def decide(self, client: str, others: Mapping[str, float] | None = None) -> dict[str, float]:
         """Chooses the point of a client that has been tested, and decides its test cases there.
