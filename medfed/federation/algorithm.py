@@ -225,16 +225,14 @@ class Algorithm(ABC):
         }
         patterns = named[self.personal] if isinstance(self.personal, str) else self.personal
         patterns = divide(network, patterns)
-        if self.personal == "normalization" and not patterns:
-            raise ConfigError(
-                "personal=normalization finds no normalisation layer with parameters in this "
-                "network; choose a model that has some, such as model.network.norm=batch."
-            )
-        if self.personal == "body" and not patterns:
-            raise ConfigError(
-                "personal=body is all but the model's head, and there the head is all; choose a "
-                "model of several layers, or name the head by model.personal."
-            )
+        empty = {
+            "normalization": "personal=normalization finds no normalisation layer with parameters "
+            "in this network; choose a model that has some, such as model.network.norm=batch.",
+            "body": "personal=body is all but the model's head, and there the head is all; choose "
+            "a model of several layers, or name the head by model.personal.",
+        }
+        if not patterns and self.personal in empty:
+            raise ConfigError(empty[self.personal])
         split = ParameterSplit.of(network, patterns, buffers)
         if self.trains_shared and not split.parameters("shared"):
             raise nothing_to_train("shared")
@@ -281,17 +279,14 @@ class Algorithm(ABC):
         Raises:
             ConfigError: If the method needs all clients in every round, and some are left out.
         """
-        if self.card.full_cohort and cohort.fraction < 1:
-            raise ConfigError(
-                f"{self.title} needs all clients in every round, and cohort.fraction="
-                f"{cohort.fraction} leaves some out; choose cohort.fraction=1, or cohort.clients="
-                "[...] for a federation of a few."
+        where = "cohort.absent leaves some out; set it to []"
+        if cohort.fraction < 1:
+            where = (
+                f"cohort.fraction={cohort.fraction} leaves some out; choose cohort.fraction=1, or "
+                "cohort.clients=[...] for a federation of a few"
             )
-        if self.card.full_cohort and any(cohort.absent.values()):
-            raise ConfigError(
-                f"{self.title} needs all clients in every round, and cohort.absent leaves "
-                "some out; set it to []."
-            )
+        if self.card.full_cohort and (cohort.fraction < 1 or any(cohort.absent.values())):
+            raise ConfigError(f"{self.title} needs all clients in every round, and {where}.")
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
         """Returns what a client's messages hold besides weights, gradients and single numbers.

@@ -85,9 +85,7 @@ def assign(
         assigned[client] = loads.index(min(loads))
         loads[assigned[client]] += work[client]
     if owners is not None:
-        kept = [0.0] * ranks
-        for client in order:
-            kept[owners[client]] += work[client]
+        kept = [sum(w for c, w in work.items() if owners[c] == rank) for rank in range(ranks)]
         if max(kept) <= max(WORTH_MOVING * max(loads), max(loads) + SECONDS):
             return {c: owners[c] for c in work}
     return {c: assigned[c] for c in work}

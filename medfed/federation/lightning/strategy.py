@@ -270,7 +270,7 @@ def ranks_end_together(trainer: pl.Trainer) -> Iterator[None]:
     ignoring further ones, and with 0 on SIGTERM.
     """
     launcher, on_interrupt = trainer.strategy.launcher, signal.getsignal(signal.SIGINT)
-    before = {name: os.environ.get(name) for name in _OF_RANKS}
+    absent = [name for name in _OF_RANKS if name not in os.environ]
     joined = dist.is_available() and dist.is_initialized()
     try:
         yield
@@ -291,9 +291,8 @@ def ranks_end_together(trainer: pl.Trainer) -> Iterator[None]:
             raise
         raise reason from None
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
+        for name in absent:
+            os.environ.pop(name, None)
         if not joined and dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
 

@@ -66,18 +66,21 @@ class Ledger:
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self.entries = [*entries]
+        self.entries: list[Entry] = []
         # By round and direction, so that queries of every round need not read all entries.
-        self._sums: dict[tuple[int, str], Traffic] = {}
-        self._summed = 0  # how many entries are in these sums
+        self._sums: dict[tuple[int, Direction], Traffic] = {}
+        self.add(*entries)
 
     def add(self, *entries: Entry) -> None:
         """Appends entries."""
-        self.entries.extend(entries)
+        self.entries += entries
+        for entry in entries:
+            size, dense = self._sums.get(key := (entry.round, entry.direction), (0, 0))
+            self._sums[key] = Traffic(size + entry.bytes, dense + entry.dense)
 
     def count(self, sizes: Sizes, round: int, phase: str, client: str, way: Direction) -> None:
         """Appends the parts of a message; `sizes`: see :meth:`.packet.Packet.sizes`."""
-        self.entries += [Entry(round, phase, client, way, p, *both) for p, both in sizes.items()]
+        self.add(*(Entry(round, phase, client, way, p, *both) for p, both in sizes.items()))
 
     def traffic(self, direction: Direction, round: int | None = None) -> Traffic:
         """Returns the bytes in a direction, in one round or in all, without reading all entries.
@@ -87,10 +90,6 @@ class Ledger:
             >>> ledger.traffic("up"), ledger.traffic("up", round=1).savings
             (Traffic(bytes=60, dense=240), 4.0)
         """
-        for entry in self.entries[self._summed :]:
-            size, dense = self._sums.get(key := (entry.round, entry.direction), (0, 0))
-            self._sums[key] = Traffic(size + entry.bytes, dense + entry.dense)
-        self._summed = len(self.entries)
         sums = [s for (n, way), s in self._sums.items() if way == direction and round in (None, n)]
         return Traffic(sum(s.bytes for s in sums), sum(s.dense for s in sums))
 
@@ -159,4 +158,5 @@ class Ledger:
 
     def load_state_dict(self, state: bytes) -> None:
         """Replaces the entries by those of :meth:`state_dict`."""
-        self.entries, self._sums, self._summed = [*unpacked(state, Entry)], {}, 0
+        self.entries, self._sums = [], {}
+        self.add(*unpacked(state, Entry))
