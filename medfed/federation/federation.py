@@ -48,10 +48,10 @@ class Federation:
         server: State,
         clients: Mapping[str, LocalClient],
         everyone: Sequence[ClientInfo],
+        trainer: LocalTrainer,
         channel: Channel | None = None,
         cohort: Cohort | None = None,
         seed: int = 0,
-        trainer: LocalTrainer | None = None,
     ) -> None:
         self.cohort = cohort or Cohort()
         algorithm.check_cohort(self.cohort)
@@ -74,10 +74,9 @@ class Federation:
         self.absent_folder: Path | None = None  # for the state of absent clients; None: in memory
         self.noise: ClientPrivacy | None = None  # what clients add to their replies, if protected
         self.channel.seed = seed
-        self.trainer = trainer or next((c.trainer for c in self.clients.values()), None)
+        self.trainer = trainer
         # No lossy codec may change buffers; every client has the same model.
-        if self.trainer is not None:
-            self.channel.buffers = self.trainer.split.buffers.union(algorithm.exact)
+        self.channel.buffers = trainer.split.buffers.union(algorithm.exact)
 
     def to(self, device: torch.device) -> None:
         """Moves all states to a device, but for those that clients keep between their turns."""
@@ -111,8 +110,7 @@ class Federation:
     @property
     def averages_moments(self) -> bool:
         """Whether the server averages the optimizers' state."""
-        trainer = self.trainer
-        return trainer is not None and trainer.budget.optimizer_state == "averaged"
+        return self.trainer.budget.optimizer_state == "averaged"
 
     def share(self, client: str) -> float:
         """Returns a client's weight among all clients, whether they take part or not."""
@@ -123,8 +121,7 @@ class Federation:
     @property
     def most_elements(self) -> int:
         """A bound above any reply: many models, or the minimum that a receiver always accepts."""
-        entries = {} if self.trainer is None else self.trainer.model.entries
-        size = sum(map(Tensor.numel, entries.values()))
+        size = sum(map(Tensor.numel, self.trainer.model.entries.values()))
         return max(MAX_UNCHECKED, 64 * size)
 
     def open(self, round: int) -> Round:
@@ -312,7 +309,7 @@ class Round:
         check(replies, replies.norms)
         federation.far += find_outliers(replies.norms, self.number, self.phase)
         if federation.compares and not self._cosines:
-            names = federation.trainer.split.parameters("all") if federation.trainer else ()
+            names = federation.trainer.split.parameters("all")
             parameters = {*names} - federation.channel.buffers
             method, server = federation.algorithm, federation.server
             self._cosines = cosines_in(replies, method, server, parameters)

@@ -69,7 +69,6 @@ class Federated:
         """Returns each client's mean loss on one of its splits, by its personal model."""
         check_known("split", split, ("train", "val", "test"))
         fed = self.federation
-        assert fed.trainer is not None  # a federation of this module trains here
         measure, model = fed.trainer.evaluated, fed.personal_model
         return {n: measure(c.data, model(n, split), split) for n, c in fed.clients.items()}
 
@@ -106,7 +105,6 @@ class Federated:
         if client not in self.federation.clients:
             known = ", ".join(self.federation.clients)
             raise ConfigError(f"There is no client {client!r}; the clients are {known}.")
-        assert self.federation.trainer is not None
         return self.federation.trainer.model.whole(self.federation.personal_model(client))
 
     def model(self, client: str) -> nn.Module:
@@ -170,7 +168,7 @@ def assemble(
         check_averages_moments(algorithm, sent or Channel())
     cohort = cohort or Cohort()
     cohort.of([c.id for c in everyone], seed, 0)  # an unknown client is named here
-    made = Federation(algorithm, server, local_clients, everyone, sent, cohort, seed, local)
+    made = Federation(algorithm, server, local_clients, everyone, local, sent, cohort, seed)
     if compares:
         check_contributions(algorithm, made.channel, split)
     made.compares, local.normalization = compares, normalization
@@ -301,8 +299,7 @@ def run_reference(
             if after_round:
                 after_round(number)
     finally:
-        if federation.trainer is not None:
-            federation.trainer.residents.release()
+        federation.trainer.residents.release()
     return federation
 
 
