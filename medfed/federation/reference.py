@@ -161,24 +161,24 @@ def assemble(
         shape = shape or clients[0].train_inputs(1).shape[1:]
         server = {**server, "reads": entries_reading(network, shape)}
     local_clients = {c.id: LocalClient(c, local, weights, state) for c in clients}
-    sent = None if channel is None else channel(algorithm)
+    sent = Channel() if channel is None else channel(algorithm)
     if not split.parameters("shared"):
         _check_averages(algorithm, sent)
     if local.budget.optimizer_state == "averaged":
-        check_averages_moments(algorithm, sent or Channel())
+        check_averages_moments(algorithm, sent)
     cohort = cohort or Cohort()
     cohort.of([c.id for c in everyone], seed, 0)  # an unknown client is named here
     made = Federation(algorithm, server, local_clients, everyone, local, sent, cohort, seed)
     if compares:
-        check_contributions(algorithm, made.channel, split)
+        check_contributions(algorithm, sent, split)
     made.compares, local.normalization = compares, normalization
     return made, local
 
 
-def _check_averages(algorithm: Algorithm, channel: Channel | None) -> None:
+def _check_averages(algorithm: Algorithm, channel: Channel) -> None:
     """Refuses what protects means, of a model that is wholly personal."""
     robust = type(algorithm.aggregation)
-    masks = channel is not None and channel.sums is not None
+    masks = channel.sums is not None
     key = "channel.secure=masks" if masks else f"aggregation={robust.__name__.lower()}"
     if algorithm.parts_averaged and (masks or robust is not Aggregation):
         raise ConfigError(

@@ -150,10 +150,9 @@ class PersonalEvaluation(pl.Callback):
         """The metric that selects the round."""
         return self.selection[0]
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: pl.Trainer, pl_module: FederatedModule, stage: str) -> None:
         """Notes what each client's validation can tell."""
-        if isinstance(pl_module, FederatedModule):
-            self.history.samples = pl_module.federation.samples
+        self.history.samples = pl_module.federation.samples
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Appends the record of this round."""
@@ -289,9 +288,8 @@ class PersonalEvaluation(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the record, so that a resumed run selects like an uninterrupted one."""
-        diverged = {n: list(clients) for n, clients in self.diverged.items()}
         rows = {"history": packed(self.history), "losses": packed(self.losses)}
-        return {**rows, "diverged": diverged}
+        return {**rows, "diverged": dict(self.diverged)}
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
