@@ -35,8 +35,8 @@ from medfed.federation.split import (
 )
 from medfed.federation.variances import pooled_variances
 from medfed.federation.wire.message import Message
-from medfed.standalone.checks import check_fields, check_not_negative, within
-from medfed.standalone.errors import ConfigError, did_you_mean
+from medfed.standalone.checks import check_fields, check_known, check_not_negative, within
+from medfed.standalone.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,7 @@ class Cohort:
         named = {"clients": self.clients or (), "absent": set().union(*self.absent.values())}
         for key, name in ((key, name) for key, names in named.items() for name in names):
             if name not in everyone:
-                raise ConfigError(
-                    f"cohort.{key} names {name!r}, which is no client"
-                    f"{did_you_mean(name, known)}; the clients are {', '.join(known)}."
-                )
+                check_known(f"cohort.{key}", name, known)
         pool = [c for c in known if listed is None or c in listed]
         count = max(1, int(self.fraction * len(pool) + 0.5))  # halves up
         members = set(pool)

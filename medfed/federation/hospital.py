@@ -205,11 +205,8 @@ class Hospital(Batched):
                 f"{kind} {type(data).__name__}, an IterableDataset, which has no samples that a "
                 "seed could order; give a Dataset with a length, such as a list of its samples."
             )
-        try:
-            empty = len(data) == 0 or isinstance(data, Mapping | set | frozenset)
-        except TypeError:
-            empty = True
-        if empty:
+        unordered = not isinstance(data, Sized) or isinstance(data, Mapping | set | frozenset)
+        if unordered or len(data) == 0:
             raise ConfigError(
                 f"{kind} {type(data).__name__}, without a "
                 "length or without a sample; give a Dataset with both, or a DataLoader of one."

@@ -102,9 +102,7 @@ class Federated:
 
         Other state, which no state dict names, is in ``other state``, if there is any.
         """
-        if client not in self.federation.clients:
-            known = ", ".join(self.federation.clients)
-            raise ConfigError(f"There is no client {client!r}; the clients are {known}.")
+        check_known("client", client, self.federation.clients)
         return self.federation.trainer.model.whole(self.federation.personal_model(client))
 
     def model(self, client: str) -> nn.Module:
