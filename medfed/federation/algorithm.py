@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from medfed.common.floors import Statistic
+from medfed.common.schemas import Count, fit
 from medfed.common.seeding import derive_seed
 from medfed.common.tensors import State, Tensors, select, weighted_mean
 from medfed.federation.aggregation import Aggregation, PhaseReplies
@@ -61,19 +62,15 @@ class Cohort:
     memory_gb: Annotated[float | None, check_not_negative] = 4.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.absent, Mapping):  # keys from the command line are text
-            pairs = self.absent
-            if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
-                raise ConfigError(f"cohort.absent={pairs} must be pairs such as [[3,[CLIENT]]].")
-            object.__setattr__(self, "absent", dict(pairs))
         check_fields("cohort", self)
-        if any(type(n) is not int or n < 0 for n in self.absent) or any(
-            isinstance(names, str) for names in self.absent.values()
-        ):
+        try:  # pairs from the command line, where keys are text
+            absent = fit(dict(self.absent), dict[Count, list[str]])
+        except (TypeError, ValueError) as error:
             raise ConfigError(
                 "cohort.absent must list clients by the number of a round from 0, such as "
                 "cohort.absent=[[3,[CLIENT]]]."
-            )
+            ) from error
+        object.__setattr__(self, "absent", absent)
         if self.clients is not None and not self.clients:
             raise ConfigError("cohort.clients is an empty list; name a client or set it to null.")
         listed = {f"absent, round {number},": names for number, names in self.absent.items()}
