@@ -151,9 +151,7 @@ class OtherState:
                     "a buffer (register_buffer), or in an attribute that is a tensor, a number, or "
                     "a list or dictionary of these."
                 ) from None
-        if not found:
-            return NOTHING
-        return torch.frombuffer(bytearray(msgspec.msgpack.encode(found)), dtype=torch.uint8)
+        return _encoded(found) if found else NOTHING
 
     def restore(self, packed: Tensor | None) -> None:
         """Puts the network into the state at its start, with differences."""
@@ -186,9 +184,7 @@ class OtherState:
                 rest.append([name, kind, key, gone, code])
             else:
                 named[_place(name, key)] = _tensor(code)
-        if not rest:
-            return named, None
-        return named, torch.frombuffer(bytearray(msgspec.msgpack.encode(rest)), dtype=torch.uint8)
+        return named, _encoded(rest) if rest else None
 
     def drop(self, packed: Tensor) -> None:
         """Puts what some differences are of into its state at the start."""
@@ -365,6 +361,10 @@ class OtherState:
             (first.update if isinstance(first, set | dict) else first.extend)(value)
             value = first
         holder.values[key] = value
+
+
+def _encoded(rows: list[Any]) -> Tensor:
+    return torch.frombuffer(bytearray(msgspec.msgpack.encode(rows)), dtype=torch.uint8)
 
 
 def _decoded(packed: Tensor | None) -> list[tuple[str, str, str, bool, Any]]:

@@ -367,33 +367,33 @@ def outsiders_model(federation: Federation, client: LocalClient) -> Tensors | No
 
 
 def question(
-    federation: Federation, info: ClientInfo, send: Callable[[Packet, bool], Packet], ledger: Ledger
-) -> None:
+    federation: Federation, info: ClientInfo, send: Callable[[Packet], Packet], ledger: Ledger
+) -> Packet:
     """Runs the server's half of a method's onboarding; the server's state does not change.
 
-    `send`: sends a message to it, and returns its answer; the last message needs none.
+    `send`: sends a message, and returns its answer. Returns the last message, which needs none.
     """
     algorithm, channel, phase = federation.algorithm, federation.channel, 0
     memory: dict[Direction, Memory] = {"up": {}, "down": {}}  # its end of the client's channel
 
-    def answered(message: Message, last: bool) -> Packet:
+    def encoded(message: Message) -> Packet:
         place = MessageContext(info.id, OUTSIDE, phase)
         packet, memory["down"] = channel.encode(message, "down", place, memory["down"])
         ledger.count(packet.sizes(), OUTSIDE, packet.phase, info.id, "down")
-        return send(packet, last)
+        return packet
 
     generator = rules_of(algorithm).onboarding(federation.server, info)
     try:
         message = next(generator)
         while True:
-            packet = answered(message, last=False)
+            packet = send(encoded(message))
             answer, memory["up"] = channel.decode(packet, "up", memory["up"])
             check_reply(algorithm, answer)
             ledger.count(packet.sizes(), OUTSIDE, packet.phase, info.id, "up")
             phase += 1
             message = generator.send(answer)
     except StopIteration as stop:
-        answered(stop.value, last=True)
+        return encoded(stop.value)
 
 
 def run_onboarding(federation: Federation, client: LocalClient) -> tuple[Message, Ledger]:
@@ -402,11 +402,5 @@ def run_onboarding(federation: Federation, client: LocalClient) -> tuple[Message
     Of the ends of the channel and the states, only the client's end changes.
     """
     newcomer, ledger = Newcomer(federation, client), Ledger()
-    packets: list[Packet] = []
-
-    def send(packet: Packet, last: bool) -> Packet:
-        packets.append(packet)
-        return packet if last else newcomer.answer(packet)
-
-    question(federation, ClientInfo(client.id, client.num_samples), send, ledger)
-    return newcomer.begin(packets[-1]), ledger
+    info = ClientInfo(client.id, client.num_samples)
+    return newcomer.begin(question(federation, info, newcomer.answer, ledger)), ledger

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
@@ -392,7 +393,8 @@ class CommunicationLogger(pl.Callback):
 
 def _gather(module: FederatedModule, local: dict[str, Value]) -> dict[str, Value]:
     """Returns all ranks' records, in the order of clients; clears the local ones."""
-    everywhere = gather_named(local)
+    # NumPy's numbers become plain ones, as in the files.
+    everywhere = gather_named(json.loads(json.dumps(local)))
     local.clear()
     return {c: everywhere[c] for c in module.federation.ids if c in everywhere}
 
