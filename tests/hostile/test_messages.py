@@ -379,8 +379,8 @@ def test_a_factor_is_cut_off_where_cer_left_next_to_nothing() -> None:
     vector = torch.tensor([1e4, 1e4])
     assert closest_factor(vector, vector * 1e-6) == 1024
     link = Link(TERN, feedback=True, cer=CER(gamma=0.999999, relative=True))
-    coded = link.encode(vector, ROWS, "update", None, np.random.default_rng(0))
-    link.decode(coded.data, ROWS, "update", None, torch.device("cpu"))
+    data, _, _ = link.encode(vector, ROWS, "update", None, np.random.default_rng(0))
+    link.decode(data, ROWS, "update", None, torch.device("cpu"))
 
 
 # A round
