@@ -24,7 +24,7 @@ from medfed.commands.help import COMMANDS
 from medfed.commands.methods import words, yamls
 from medfed.commands.site import read
 from medfed.config.compose import CONFIG_DIR, build, load
-from medfed.federation.algorithm import Algorithm, HasCenters
+from medfed.federation.algorithm import Algorithm
 from medfed.federation.card import Card
 from medfed.federation.split import ParameterSplit
 from medfed.models.networks.personal_part import default_personal
@@ -312,7 +312,7 @@ def test_what_a_method_writes_and_declares_has_the_names_that_the_page_gives():
     text = (DOCS / "extending" / "algorithm.md").read_text()
     cells = re.findall(r"^\| (`[^|]+`) \|", text[text.index("## What you must write") :], re.M)
     names = {name for cell in cells for name in re.findall(r"`(?:card\.)?(\w+)", cell)}
-    known = {name for kind in (Algorithm, Card, HasCenters) for name in dir(kind)}
+    known = {name for kind in (Algorithm, Card) for name in dir(kind)}
     known |= {*Algorithm.__annotations__, *Card.__annotations__}
     assert len(names) > 12
     assert names <= known

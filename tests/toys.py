@@ -178,4 +178,4 @@ def toy_federation(
     clients = {d.id: LocalClient(d, local, weights, state) for d in data}
     if channel is None and next(iter(weights.values())).dtype == torch.float64:
         channel = Channel(Dense("float64"), Dense("float64"))
-    return task, Federation(algorithm, server, clients, infos, channel, cohort), local
+    return task, Federation(algorithm, server, clients, infos, local, channel, cohort), local

@@ -189,7 +189,7 @@ def federated(setting: Setting, algorithm: FedAvg) -> FederatedModule:
     infos = [ClientInfo(d.id, d.num_samples) for d in data]
     server, state = algorithm.init(weights, split, infos)
     members = {d.id: LocalClient(d, local, weights, state) for d in data}
-    return FederatedModule(task, Federation(algorithm, server, members, infos), local)
+    return FederatedModule(task, Federation(algorithm, server, members, infos, local), local)
 
 
 class Bare:

@@ -17,7 +17,7 @@ import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO
 
 from rich import filesize, progress, table
@@ -316,18 +316,17 @@ def _was_said(block: str) -> bool:
 @contextmanager
 def as_run(mark: str) -> Iterator[None]:
     """Gives the output of a run of a sweep, also of its log, to a :class:`RunStream`."""
-    before = sys.stdout, sys.stderr
+    usual, handlers = sys.stdout, logging.getLogger().handlers
+    moved: list[Any] = [h for h in handlers if getattr(h, "stream", None) is usual]
     out, err = RunStream(sys.stdout, mark), RunStream(sys.stderr, mark) if mark else sys.stderr
-    handlers = [h for h in logging.getLogger().handlers if getattr(h, "stream", 0) is sys.stdout]
-    sys.stdout, sys.stderr = out, err  # type: ignore[assignment]
-    for handler in handlers:
-        handler.setStream(out)  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
-        for handler in handlers:
-            handler.setStream(before[0])  # type: ignore[attr-defined]
+    with redirect_stdout(out), redirect_stderr(err):  # type: ignore[type-var]
+        try:
+            for handler in moved:
+                handler.setStream(out)
+            yield
+        finally:
+            for handler in moved:
+                handler.setStream(usual)
 
 
 def swept() -> bool:

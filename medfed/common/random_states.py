@@ -116,36 +116,25 @@ def _parts(one: Any) -> Iterable[tuple[str, object]]:
 
 
 def _set_seed(state: State, seed: int) -> None:
-    match state:
-        case torch.Generator():
-            state.manual_seed(seed)
-        case np.random.Generator():
-            state.bit_generator.state = type(state.bit_generator)(seed).state  # type: ignore[call-arg]
-        case np.random.RandomState():
-            fresh = np.random.RandomState(type(state._bit_generator)(seed))
-            state.set_state(fresh.get_state(legacy=False))
-        case random.Random():
-            state.seed(seed)
+    if isinstance(state, np.random.Generator):
+        state.bit_generator.state = type(state.bit_generator)(seed).state  # type: ignore[call-arg]
+    elif isinstance(state, np.random.RandomState):
+        _restore([state], [_value(np.random.RandomState(type(state._bit_generator)(seed)))])
+    else:
+        (state.seed if isinstance(state, random.Random) else state.manual_seed)(seed)
 
 
 def _value(state: State) -> Any:
-    match state:
-        case torch.Generator():
-            return state.get_state()
-        case np.random.Generator():
-            return state.bit_generator.state
-        case np.random.RandomState():
-            return state.get_state(legacy=False)
-        case random.Random():
-            return state.getstate()
+    if isinstance(state, np.random.Generator):
+        return state.bit_generator.state
+    if isinstance(state, np.random.RandomState):
+        return state.get_state(legacy=False)
+    return state.getstate() if isinstance(state, random.Random) else state.get_state()
 
 
 def _restore(states: Iterable[State], values: Iterable[Any]) -> None:
     for state, value in zip(states, values, strict=True):
-        match state:
-            case torch.Generator() | np.random.RandomState():
-                state.set_state(value)
-            case np.random.Generator():
-                state.bit_generator.state = value
-            case random.Random():
-                state.setstate(value)
+        if isinstance(state, np.random.Generator):
+            state.bit_generator.state = value
+        else:
+            (state.setstate if isinstance(state, random.Random) else state.set_state)(value)

@@ -10,12 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from medfed.common.floors import Statistic
+from medfed.common.schemas import Count, fit
 from medfed.common.seeding import derive_seed
 from medfed.common.tensors import State, Tensors, select, weighted_mean
 from medfed.federation.aggregation import Aggregation, PhaseReplies, pooled_variances
@@ -35,8 +36,8 @@ from medfed.federation.split import (
     remainder,
 )
 from medfed.federation.wire.packet import Message
-from medfed.standalone.checks import check_fields, check_not_negative, within
-from medfed.standalone.errors import ConfigError, did_you_mean
+from medfed.standalone.checks import check_fields, check_known, check_not_negative, within
+from medfed.standalone.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -61,19 +62,15 @@ class Cohort:
     memory_gb: Annotated[float | None, check_not_negative] = 4.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.absent, Mapping):  # keys from the command line are text
-            pairs = self.absent
-            if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
-                raise ConfigError(f"cohort.absent={pairs} must be pairs such as [[3,[CLIENT]]].")
-            object.__setattr__(self, "absent", dict(pairs))
         check_fields("cohort", self)
-        if any(type(n) is not int or n < 0 for n in self.absent) or any(
-            isinstance(names, str) for names in self.absent.values()
-        ):
+        try:  # pairs from the command line, where keys are text
+            absent = fit(dict(self.absent), dict[Count, list[str]])
+        except (TypeError, ValueError) as error:
             raise ConfigError(
                 "cohort.absent must list clients by the number of a round from 0, such as "
                 "cohort.absent=[[3,[CLIENT]]]."
-            )
+            ) from error
+        object.__setattr__(self, "absent", absent)
         if self.clients is not None and not self.clients:
             raise ConfigError("cohort.clients is an empty list; name a client or set it to null.")
         listed = {f"absent, round {number},": names for number, names in self.absent.items()}
@@ -87,10 +84,7 @@ class Cohort:
         named = {"clients": self.clients or (), "absent": set().union(*self.absent.values())}
         for key, name in ((key, name) for key, names in named.items() for name in names):
             if name not in everyone:
-                raise ConfigError(
-                    f"cohort.{key} names {name!r}, which is no client"
-                    f"{did_you_mean(name, known)}; the clients are {', '.join(known)}."
-                )
+                check_known(f"cohort.{key}", name, known)
         pool = [c for c in known if listed is None or c in listed]
         count = max(1, int(self.fraction * len(pool) + 0.5))  # halves up
         members = set(pool)
@@ -225,16 +219,14 @@ class Algorithm(ABC):
         }
         patterns = named[self.personal] if isinstance(self.personal, str) else self.personal
         patterns = divide(network, patterns)
-        if self.personal == "normalization" and not patterns:
-            raise ConfigError(
-                "personal=normalization finds no normalisation layer with parameters in this "
-                "network; choose a model that has some, such as model.network.norm=batch."
-            )
-        if self.personal == "body" and not patterns:
-            raise ConfigError(
-                "personal=body is all but the model's head, and there the head is all; choose a "
-                "model of several layers, or name the head by model.personal."
-            )
+        empty = {
+            "normalization": "personal=normalization finds no normalisation layer with parameters "
+            "in this network; choose a model that has some, such as model.network.norm=batch.",
+            "body": "personal=body is all but the model's head, and there the head is all; choose "
+            "a model of several layers, or name the head by model.personal.",
+        }
+        if not patterns and self.personal in empty:
+            raise ConfigError(empty[self.personal])
         split = ParameterSplit.of(network, patterns, buffers)
         if self.trains_shared and not split.parameters("shared"):
             raise nothing_to_train("shared")
@@ -281,17 +273,14 @@ class Algorithm(ABC):
         Raises:
             ConfigError: If the method needs all clients in every round, and some are left out.
         """
-        if self.card.full_cohort and cohort.fraction < 1:
-            raise ConfigError(
-                f"{self.title} needs all clients in every round, and cohort.fraction="
-                f"{cohort.fraction} leaves some out; choose cohort.fraction=1, or cohort.clients="
-                "[...] for a federation of a few."
+        where = "cohort.absent leaves some out; set it to []"
+        if cohort.fraction < 1:
+            where = (
+                f"cohort.fraction={cohort.fraction} leaves some out; choose cohort.fraction=1, or "
+                "cohort.clients=[...] for a federation of a few"
             )
-        if self.card.full_cohort and any(cohort.absent.values()):
-            raise ConfigError(
-                f"{self.title} needs all clients in every round, and cohort.absent leaves "
-                "some out; set it to []."
-            )
+        if self.card.full_cohort and (cohort.fraction < 1 or any(cohort.absent.values())):
+            raise ConfigError(f"{self.title} needs all clients in every round, and {where}.")
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
         """Returns what a client's messages hold besides weights, gradients and single numbers.
@@ -399,6 +388,15 @@ class Algorithm(ABC):
         """Returns figures of the server's state, by name; by default none."""
         return {}
 
+    def centers(self, client: Client, message: Message) -> Tensors:
+        """Returns the centres of the quantised parameters in ``personal_model``; by default none.
+
+        Args:
+            client: The client; its state is read only.
+            message: The message from :meth:`broadcast`.
+        """
+        return {}
+
     def memberships(self, server: State) -> Tensor | None:
         """Returns the clients' memberships in canonical models over rounds, (R + 1, N, K)."""
         return None
@@ -475,14 +473,6 @@ class Algorithm(ABC):
 def _are_models(kinds: Sequence[str]) -> bool:
     """Whether most replies hold weights, not displacements; a single client may say anything."""
     return 2 * kinds.count("state") > len(kinds)
-
-
-@runtime_checkable
-class HasCenters(Protocol):
-    """A method whose personal models are quantised."""
-
-    def centers(self, client: Client, message: Message) -> Tensors:
-        """Returns the centres of the quantised parameters in ``personal_model``."""
 
 
 def sent_by_each(replies: Replies, part: str) -> Tensors:

@@ -14,7 +14,7 @@ model without a client on its validation cases, needs further messages and is le
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,24 +42,20 @@ def check_contributions(algorithm: Algorithm, channel: Channel, split: Parameter
         raise _refusal(algorithm)
 
 
-def cosines_with_others(
-    updates: Callable[[], Iterable[Tensors]], weights: Sequence[float]
-) -> list[float]:
+def cosines_with_others(updates: Sequence[Tensors], weights: Sequence[float]) -> list[float]:
     """Returns the cosine of each update and the weighted sum of the others; NaN where one is 0.
-
-    `updates`: called twice, so that large ones need not be in memory together.
 
     Example:
         >>> updates = [{"w": torch.tensor(v)} for v in ([1.0, 0.0], [3.0, 0.0], [0.0, 2.0])]
-        >>> cosines_with_others(lambda: updates, [1, 1, 1])[2], cosines_with_others(lambda: [], [])
+        >>> cosines_with_others(updates, [1, 1, 1])[2], cosines_with_others([], [])
         (0.0, [])
     """
     if not weights:
         return []
     total, found = float(sum(weights)), list[float]()
-    doubled = ({n: t.double() for n, t in update.items()} for update in updates())
+    doubled = ({n: t.double() for n, t in update.items()} for update in updates)
     mean = weighted_mean(doubled, weights)
-    for update, weight in zip(updates(), weights, strict=True):
+    for update, weight in zip(updates, weights, strict=True):
         others = flatten({n: mean[n] - weight / total * t.double() for n, t in update.items()})
         own = flatten({n: t.double() for n, t in update.items()})
         found.append(float(own @ others / (own.norm() * others.norm())))
@@ -74,13 +70,9 @@ def cosines_in(
 ) -> dict[str, float]:
     """Returns the cosine of each client of a phase; none where no update is to be averaged."""
     for part in algorithm.parts_averaged:
-
-        def updates(part: str = part) -> Iterable[Tensors]:
-            for message in replies.values():
-                named = message.parts.get(part, {}) if message.kind(part) == "update" else {}
-                yield {n: t for n, t in named.items() if n in parameters}
-
-        if all(updates()):
+        sent = [m.parts.get(part, {}) for m in replies.values() if m.kind(part) == "update"]
+        updates = [{n: t for n, t in named.items() if n in parameters} for named in sent]
+        if all(updates) and len(updates) == len(replies):
             found = cosines_with_others(updates, algorithm.weights(server, replies))
             # The last bits of a long sum depend on the number of threads.
             return {c: round(cosine, 6) for c, cosine in zip(replies, found, strict=True)}

@@ -25,7 +25,6 @@ from medfed.federation.algorithm import (
     Algorithm,
     ClientInfo,
     Cohort,
-    HasCenters,
     Outbox,
     Replies,
 )
@@ -43,7 +42,7 @@ from medfed.federation.local_client import LocalClient, kept_bytes
 from medfed.federation.wire.channel import Channel, MessageContext
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
 from medfed.federation.wire.fixed_point import FEWEST
-from medfed.federation.wire.ledger import Direction, Ledger, Sizes
+from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.packet import KINDS, Message, Packet
 from medfed.standalone.errors import CodecError, ConfigError, NonFiniteError
 
@@ -63,10 +62,10 @@ class Federation:
         server: State,
         clients: Mapping[str, LocalClient],
         everyone: Sequence[ClientInfo],
+        trainer: LocalTrainer,
         channel: Channel | None = None,
         cohort: Cohort | None = None,
         seed: int = 0,
-        trainer: LocalTrainer | None = None,
     ) -> None:
         self.cohort = cohort or Cohort()
         algorithm.check_cohort(self.cohort)
@@ -89,23 +88,20 @@ class Federation:
         self.absent_folder: Path | None = None  # for the state of absent clients; None: in memory
         self.noise: ClientPrivacy | None = None  # what clients add to their replies, if protected
         self.channel.seed = seed
-        self.trainer = trainer or next((c.trainer for c in self.clients.values()), None)
+        self.trainer = trainer
         # No lossy codec may change buffers; every client has the same model.
-        if self.trainer is not None:
-            self.channel.buffers = self.trainer.split.buffers.union(algorithm.exact)
+        self.channel.buffers = trainer.split.buffers.union(algorithm.exact)
 
     def to(self, device: torch.device) -> None:
         """Moves all states to a device, but for those that clients keep between their turns."""
         self.channel.device = device
-        kept: dict[Any, State] = {"server": self.server, "start": self.client_start}
-        kept.update(self.memory)
-        for name, client in self.clients.items():
-            kept[name, "weights"] = {"": client.weights}
-        kept = states_on(kept, device)
+        weights = {name: client.weights for name, client in self.clients.items()}
+        states = {"server": self.server, "start": self.client_start, "weights": weights}
+        kept = states_on({**states, **self.memory}, device)
         self.server, self.client_start = kept["server"], kept["start"]
         self.memory = {d: kept[d] for d in self.memory}
         for name, client in self.clients.items():
-            client.weights = kept[name, "weights"][""]
+            client.weights = kept["weights"][name]
 
     def kept_bytes(self) -> int:
         """The approximate size of one client's state between rounds, with optimizer and channel.
@@ -128,8 +124,7 @@ class Federation:
     @property
     def averages_moments(self) -> bool:
         """Whether the server averages the optimizers' state."""
-        trainer = self.trainer
-        return trainer is not None and trainer.budget.optimizer_state == "averaged"
+        return self.trainer.budget.optimizer_state == "averaged"
 
     def share(self, client: str) -> float:
         """Returns a client's weight among all clients, whether they take part or not."""
@@ -140,8 +135,7 @@ class Federation:
     @property
     def most_elements(self) -> int:
         """A bound above any reply: many models, or the minimum that a receiver always accepts."""
-        entries = {} if self.trainer is None else self.trainer.model.entries
-        size = sum(map(Tensor.numel, entries.values()))
+        size = sum(map(Tensor.numel, self.trainer.model.entries.values()))
         return max(MAX_UNCHECKED, 64 * size)
 
     def open(self, round: int) -> Round:
@@ -222,8 +216,6 @@ class Federation:
 
     def centers(self, client: str) -> Tensors:
         """Returns the centres of a client's quantised parameters, by name; changes no state."""
-        if not isinstance(self.algorithm, HasCenters):
-            return {}
         with self.clients[client].present() as local:
             return self.algorithm.centers(local, self.delivered(client))
 
@@ -305,8 +297,7 @@ class Round:
                 self._decode(turn, self._waiting.pop(turn))
 
     def _decode(self, client: str, packet: Packet) -> None:
-        channel = self.federation.channel
-        self._sizes[client] = packet.sizes()
+        channel, ledger = self.federation.channel, self.federation.ledger
         message, after = channel.decode(packet, "up", self._memory.get(client))
         if after:
             self._memory[client] = after
@@ -315,6 +306,9 @@ class Round:
         parts = message.parts.items()
         norms = {part: packet.parts[part].norm_of(named) for part, named in parts if named}
         self._replies.add(client, message, norms)
+        where = self.number, self.phase, client
+        ledger.count(self.sent[client].sizes(), *where, "down")
+        ledger.count(packet.sizes(), *where, "up")
 
     def close_phase(
         self, check: Callable[[Mapping[str, Message], Norms], None] = lambda *_: None
@@ -325,14 +319,13 @@ class Round:
         raises ends the round.
         """
         federation, replies = self.federation, self._replies
-        self._count_bytes()
         # The next phase sends other weights; those of a large model would wait for it.
         self.sent = {}
         federation.channel.forget()
         check(replies, replies.norms)
         federation.far += find_outliers(replies.norms, self.number, self.phase)
         if federation.compares and not self._cosines:
-            names = federation.trainer.split.parameters("all") if federation.trainer else ()
+            names = federation.trainer.split.parameters("all")
             parameters = {*names} - federation.channel.buffers
             method, server = federation.algorithm, federation.server
             self._cosines = cosines_in(replies, method, server, parameters)
@@ -357,13 +350,6 @@ class Round:
             return False
         self._take(outbox)
         return True
-
-    def _count_bytes(self) -> None:
-        """Adds what has travelled in the open phase to the ledger."""
-        for client in self.recipients:
-            where = self.number, self.phase, client
-            self.federation.ledger.count(self.sent[client].sizes(), *where, "down")
-            self.federation.ledger.count(self._sizes[client], *where, "up")
 
     def _end(self, server: State) -> None:
         """Puts the server's new state into the federation."""
@@ -441,7 +427,6 @@ class Round:
         weights = algorithm.weights(federation.server, clients)
         self._replies = PhaseReplies(dict(zip(clients, weights, strict=True)), averaged)
         self._memory = dict(federation.memory["up"])
-        self._sizes: dict[str, Sizes] = {}
         self._packets: dict[str, Packet] = {}  # whose parts are summed
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from typing import Any, Literal
 
@@ -205,11 +205,8 @@ class Hospital(Batched):
                 f"{kind} {type(data).__name__}, an IterableDataset, which has no samples that a "
                 "seed could order; give a Dataset with a length, such as a list of its samples."
             )
-        try:
-            empty = len(data) == 0 or isinstance(data, Mapping | set | frozenset)
-        except TypeError:
-            empty = True
-        if empty:
+        unordered = not isinstance(data, Sized) or isinstance(data, Mapping | set | frozenset)
+        if unordered or len(data) == 0:
             raise ConfigError(
                 f"{kind} {type(data).__name__}, without a "
                 "length or without a sample; give a Dataset with both, or a DataLoader of one."
@@ -221,8 +218,9 @@ class Hospital(Batched):
             )
         if not isinstance(given, DataLoader):
             return DataLoader(given, batch_size, shuffle=split == "train", collate_fn=_collated)
-        left = _left_out(given) if split != "train" else 0
-        if left:
+        sampler: Any = given.sampler
+        drops = split != "train" and given.drop_last and isinstance(sampler, Sized)
+        if drops and (left := len(sampler) % (given.batch_size or 1)):
             raise ConfigError(
                 f"Hospital {self.id}: the loader of {split} leaves out {left} of its samples; set "
                 "drop_last=False, so that results are of all."
@@ -356,7 +354,7 @@ def _drawn(loader: DataLoader[Any], seed: int) -> Iterator[Any]:
     """Yields a loader's batches; whatever is random in them depends on the seed alone."""
     if loader.num_workers:
         loader = copy.copy(loader)
-        loader.worker_init_fn = _Worker(loader.worker_init_fn, loader.collate_fn)
+        loader.worker_init_fn = partial(_begin_worker, loader.worker_init_fn, loader.collate_fn)
     if _is_of_tensors(loader):
         # Nothing but the order is random, and picking rows takes a tenth of a loader's time.
         with seeded(derive_seed(seed, "torch")):  # as RandomStates does
@@ -376,13 +374,6 @@ def _drawn(loader: DataLoader[Any], seed: int) -> Iterator[Any]:
         yield batch
 
 
-def _left_out(loader: DataLoader[Any]) -> int:
-    """Returns how many samples are too few for a last batch, of a loader that drops it."""
-    sampler: Any = loader.sampler
-    known = loader.drop_last and isinstance(sampler, Sized)
-    return len(sampler) % (loader.batch_size or 1) if known else 0
-
-
 def _is_of_tensors(loader: DataLoader[Any]) -> bool:
     """Whether a loader does nothing but pick rows of tensors in the order of its sampler."""
     sampler = getattr(loader.batch_sampler, "sampler", None)
@@ -397,19 +388,13 @@ def _is_of_tensors(loader: DataLoader[Any]) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class _Worker:
+def _begin_worker(before: Callable[[int], None] | None, collate: Any, number: int) -> None:
     """Gives each worker other random numbers: it starts with a copy of all random states."""
-
-    begin: Callable[[int], None] | None
-    collate: Any
-
-    def __call__(self, number: int) -> None:
-        if self.begin is not None:
-            self.begin(number)
-        info = get_worker_info()
-        assert info is not None
-        RandomStates(info.seed, info.dataset, self.collate).seed()
+    if before is not None:
+        before(number)
+    info = get_worker_info()
+    assert info is not None
+    RandomStates(info.seed, info.dataset, collate).seed()
 
 
 def _collated(samples: Sequence[Any]) -> Any:

@@ -78,12 +78,6 @@ def check_network(network: object) -> None:
         )
 
 
-def check_training_is_possible() -> None:
-    """Refuses to train where PyTorch records nothing for gradients."""
-    if torch.is_inference_mode_enabled():
-        raise ConfigError("Nothing trains within torch.inference_mode(); call medfed outside it.")
-
-
 def check_numbers(rounds: object, seed: object) -> None:
     """Refuses a number of rounds that is no whole number from 1, and another kind of seed."""
     if not isinstance(rounds, Integral) or isinstance(rounds, bool) or rounds < 1:

@@ -13,7 +13,7 @@ them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from medfed.common.seeding import torch_rng
 from medfed.common.tensors import Tensors, weighted_mean
 from medfed.federation.split import float_entries
 from medfed.standalone.errors import CodecError, ConfigError
+from medfed.standalone.outputs import tensors_in
 
 LACKS = "lacks/"
 _DRAWS = 3
@@ -108,22 +109,12 @@ def _gradients(network: nn.Module, image: Tensor, live: Mapping[str, Tensor], dr
     with torch.enable_grad():
         terms = [
             (out * torch.randn(out.shape, generator=rng, dtype=torch.float64)).sum()
-            for out in _outputs(network(image))
+            for out in tensors_in(network(image))
         ]
         of_inputs = torch.autograd.grad(
             torch.stack(terms).sum(), list(live.values()), allow_unused=True, materialize_grads=True
         )
     return dict(zip(live, of_inputs, strict=True))
-
-
-def _outputs(output: object) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        yield from _outputs(list(output.values()))
-    elif isinstance(output, list | tuple):
-        for part in output:
-            yield from _outputs(part)
 
 
 def mean_where_present(

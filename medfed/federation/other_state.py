@@ -44,20 +44,13 @@ _LISTS = {"list": list, "deque": deque, "set": set, "tuple": tuple, "size": torc
 _CHANGING = (list, deque, set, dict)
 _FIXED = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, type, Enum, torch.dtype)
 _IGNORED = ("pytorch_lightning", "lightning", "logging", "threading", "_thread")
-_KINDS: tuple[torch.dtype, ...] = (
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-)
-_KINDS += (torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _KINDS}
+_DTYPES = {
+    str(kind).removeprefix("torch."): kind
+    for kind in vars(torch).values()
+    if isinstance(kind, torch.dtype)
+}
 _OF_EVERY_MODULE = {*vars(nn.Module())}
 _MISSING = object()
-_MOST = 99  # sets of objects that are remembered
 
 
 class _CannotKeepError(Exception):
@@ -85,19 +78,15 @@ class _Holder:
     values: MutableMapping[str, Any]
     skipped: frozenset[str]
     begun: dict[str, _Begun]
+    size: int  # how many attributes there were, with those that are skipped
 
-    def is_fixed(self) -> bool:
-        """Whether it has the objects of the start, and none of them can change."""
-        return self.begun.keys() <= self.values.keys() and all(
-            (first := self.begun.get(key)) is not None
-            and first.kind == "fixed"
-            and first.value is value
-            for key, value in self.values.items()
-            if key not in self.skipped
+    def is_as_begun(self) -> bool:
+        """Whether it has the objects of the start alone, and none of them can change."""
+        values = self.values
+        return len(values) == self.size and all(
+            first.kind == "fixed" and values.get(key) is first.value
+            for key, first in self.begun.items()
         )
-
-    def place(self, key: str) -> str:
-        return f"{self.name}.{key}" if self.name else key
 
     def forbids(self, key: str) -> bool:
         """Whether a key is an entry or a name of every module, such as forward."""
@@ -141,11 +130,6 @@ class OtherState:
         for name, module in modules.items():
             self._hold_module(name, module, names)
         self._places = {(h.name, h.kind): number for number, h in enumerate(self._holders)}
-        self._children = [module._modules for module in modules.values()]
-        # Holders that have only had what cannot change, and those that have not.
-        self._still, self._moving = self._holders, list[_Holder]()
-        self._watch()
-        self._unchanged = set[tuple[Any, ...] | None]()
 
     def packed(self) -> Tensor:
         """Returns the differences from the start, (bytes,) uint8; on the CPU."""
@@ -162,19 +146,15 @@ class OtherState:
                 found.append([holder.name, holder.kind, key, gone, code])
             except _CannotKeepError:
                 raise ConfigError(
-                    f"Training changes {holder.place(key)} of the network "
+                    f"Training changes {_place(holder.name, key)} of the network "
                     f"({type(value).__name__}), which cannot be kept for each hospital; keep it in "
                     "a buffer (register_buffer), or in an attribute that is a tensor, a number, or "
                     "a list or dictionary of these."
                 ) from None
-        if not found:
-            return NOTHING
-        return torch.frombuffer(bytearray(msgspec.msgpack.encode(found)), dtype=torch.uint8)
+        return _encoded(found) if found else NOTHING
 
     def restore(self, packed: Tensor | None) -> None:
         """Puts the network into the state at its start, with differences."""
-        if not self._may_have_changed() and (packed is None or not packed.numel()):
-            return
         wanted: dict[tuple[int, str], Any] = {}
         for name, kind, key, gone, code in _decoded(packed):
             number = self._places.get((name, kind))
@@ -203,10 +183,8 @@ class OtherState:
             if kind == "" or lost or gone or not _is_tensor(code):
                 rest.append([name, kind, key, gone, code])
             else:
-                named[f"{name}.{key}".lstrip(".")] = _tensor(code)
-        if not rest:
-            return named, None
-        return named, torch.frombuffer(bytearray(msgspec.msgpack.encode(rest)), dtype=torch.uint8)
+                named[_place(name, key)] = _tensor(code)
+        return named, _encoded(rest) if rest else None
 
     def drop(self, packed: Tensor) -> None:
         """Puts what some differences are of into its state at the start."""
@@ -237,11 +215,11 @@ class OtherState:
     def _hold(
         self, name: str, kind: str, values: MutableMapping[str, Any], skipped: frozenset[str]
     ) -> None:
-        holder = _Holder(name, kind, values, skipped, {})
+        holder = _Holder(name, kind, values, skipped, {}, len(values))
         self._holders.append(holder)
         for key, value in list(values.items()):
             if key not in skipped:
-                holder.begun[key] = self._begun(value, f"{name}.{key}".lstrip("."))
+                holder.begun[key] = self._begun(value, _place(name, key))
 
     def _begun(self, value: Any, place: str) -> _Begun:
         if isinstance(value, Tensor):
@@ -278,49 +256,20 @@ class OtherState:
             if not isinstance(value, _FIXED) and not _foreign(value) and hasattr(value, "__dict__"):
                 self._hold(place, "object", vars(value), frozenset())
 
-    def _watch(self) -> None:
-        """Lists where the objects are that have not changed so far."""
-        self._places_of_objects = [(h.values, key) for h in self._still for key in h.begun]
-
-    def _objects(self) -> tuple[Any, ...] | None:
-        """The names of layers, and which objects they and the attributes are; None if one is gone.
-
-        Entries and what every module has are looked at elsewhere: they would be most of it.
-        """
-        try:
-            objects = [values[key] for values, key in self._places_of_objects]
-        except KeyError:
-            return None
-        layers, sizes = self._children, [len(holder.values) for holder in self._still]
-        objects += chain.from_iterable([each.values() for each in layers])
-        return (*sizes, *chain.from_iterable(layers), *map(id, objects))
-
-    def _may_have_changed(self) -> list[_Holder]:
-        """Returns the holders that are not known to be as at the start."""
-        if self._objects() not in self._unchanged:
-            if self._tree() != self._layers:
-                raise ConfigError(
-                    "Training adds, removes or replaces layers of the network, which cannot be "
-                    "kept for each hospital; build all layers in __init__."
-                )
-            self._moving += [holder for holder in self._still if not holder.is_fixed()]
-            self._still = [holder for holder in self._still if holder.is_fixed()]
-            self._watch()
-            if len(self._unchanged) > _MOST:  # a network that replaces objects has ever new ones
-                self._unchanged.clear()
-            self._unchanged.add(self._objects())
-        return self._moving
-
     def _changed(self) -> Iterator[tuple[_Holder, str]]:
-        for holder in self._may_have_changed():
+        if self._tree() != self._layers:
+            raise ConfigError(
+                "Training adds, removes or replaces layers of the network, which cannot be kept "
+                "for each hospital; build all layers in __init__."
+            )
+        for holder in self._holders:
+            if holder.is_as_begun():
+                continue
             begun, skipped = holder.begun, holder.skipped
             for key, value in holder.values.items():
-                if key in skipped:
-                    continue
                 first = begun.get(key)
-                if first is not None and first.value is value and first.kind == "fixed":
-                    continue
-                if (first is None or not self._same(value, first)) and not _foreign(value):
+                same = key in skipped or (first is not None and self._same(value, first))
+                if not same and not _foreign(value):
                     yield holder, key
             for key in begun.keys() - holder.values.keys():
                 yield holder, key
@@ -329,9 +278,7 @@ class OtherState:
         if begun.kind == "tensor":
             if not isinstance(value, Tensor) or value.dtype != begun.copy.dtype:
                 return False
-            if begun.copy.device != value.device:
-                begun.copy = begun.copy.to(value.device)
-            return torch.equal(value.detach(), begun.copy)
+            return torch.equal(value.detach(), begun.copy.to(value.device))
         if type(value) is not type(begun.value):
             return False
         if begun.kind == "code":
@@ -416,6 +363,10 @@ class OtherState:
         holder.values[key] = value
 
 
+def _encoded(rows: list[Any]) -> Tensor:
+    return torch.frombuffer(bytearray(msgspec.msgpack.encode(rows)), dtype=torch.uint8)
+
+
 def _decoded(packed: Tensor | None) -> list[tuple[str, str, str, bool, Any]]:
     if packed is None or not packed.numel():
         return []
@@ -426,6 +377,10 @@ def _decoded(packed: Tensor | None) -> list[tuple[str, str, str, bool, Any]]:
         return msgspec.msgpack.decode(data, type=list[tuple[str, str, str, bool, Any]])
     except msgspec.MsgspecError as error:
         raise ValueError("the other state of the model is damaged") from error
+
+
+def _place(name: str, key: str) -> str:
+    return f"{name}.{key}".lstrip(".")
 
 
 def _memory_of(tensor: Tensor) -> int:

@@ -68,7 +68,6 @@ class Federated:
         """Returns each client's mean loss on one of its splits, by its personal model."""
         check_known("split", split, ("train", "val", "test"))
         fed = self.federation
-        assert fed.trainer is not None  # a federation of this module trains here
         measure, model = fed.trainer.evaluated, fed.personal_model
         return {n: measure(c.data, model(n, split), split) for n, c in fed.clients.items()}
 
@@ -102,10 +101,7 @@ class Federated:
 
         Other state, which no state dict names, is in ``other state``, if there is any.
         """
-        if client not in self.federation.clients:
-            known = ", ".join(self.federation.clients)
-            raise ConfigError(f"There is no client {client!r}; the clients are {known}.")
-        assert self.federation.trainer is not None
+        check_known("client", client, self.federation.clients)
         return self.federation.trainer.model.whole(self.federation.personal_model(client))
 
     def model(self, client: str) -> nn.Module:
@@ -162,24 +158,24 @@ def assemble(
         shape = shape or clients[0].train_inputs(1).shape[1:]
         server = {**server, "reads": entries_reading(network, shape)}
     local_clients = {c.id: LocalClient(c, local, weights, state) for c in clients}
-    sent = None if channel is None else channel(algorithm)
+    sent = Channel() if channel is None else channel(algorithm)
     if not split.parameters("shared"):
         _check_averages(algorithm, sent)
     if local.budget.optimizer_state == "averaged":
-        check_averages_moments(algorithm, sent or Channel())
+        check_averages_moments(algorithm, sent)
     cohort = cohort or Cohort()
     cohort.of([c.id for c in everyone], seed, 0)  # an unknown client is named here
-    made = Federation(algorithm, server, local_clients, everyone, sent, cohort, seed, local)
+    made = Federation(algorithm, server, local_clients, everyone, local, sent, cohort, seed)
     if compares:
-        check_contributions(algorithm, made.channel, split)
+        check_contributions(algorithm, sent, split)
     made.compares, local.normalization = compares, normalization
     return made, local
 
 
-def _check_averages(algorithm: Algorithm, channel: Channel | None) -> None:
+def _check_averages(algorithm: Algorithm, channel: Channel) -> None:
     """Refuses what protects means, of a model that is wholly personal."""
     robust = type(algorithm.aggregation)
-    masks = channel is not None and channel.sums is not None
+    masks = channel.sums is not None
     key = "channel.secure=masks" if masks else f"aggregation={robust.__name__.lower()}"
     if algorithm.parts_averaged and (masks or robust is not Aggregation):
         raise ConfigError(
@@ -236,7 +232,8 @@ def federate(
         ConfigError: If the algorithm does not fit the network, or a name is unknown.
         NonFiniteError: If a loss becomes NaN or infinite; client, round and phase are named.
     """
-    inputs.check_training_is_possible()
+    if torch.is_inference_mode_enabled():
+        raise ConfigError("Nothing trains within torch.inference_mode(); call medfed outside it.")
     inputs.check_network(network)
     if lr is not None and optimizer is not None:
         raise ConfigError(
@@ -299,8 +296,7 @@ def run_reference(
             if after_round:
                 after_round(number)
     finally:
-        if federation.trainer is not None:
-            federation.trainer.residents.release()
+        federation.trainer.residents.release()
     return federation
 
 
@@ -370,33 +366,33 @@ def outsiders_model(federation: Federation, client: LocalClient) -> Tensors | No
 
 
 def question(
-    federation: Federation, info: ClientInfo, send: Callable[[Packet, bool], Packet], ledger: Ledger
-) -> None:
+    federation: Federation, info: ClientInfo, send: Callable[[Packet], Packet], ledger: Ledger
+) -> Packet:
     """Runs the server's half of a method's onboarding; the server's state does not change.
 
-    `send`: sends a message to it, and returns its answer; the last message needs none.
+    `send`: sends a message, and returns its answer. Returns the last message, which needs none.
     """
     algorithm, channel, phase = federation.algorithm, federation.channel, 0
     memory: dict[Direction, Memory] = {"up": {}, "down": {}}  # its end of the client's channel
 
-    def answered(message: Message, last: bool) -> Packet:
+    def encoded(message: Message) -> Packet:
         place = MessageContext(info.id, OUTSIDE, phase)
         packet, memory["down"] = channel.encode(message, "down", place, memory["down"])
         ledger.count(packet.sizes(), OUTSIDE, packet.phase, info.id, "down")
-        return send(packet, last)
+        return packet
 
     generator = rules_of(algorithm).onboarding(federation.server, info)
     try:
         message = next(generator)
         while True:
-            packet = answered(message, last=False)
+            packet = send(encoded(message))
             answer, memory["up"] = channel.decode(packet, "up", memory["up"])
             check_reply(algorithm, answer, message.phase)
             ledger.count(packet.sizes(), OUTSIDE, packet.phase, info.id, "up")
             phase += 1
             message = generator.send(answer)
     except StopIteration as stop:
-        answered(stop.value, last=True)
+        return encoded(stop.value)
 
 
 def run_onboarding(federation: Federation, client: LocalClient) -> tuple[Message, Ledger]:
@@ -405,11 +401,5 @@ def run_onboarding(federation: Federation, client: LocalClient) -> tuple[Message
     Of the ends of the channel and the states, only the client's end changes.
     """
     newcomer, ledger = Newcomer(federation, client), Ledger()
-    packets: list[Packet] = []
-
-    def send(packet: Packet, last: bool) -> Packet:
-        packets.append(packet)
-        return packet if last else newcomer.answer(packet)
-
-    question(federation, ClientInfo(client.id, client.num_samples), send, ledger)
-    return newcomer.begin(packets[-1]), ledger
+    info = ClientInfo(client.id, client.num_samples)
+    return newcomer.begin(question(federation, info, newcomer.answer, ledger)), ledger

@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 from medfed.common.processes import is_first_process
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
-from medfed.federation.lightning.collect import gather_named, rank
+from medfed.federation.lightning.collect import gathered, rank
 from medfed.records.places import BEGUN, Places, check_made, refuse_full
 from medfed.standalone.errors import ConfigError, DataError, MedfedError
 from medfed.standalone.files import FULL, PARTIAL, cannot_write, locked, refuse_links, writing
@@ -104,16 +104,15 @@ class SameEverywhere(pl.Callback):
         if trainer.num_nodes == 1:
             return
         splits = json.dumps(self._data.splits(), sort_keys=True).encode()
-        there = str((self._folder / Places.config_yaml).is_file()).encode()
-        digests = {f"{rank()}/data": sha256(splits).digest(), f"{rank()}/folder": there}
-        everywhere = gather_named(digests, pl_module.device)
-        for number in range(trainer.world_size):
-            if everywhere[f"{number}/folder"] != b"True":
+        sees_folder = (self._folder / Places.config_yaml).is_file()
+        everywhere = gathered((sees_folder, sha256(splits).digest()))
+        for number, (sees_folder, data) in enumerate(everywhere):
+            if not sees_folder:
                 raise DataError(
                     f"The machine of rank {number} does not see the run folder {self._folder}; "
                     "name one on a disk that all machines share, by hydra.run.dir=FOLDER."
                 )
-            if everywhere[f"{number}/data"] != everywhere["0/data"]:
+            if data != everywhere[0][1]:
                 raise DataError(
                     f"The data on the machine of rank {number} differ from those of rank 0; give "
                     "all machines the same files under the same path."

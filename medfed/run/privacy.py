@@ -108,7 +108,6 @@ def hide_clients(config: RunDescription, federation: Federation, across: bool) -
     )
     seed = None if across else config.seed
     federation.noise = private.ClientPrivacy(keys.clip, keys.sigma, seed)
-    assert federation.trainer is not None
     federation.trainer.normalization = "kept"
 
 
@@ -257,7 +256,7 @@ def record(
     gradients: Mapping[str, int],
 ) -> dict[str, object]:
     """Returns the content of ``privacy.json``."""
-    noise, made = federation.noise, federation.trainer and federation.trainer.gradients.private
+    noise, made = federation.noise, federation.trainer.gradients.private
     is_private = not (noise and noise.seed is not None) and not (made and not made.privacy.system)
     content: dict[str, object] = {"private": is_private, "exact": exact(config)}
     if (keys := config.privacy.example) is not None:

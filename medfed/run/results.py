@@ -49,10 +49,10 @@ SHOWN = 24  # largest number of clients whose prediction is kept
 def write_hashes(module: FederatedModule, folder: Path) -> None:
     """Writes the hashes of all states after the last round; a collective call."""
     digests, owned = module.federation.digests(), set(module.owned)
-    raw = {k: v.encode() for k, v in digests.items() if k.removeprefix("client/") in owned}
+    here = {k: v for k, v in digests.items() if k.removeprefix("client/") in owned}
+    everywhere = gather_named(here)
     hashes = {"server": digests["server"]}
-    gathered = gather_named(raw, module.device)
-    hashes |= {f"client/{c}": gathered[f"client/{c}"].decode() for c in module.federation.ids}
+    hashes |= {f"client/{c}": everywhere[f"client/{c}"] for c in module.federation.ids}
     if rank() == 0:
         write_json(RunFolder(folder).hashes_json, hashes)
 

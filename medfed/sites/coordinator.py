@@ -151,7 +151,6 @@ class Requests:
             raise CodecError(f"It is of phase {packet.phase!r:.40}.")
         if extra := set(packet.parts) - set(federation.algorithm.parts_sent):
             raise CodecError(f"It holds {min(extra)!r:.40}, which may not leave a site.")
-        assert federation.trainer is not None
         entries = federation.trainer.model.entries
         for part, encoded in packet.parts.items():
             form = (encoded.kind, encoded.layout)

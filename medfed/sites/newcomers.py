@@ -55,7 +55,7 @@ def onboard(
     said = {"clients": clients, "job": run.job, "point": point}
     packets, metrics = list[Packet](), dict[str, float]()
 
-    def send(packet: Packet, last: bool) -> Packet:
+    def send(packet: Packet, last: bool = False) -> Packet:
         at = {"phase": len(packets), "body": packet.to_bytes()}
         request = caller.request(wire.Onboard, site, **at, **said, last=last)
         reply = caller.one(request, caller.terms.timeout)
@@ -67,7 +67,7 @@ def onboard(
         return packets[-1] if packets else packet
 
     try:
-        reference.question(federation, info, send, ledger)
+        send(reference.question(federation, info, send, ledger), last=True)
     except (CodecError, ValueError) as error:
         why = f"its message cannot be used: {str(error).rstrip('.')}"
         raise SiteError(f"{shown(site)}: {why}.") from error

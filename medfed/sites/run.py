@@ -57,23 +57,16 @@ class SitesEvaluation(PersonalEvaluation):
     holds only measured values.
     """
 
-    def _mean(self, number: int, metric: str, mode: str) -> float:
-        measured = self.history
-        self.history = History(self.filled())
-        try:
-            return super()._mean(number, metric, mode)
-        finally:
-            self.history = measured
-
-    def filled(self) -> list[scores.Record]:
-        """Returns the record with a row for each site after every evaluation."""
+    @property
+    def compared(self) -> History:
+        """The record with a row for each site after every evaluation."""
         latest, filled = dict[str, dict[str, float]](), list[scores.Record]()
         for record in self.history:
             latest.setdefault(record.client, record.metrics)
         for number in sorted({r.round for r in self.history}):
             latest |= {r.client: r.metrics for r in self.history if r.round == number}
             filled += [scores.Record(number, c, metrics) for c, metrics in latest.items()]
-        return filled
+        return History(filled, self.history.samples)
 
 
 class SitesModule(FederatedModule):

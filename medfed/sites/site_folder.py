@@ -21,7 +21,7 @@ from medfed.common import schemas, tensors, untrusted
 from medfed.common.scores import Record, failures_count, undefined_in
 from medfed.config.description import RunDescription
 from medfed.federation.budget import Passes
-from medfed.federation.lightning.callbacks import PersonalEvaluation
+from medfed.federation.lightning.callbacks import History, PersonalEvaluation
 from medfed.federation.reference import Newcomer
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.packet import Packet
@@ -185,7 +185,8 @@ class RecordingSite(Site):
         federation.ledger.count(packet.sizes(), asked.round, "deliver", self.name, "down")
         config = self.workplace.config.replacing({"folder": str(self.folder)})
         experiment = self._experiment(config, dict(self.metrics))
-        experiment.evaluation.history, experiment.module.next_round = self.history, asked.round
+        experiment.evaluation.history = History(self.history)
+        experiment.module.next_round = asked.round
         with self.arrived(packet):
             results.save_models(experiment)
             results.save_predictions(experiment)

@@ -65,7 +65,7 @@ def extras(output: object, image: Tensor) -> int:
     """
     if isinstance(output, Tensor):
         return 0
-    tensors = [t for part in _parts(output) for t in _flat(part)]
+    tensors = [t for part in _parts(output) for t in tensors_in(part)]
     return len(tensors) - len(heads(output, image))
 
 
@@ -110,9 +110,10 @@ def _is_head(tensor: Tensor, main: Tensor) -> bool:
     return alike and all(a <= b for a, b in zip(tensor.shape, main.shape, strict=True))
 
 
-def _flat(part: object) -> Iterator[Tensor]:
+def tensors_in(part: object) -> Iterator[Tensor]:
+    """Yields the tensors of an output, at any depth."""
     if isinstance(part, Tensor):
         yield part
     else:
         for inner in _parts(part):
-            yield from _flat(inner)
+            yield from tensors_in(inner)

@@ -43,7 +43,7 @@ def test_fractions_out_of_range(fraction):
 
 
 def test_unknown_and_no_clients():
-    with pytest.raises(ConfigError, match=r"names 'c10', which is no client \(did you mean c1, c0"):
+    with pytest.raises(ConfigError, match=r"cohort.clients='c10' is unknown \(did you mean c1, c0"):
         Cohort(clients=["c1", "c10"]).of(KNOWN, seed=0, round=0)
     with pytest.raises(ConfigError, match="empty list"):
         Cohort(clients=[])

@@ -255,15 +255,13 @@ def test_a_newcomer_at_a_site_has_its_state_on_the_device(name, moves):
         there.to(device)
         newcomer = newcomer_of(FederatedModule(task, there, local), "c1", 4)
 
-        def send(packet, last, newcomer=newcomer):
-            packet = Packet.from_bytes(packet.to_bytes())
-            if not last:
-                return newcomer.answer(packet)
-            rules = rules_of(newcomer.federation.algorithm)
-            models.append(rules.onboard(newcomer.client, newcomer.begin(packet)))
-            return packet
+        def send(packet, newcomer=newcomer):
+            return newcomer.answer(Packet.from_bytes(packet.to_bytes()))
 
-        question(server, ClientInfo("c1", newcomer.client.num_samples), send, Ledger())
+        last = question(server, ClientInfo("c1", newcomer.client.num_samples), send, Ledger())
+        message = newcomer.begin(Packet.from_bytes(last.to_bytes()))
+        rules = rules_of(newcomer.federation.algorithm)
+        models.append(rules.onboard(newcomer.client, message))
     assert tensors.digest(models[0]) == tensors.digest(models[1])
 
 

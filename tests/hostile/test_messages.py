@@ -378,8 +378,8 @@ def test_a_factor_is_cut_off_where_cer_left_next_to_nothing() -> None:
     vector = torch.tensor([1e4, 1e4])
     assert closest_factor(vector, vector * 1e-6) == 1024
     link = Link(TERN, feedback=True, cer=CER(gamma=0.999999, relative=True))
-    coded = link.encode(vector, ROWS, "update", None, np.random.default_rng(0))
-    link.decode(coded.data, ROWS, "update", None, torch.device("cpu"))
+    data, _, _ = link.encode(vector, ROWS, "update", None, np.random.default_rng(0))
+    link.decode(data, ROWS, "update", None, torch.device("cpu"))
 
 
 # A round
@@ -411,19 +411,19 @@ def test_a_round_stops_and_names_client_part_and_codec() -> None:
 LINE = "round,phase,client,direction,part,bytes,dense\n"
 LEDGERS = {
     "empty": ("", "columns"),
-    "other columns": ("a,b\n1,2\n", "its columns are a, b"),
+    "other columns": ("a,b\n1,2\n", "is none, a,b (these are other columns)"),
     "a column less": (LINE.replace(",dense", "") + "0,fit,a,up,s,1\n", "its columns are"),
-    "a cell less": (LINE + "0,fit,a,up,s,1\n", "6 cells"),
-    "a cell more": (LINE + "0,fit,a,up,s,1,2,3\n", "8 cells"),
+    "a cell less": (LINE + "0,fit,a,up,s,1\n", "length 7, got 6"),
+    "a cell more": (LINE + "0,fit,a,up,s,1,2,3\n", "length 7, got 8"),
     "no number": (LINE + "0,fit,a,up,s,x,2\n", "Line 2"),
     "a fraction": (LINE + "0,fit,a,up,s,1.5,2\n", "1.5"),
     "NaN": (LINE + "0,fit,a,up,s,nan,2\n", "nan"),
     "an underscore": (LINE + "0,fit,a,up,s,1_0,2\n", "1_0"),
-    "other digits": (LINE + "0,fit,a,up,s,\u0663,2\n", "not a number of this kind"),
-    "a negative size": (LINE + "0,fit,a,up,s,-1,2\n", "negative"),
+    "other digits": (LINE + "0,fit,a,up,s,\u0663,2\n", "Expected `int`"),
+    "a negative size": (LINE + "0,fit,a,up,s,-1,2\n", "Expected `int` >= 0"),
     "5000 digits": (LINE + "0,fit,a,up,s," + "1" * 5000 + ",2\n", "Line 2"),
-    "beyond 64 bits": (LINE + f"0,fit,a,up,s,{2**64},2\n", "not a number of this kind"),
-    "sideways": (LINE + "0,fit,a,left,s,1,2\n", "neither up nor down"),
+    "beyond 64 bits": (LINE + f"0,fit,a,up,s,{2**64},2\n", "Expected `int` <"),
+    "sideways": (LINE + "0,fit,a,left,s,1,2\n", "Invalid enum value 'left'"),
     "an open quote": (LINE + '0,fit,"a,up,s,1,2\n', "Line 2"),
     "a long field": (LINE + "0,fit," + "a" * 200_000 + ",up,s,1,2\n", "field larger"),
 }

@@ -102,7 +102,7 @@ CASES = {
     f"{EDGES}[[hospital_0,hospital_1],[hospital_1,hospital_2]]": "The graph lacks client "
     "'hospital_3' and 1 more",
     "algorithm.graph.kind=edges": "algorithm.graph.edges goes with algorithm.graph.kind=edges.",
-    "cohort.clients=[hospital_9]": "cohort.clients names 'hospital_9', which is no client (did",
+    "cohort.clients=[hospital_9]": "cohort.clients='hospital_9' is unknown (did",
     "cohort.clients=[]": "cohort.clients is an empty list; name a client or set it to null.",
     "algorithm=fedbn": "personal=normalization finds no normalisation layer with parameters",
     # Data

@@ -50,37 +50,28 @@ class History(list[Record]):
         (0.75, [0])
     """
 
-    def __init__(self, records: Iterable[Record] = ()) -> None:
+    def __init__(
+        self, records: Iterable[Record] = (), samples: Mapping[str, int] | None = None
+    ) -> None:
         super().__init__()
+        self.samples = samples or {}  # training samples of the clients
         self.by_round: dict[int, list[Record]] = {}
         self.failures: dict[str, list[int]] = {}  # of clients whose models have failed
         self.has_losses = False  # whether any loss is known: without a validation patient none is
-        self._means: dict[int, dict[tuple[str, str], float]] = {}
         # Of clients the metrics that their data leave undefined, known after one evaluation.
         self.undefined: dict[str, list[str]] = {}
-        self.samples: Mapping[str, int] = {}
+        self._means: dict[tuple[int, str, str], float] = {}
         self.extend(records)
 
     def extend(self, records: Iterable[Record]) -> None:
-        """Appends the records of a round."""
+        """Appends the records of rounds that are new."""
         for record in records:
             self.append(record)
-
-    def __iadd__(self, records: Iterable[Record]) -> History:  # type: ignore[override,misc]
-        """Appends the records of a round."""
-        self.extend(records)
-        return self
-
-    def append(self, record: Record) -> None:
-        """Appends one record."""
-        super().append(record)
-        self.by_round.setdefault(record.round, []).append(record)
-        if scores.failed({record.client: record.metrics}):
-            self.failures.setdefault(record.client, []).append(record.round)
-        self.has_losses |= not math.isnan(record.metrics.get("loss", math.nan))
-        self._means.pop(record.round, None)
-        if record.client not in self.undefined:
-            self.undefined[record.client] = scores.undefined_in(record.metrics)
+            self.by_round.setdefault(record.round, []).append(record)
+            if scores.failed({record.client: record.metrics}):
+                self.failures.setdefault(record.client, []).append(record.round)
+            self.has_losses |= not math.isnan(record.metrics.get("loss", math.nan))
+            self.undefined.setdefault(record.client, scores.undefined_in(record.metrics))
 
     @property
     def rounds(self) -> list[int]:
@@ -93,10 +84,9 @@ class History(list[Record]):
         A client of n training samples weighs n / (n + :data:`HALF`), as few validation samples can
         tell little. Each value is rounded, as across hospitals, so that both select the same round.
         """
-        known = self._means.setdefault(number, {})
-        if (metric, mode) not in known:
-            known[metric, mode] = self._mean(number, metric, mode)
-        return known[metric, mode]
+        if (key := (number, metric, mode)) not in self._means:
+            self._means[key] = self._mean(*key)
+        return self._means[key]
 
     def _mean(self, number: int, metric: str, mode: str) -> float:
         sign, values = 1 if mode == "max" else -1, dict[str, float]()
@@ -132,7 +122,7 @@ class PersonalEvaluation(pl.Callback):
     def __init__(self, metric: str, mode: str = "max") -> None:
         check_known("mode", mode, ("max", "min"))
         self.wanted = metric, mode
-        self._history = History()
+        self.history = History()  # the metrics of every evaluated round
         # The mean training loss of each client in each round in which it took steps.
         self.losses: list[Record] = []
         # The clients at which a loss was not finite or far above its start, by round.
@@ -144,15 +134,9 @@ class PersonalEvaluation(pl.Callback):
         self._fitting = True
 
     @property
-    def history(self) -> History:
-        """The metrics of every evaluated round."""
-        return self._history
-
-    @history.setter
-    def history(self, records: Iterable[Record]) -> None:
-        samples = self._history.samples
-        self._history = records if isinstance(records, History) else History(records)
-        self._history.samples = samples
+    def compared(self) -> History:
+        """The metrics by which rounds are compared."""
+        return self.history
 
     @property
     def selection(self) -> tuple[str, str]:
@@ -167,10 +151,9 @@ class PersonalEvaluation(pl.Callback):
         """The metric that selects the round."""
         return self.selection[0]
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: pl.Trainer, pl_module: FederatedModule, stage: str) -> None:
         """Notes what each client's validation can tell."""
-        if isinstance(pl_module, FederatedModule):
-            self.history.samples = pl_module.federation.samples
+        self.history.samples = pl_module.federation.samples
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Appends the record of this round."""
@@ -286,15 +269,11 @@ class PersonalEvaluation(pl.Callback):
         by_round = self.history.by_round
         rounds = [n for n in self.history.rounds if len(diverged.get(n, ())) < len(by_round[n])]
         rounds = [n for n in rounds if n not in diverged] or rounds
-        means = {n: self._mean(n, *chosen) for n in rounds}
-        usable = {n: s for n, s in means.items() if not math.isnan(s)}
+        mean = self.compared.mean
+        usable = {n: score for n in rounds if not math.isnan(score := mean(n, *chosen))}
         if not usable:
             return rounds[-1] if rounds else None
-        best = max(usable.values())
-        return max(
-            (n for n, score in usable.items() if score == best),
-            key=lambda n: (self._mean(n, *FALLBACK), -n),
-        )
+        return max(usable, key=lambda n: (usable[n], mean(n, *FALLBACK), -n))
 
     def check_selected(self) -> None:
         """Refuses to test a run without a round that can be selected."""
@@ -306,16 +285,12 @@ class PersonalEvaluation(pl.Callback):
 
     def score(self, number: int) -> float:
         """Returns the selection score of a round, larger is better; NaN where undefined."""
-        return self._mean(number, *self.selection)
-
-    def _mean(self, number: int, metric: str, mode: str) -> float:
-        return self.history.mean(number, metric, mode)
+        return self.compared.mean(number, *self.selection)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the record, so that a resumed run selects like an uninterrupted one."""
-        diverged = {n: list(clients) for n, clients in self.diverged.items()}
         rows = {"history": packed(self.history), "losses": packed(self.losses)}
-        return {**rows, "diverged": diverged}
+        return {**rows, "diverged": dict(self.diverged)}
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -327,7 +302,7 @@ class PersonalEvaluation(pl.Callback):
         """Restores the record, unless it holds more than that of a tested round."""
         if not self._fitting and (self.history or self.losses):
             return
-        self.history = History(unpacked(state_dict["history"], Record))
+        self.history = History(unpacked(state_dict["history"], Record), self.history.samples)
         self.losses = unpacked(state_dict["losses"], Record)
         self.diverged = dict(state_dict["diverged"])
 
@@ -418,10 +393,10 @@ class CommunicationLogger(pl.Callback):
 
 def _gather(module: FederatedModule, local: dict[str, Value]) -> dict[str, Value]:
     """Returns all ranks' records, in the order of clients; clears the local ones."""
-    packed = {c: json.dumps(m).encode() for c, m in local.items()}
-    gathered = gather_named(packed, module.device)
+    # NumPy's numbers become plain ones, as in the files.
+    everywhere = gather_named(json.loads(json.dumps(local)))
     local.clear()
-    return {c: json.loads(gathered[c]) for c in module.federation.ids if c in gathered}
+    return {c: everywhere[c] for c in module.federation.ids if c in everywhere}
 
 
 class RoundProgress(ProgressBar):

@@ -1,18 +1,18 @@
-"""Gathers byte strings over ranks; the only communication that a federated run needs."""
+"""Gathers items over ranks; the only communication that a federated run needs."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from queue import SimpleQueue
 from threading import Thread
+from typing import Any, TypeVar
 
-import msgspec
-import torch
 import torch.distributed as dist
 
 from medfed.common.processes import number
 
+Item = TypeVar("Item")
 _log = logging.getLogger(__name__)
 
 
@@ -40,68 +40,39 @@ def inform(sentence: str) -> None:
         _log.info("%s", sentence)
 
 
-def all_gather_bytes(
-    payload: bytes, device: torch.device, group: dist.ProcessGroup | None = None
-) -> list[bytes]:
-    """Returns every rank's payload, in the order of ranks; a collective call.
+def gathered(item: Item, group: dist.ProcessGroup | None = None) -> list[Item]:
+    """Returns every rank's item, in the order of ranks; a collective call.
 
     Example:
-        >>> all_gather_bytes(b"abc", torch.device("cpu"))
-        [b'abc']
+        >>> gathered({"a": 1})
+        [{'a': 1}]
     """
-    ranks = world_size()
-    if ranks == 1:
-        return [payload]
-    if dist.get_backend(group) != "nccl":
-        device = torch.device("cpu")
-    length = torch.tensor([len(payload)], device=device)
-    lengths = [torch.zeros_like(length) for _ in range(ranks)]
-    dist.all_gather(lengths, length, group)
-    sizes = [int(n) for n in lengths]
-    buffer = torch.zeros(max(sizes), dtype=torch.uint8)
-    if payload:
-        buffer[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-    buffers = [torch.zeros_like(buffer, device=device) for _ in range(ranks)]
-    dist.all_gather(buffers, buffer.to(device), group)
-    return [b.cpu().numpy()[:n].tobytes() for b, n in zip(buffers, sizes, strict=True)]
-
-
-def pack(items: Mapping[str, bytes]) -> bytes:
-    """Joins named byte strings into one.
-
-    Example:
-        >>> unpack([pack({"a": b"12"}), pack({"b": b""})])
-        {'a': b'12', 'b': b''}
-    """
-    return msgspec.msgpack.encode(items)
-
-
-def unpack(payloads: Iterable[bytes]) -> dict[str, bytes]:
-    """Returns the named byte strings of all payloads that :func:`pack` made."""
-    items: dict[str, bytes] = {}
-    for payload in payloads:
-        items |= msgspec.msgpack.decode(payload, type=dict[str, bytes])
+    if world_size() == 1:
+        return [item]
+    items: list[Any] = [None] * world_size()
+    dist.all_gather_object(items, item, group)
     return items
 
 
-def gather_named(items: Mapping[str, bytes], device: torch.device) -> dict[str, bytes]:
-    """Returns the byte strings of all ranks, whose names differ; a collective call."""
-    if world_size() == 1:
-        return dict(items)
-    return unpack(all_gather_bytes(pack(items), device))
+def gather_named(
+    items: Mapping[str, Item], group: dist.ProcessGroup | None = None
+) -> dict[str, Item]:
+    """Returns the items of all ranks, whose names differ; a collective call."""
+    everywhere = gathered(dict(items), group)
+    return {name: item for of_rank in everywhere for name, item in of_rank.items()}
 
 
 class Gathering:
-    """Gathers named byte strings of all ranks while the ranks make further ones.
+    """Gathers named items of all ranks while the ranks make further ones.
 
     The k-th of all ranks are sent together once the slowest rank has its k-th of `turns`, in a
-    separate thread and process group (gloo: bytes need no GPU).
+    separate thread and process group (gloo: items need no GPU).
     """
 
     def __init__(self, turns: int, group: dist.ProcessGroup) -> None:
         self._left, self._group = turns, group
-        self._made: SimpleQueue[bytes] = SimpleQueue()
-        self._found: list[bytes] = []
+        self._made: SimpleQueue[Mapping[str, Any]] = SimpleQueue()
+        self._found: dict[str, Any] = {}
         self._error: Exception | None = None
         self._thread = Thread(
             target=self._carry, args=(turns,), name="medfed-gathering", daemon=True
@@ -111,21 +82,20 @@ class Gathering:
     def _carry(self, turns: int) -> None:
         try:
             for _ in range(turns):
-                payload = self._made.get()
-                self._found += all_gather_bytes(payload, torch.device("cpu"), self._group)
+                self._found |= gather_named(self._made.get(), self._group)
         except Exception as error:
             self._error = error
 
-    def put(self, items: Mapping[str, bytes]) -> None:
+    def put(self, items: Mapping[str, Any]) -> None:
         """Adds one more, whose names are unique over ranks."""
         self._left -= 1
-        self._made.put(pack(items))
+        self._made.put(items)
 
-    def finish(self) -> dict[str, bytes]:
-        """Returns the byte strings of all ranks, once all have arrived."""
+    def finish(self) -> dict[str, Any]:
+        """Returns the items of all ranks, once all have arrived."""
         while self._left:
             self.put({})
         self._thread.join()
         if self._error is not None:
             raise self._error
-        return unpack(self._found)
+        return self._found

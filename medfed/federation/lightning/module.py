@@ -9,14 +9,13 @@ It assigns clients to ranks, and gathers the replies of all ranks.
 from __future__ import annotations
 
 import io
-import json
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from statistics import median
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol
 
 import pytorch_lightning as pl
 import torch
@@ -31,7 +30,13 @@ from medfed.federation.contributions import COSINES
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation, Round, naming
 from medfed.federation.inputs import kind
-from medfed.federation.lightning.collect import Gathering, gather_named, rank, world_size
+from medfed.federation.lightning.collect import (
+    Gathering,
+    gather_named,
+    gathered,
+    rank,
+    world_size,
+)
 from medfed.federation.lightning.strategy import check_trainer
 from medfed.federation.wire.packet import Packet
 from medfed.functional.conformal import Covering
@@ -80,9 +85,7 @@ def assign(
         assigned[client] = loads.index(min(loads))
         loads[assigned[client]] += work[client]
     if owners is not None:
-        kept = [0.0] * ranks
-        for client in order:
-            kept[owners[client]] += work[client]
+        kept = [sum(w for c, w in work.items() if owners[c] == rank) for rank in range(ranks)]
         if max(kept) <= max(WORTH_MOVING * max(loads), max(loads) + SECONDS):
             return {c: owners[c] for c in work}
     return {c: assigned[c] for c in work}
@@ -110,24 +113,6 @@ class TaskLike(Protocol):
 
     def evaluate(self, batches: Iterable[Batch], *, test: bool = False) -> dict[str, float]:
         """Returns metrics over batches and changes no state."""
-
-
-class MeterLike(Protocol):
-    """The metrics of a task."""
-
-    def compute(self) -> dict[str, float]:
-        """Returns the metrics."""
-
-    def cases(self) -> list[dict[str, float | str]]:
-        """Returns rows about the cases, if the task has any."""
-
-
-@runtime_checkable
-class Measures(Protocol):
-    """A task that also has results of each case."""
-
-    def measured(self, batches: Iterable[Batch], *, test: bool = False, **more: Any) -> MeterLike:
-        """Returns the meter of ``evaluate``."""
 
 
 class FederatedRounds(pl.Callback):
@@ -260,51 +245,44 @@ class FederatedModule(pl.LightningModule):
 
         A client that fails on one rank is an error on every rank.
         """
-        clients, phase = self._on_this_rank(current.recipients), current.phase
-        gathering = self._start_gathering(current.recipients) if world_size() > 1 else None
-        for client in clients:
-            self._fit(current, client, phase, gathering)
-        if gathering is None:
+        clients = self._on_this_rank(current.recipients)
+        if world_size() == 1:
+            for client in clients:
+                current.receive(client, self._fit(current, client))
             return
-        gathered, most = gathering.finish(), self.federation.most_elements
+        gathering = self._start_gathering(current.recipients)
+        for client in clients:
+            began = time.perf_counter()
+            try:
+                reply = self._fit(current, client).to_bytes()
+            except (NonFiniteError, CodecError) as error:
+                # The other ranks wait for replies: they get the error at the end of the phase.
+                gathering.put({f"failure/{client}": str(error)})
+                continue
+            cost = time.perf_counter() - began, self.losses.get(client)
+            gathering.put({f"reply/{client}": reply, f"costs/{client}": cost})
+        replies, most = gathering.finish(), self.federation.most_elements
         for client in current.recipients:
-            if failure := gathered.get(f"failure/{client}"):
-                raise NonFiniteError(failure.decode())
+            if failure := replies.get(f"failure/{client}"):
+                raise NonFiniteError(failure)
         for client in current.recipients:
-            current.receive(client, Packet.from_bytes(gathered.pop(f"reply/{client}"), most))
-            taken, loss = json.loads(gathered[f"costs/{client}"])
+            current.receive(client, Packet.from_bytes(replies.pop(f"reply/{client}"), most))
+            taken, loss = replies[f"costs/{client}"]
             if self._taken is not None:
                 self._taken[client] = self._taken.get(client, 0.0) + taken
-            self._note_loss(client, loss)
+            if loss is not None:
+                self.losses[client] = loss
 
-    def _tell(self, phase: str, client: str, done: bool) -> None:
+    def _fit(self, current: Round, client: str) -> Packet:
+        """Trains a client, and returns its encoded reply."""
         for tell in self.listeners:
-            tell(phase, client, done)
-
-    def _fit(self, current: Round, client: str, phase: str, gathering: Gathering | None) -> None:
-        """Trains a client; hands its encoded reply to the round, or sends it to all ranks."""
-        self._tell(phase, client, False)
-        began = time.perf_counter()
-        try:
-            packet = current.fit(client)
-        except (NonFiniteError, CodecError) as error:
-            if gathering is None:
-                raise
-            # The other ranks wait for replies: they get the error at the end of the phase.
-            gathering.put({f"failure/{client}": str(error).encode()})
-            return
-        self._tell(phase, client, True)
-        loss = self.federation.clients[client].training_loss
-        if gathering is None:
-            current.receive(client, packet)
-            self._note_loss(client, loss)
-            return
-        taken = json.dumps([time.perf_counter() - began, loss]).encode()
-        gathering.put({f"reply/{client}": packet.to_bytes(), f"costs/{client}": taken})
-
-    def _note_loss(self, client: str, loss: float | None) -> None:
-        if loss is not None:
+            tell(current.phase, client, False)
+        packet = current.fit(client)
+        for tell in self.listeners:
+            tell(current.phase, client, True)
+        if (loss := self.federation.clients[client].training_loss) is not None:
             self.losses[client] = loss
+        return packet
 
     def _start_gathering(self, recipients: Sequence[str]) -> Gathering:
         if self._group is None:
@@ -349,18 +327,20 @@ class FederatedModule(pl.LightningModule):
         def batches(split: EvalSplit) -> Iterator[Batch]:
             return (to_device(b, self.device) for b in data.eval_batches(split))
 
-        if not keep or not isinstance(self.task, Measures):
+        # A task may also have results of each case.
+        measured: Callable[..., Any] | None = getattr(self.task, "measured", None)
+        if not keep or measured is None:
             return _numbers(self.task.evaluate(batches(split), test=split == "test"))
         more: dict[str, Any] = {}
         if self.chooser is not None and self.chooser.levels:
             more["levels"] = self.chooser.levels
-        meter = self.task.measured(batches(split), test=split == "test", **more)
+        meter = measured(batches(split), test=split == "test", **more)
         self.cases[client] = meter.cases()
         if self.chooser is not None:
-            training = self.task.measured(batches("train")).cases() if self.chooser.linear else []
-            self._chosen_on[client] = self.task.measured(batches("val"), **more).cases(), training
+            training = measured(batches("train")).cases() if self.chooser.linear else []
+            self._chosen_on[client] = measured(batches("val"), **more).cases(), training
             self.points[client] = self.chooser.choose(*self._chosen_on[client])
-        return meter.compute()
+        return dict(meter.compute())
 
     def decide(self, client: str, others: Mapping[str, float] | None = None) -> dict[str, float]:
         """Chooses the point of a client that has been tested, and decides its test cases there.
@@ -422,9 +402,7 @@ class FederatedModule(pl.LightningModule):
     def spent(self) -> dict[str, tuple[int, Passes]]:
         """Returns every client's gradient steps and passes so far; a collective call."""
         here = {c: self.federation.clients[c] for c in self.owned}
-        known = {c: json.dumps([k.steps_done, *k.passes]).encode() for c, k in here.items()}
-        spent = {c: json.loads(n) for c, n in gather_named(known, self.device).items()}
-        return {c: (steps, Passes(*passes)) for c, (steps, *passes) in spent.items()}
+        return gather_named({c: (k.steps_done, k.passes) for c, k in here.items()})
 
     def _gather_states(self, clients: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Returns clients' states, by default of all clients of all ranks; a collective call.
@@ -437,8 +415,8 @@ class FederatedModule(pl.LightningModule):
             return states
         buffer = io.BytesIO()
         torch.save(states, buffer)
-        gathered = gather_named({str(rank()): buffer.getvalue()}, self.device)
-        return {c: state for data in gathered.values() for c, state in _load(data).items()}
+        everywhere = [_load(data) for data in gathered(buffer.getvalue())]
+        return {c: state for states in everywhere for c, state in states.items()}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves the server, every client of every rank and the ledger; a collective call."""

@@ -34,6 +34,7 @@ from torch import nn
 
 from medfed.common.processes import PARENT, Terminated, held, launched
 from medfed.federation.lightning.collect import rank
+from medfed.standalone.checks import check_count
 from medfed.standalone.errors import ConfigError, MedfedError, RankError, first_line
 
 _GRACE = 5.0  # seconds that a rank has to report why it ends
@@ -48,10 +49,7 @@ class ClientSharding(DDPStrategy):
     strategy_name = "client_sharding"
 
     def __init__(self, ranks_per_device: int = 1, **settings: Any) -> None:
-        if ranks_per_device < 1:
-            raise ConfigError(
-                f"trainer.strategy.ranks_per_device must be at least 1, not {ranks_per_device}."
-            )
+        check_count("trainer.strategy.ranks_per_device", ranks_per_device)
         self.ranks_per_device = ranks_per_device
         if ranks_per_device > 1:
             settings.setdefault("process_group_backend", "gloo")
@@ -270,7 +268,7 @@ def ranks_end_together(trainer: pl.Trainer) -> Iterator[None]:
     ignoring further ones, and with 0 on SIGTERM.
     """
     launcher, on_interrupt = trainer.strategy.launcher, signal.getsignal(signal.SIGINT)
-    before = {name: os.environ.get(name) for name in _OF_RANKS}
+    absent = [name for name in _OF_RANKS if name not in os.environ]
     joined = dist.is_available() and dist.is_initialized()
     try:
         yield
@@ -291,9 +289,8 @@ def ranks_end_together(trainer: pl.Trainer) -> Iterator[None]:
             raise
         raise reason from None
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
+        for name in absent:
+            os.environ.pop(name, None)
         if not joined and dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
 

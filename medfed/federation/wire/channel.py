@@ -45,7 +45,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -95,31 +95,12 @@ _BLOCK = 2**20
 _DENSE = Dense()
 
 
-class Transform(Protocol):
-    """Changes a vector before it is encoded, such as CER."""
-
-    @property
-    def active(self) -> bool:
-        """Whether it changes anything."""
-
-    def __call__(self, flat: Tensor, round: int = -1) -> Tensor:
-        """Returns the vector of shape (d,) that is encoded in place of ``flat`` in a round."""
-
-
-class Coded(NamedTuple):
-    """A vector as bytes."""
-
-    data: bytes  # the bytes
-    received: Received | None  # the receiver's result, if the sender had to compute it
-    memory: Tensor | None  # the sender's memory, of shape (d,)
-
-
 class Link:
     """The encoding of vectors in one direction.
 
     Args:
         codec: Turns a vector into bytes; dense fp32 by default.
-        cer: A transform before the codec, e.g. CER; ``None``: none.
+        cer: A transform before the codec; ``None``: none.
         feedback: Whether updates carry over the codec's losses; ``None``: the codec's default.
         shift: The step a of DIANA in (0, 1], ``auto``, or ``None`` for no shift.
         zstd: Level of a final lossless stage, 1 to 22; ``None``: no such stage.
@@ -134,7 +115,7 @@ class Link:
     def __init__(
         self,
         codec: Codec | None = None,
-        cer: Transform | None = None,
+        cer: CER | None = None,
         feedback: bool | None = None,
         shift: float | str | None = None,
         zstd: int | None = None,
@@ -142,7 +123,7 @@ class Link:
         place: str = "channel",
     ) -> None:
         self.codec = codec or Dense()
-        self.transform = cer if cer is not None and cer.active else None
+        self.transform = cer if cer is not None and cer.gamma > 0 else None
         step = isinstance(shift, int | float) and 0 < shift <= 1
         if shift is not None and shift != "auto" and not step:
             raise ConfigError(f"{place}.shift must be auto, a step in (0, 1] or null, not {shift}.")
@@ -210,7 +191,7 @@ class Link:
         rng: np.random.Generator | None = None,
         round: int = -1,
         reuse: bool = False,
-    ) -> Coded:
+    ) -> tuple[bytes, Received | None, Tensor | None]:
         """Turns a vector into bytes.
 
         Args:
@@ -222,16 +203,20 @@ class Link:
             round: The round's number; -1 outside of rounds.
             reuse: Whether ``flat`` may change, so that it need not be copied.
 
+        Returns:
+            The bytes, the receiver's result if the sender had to compute it, and the sender's
+            memory, ``(d,)``.
+
         Raises:
             ValueError: If a number leaves its type's range, be it remembered or received.
         """
         mode, flat = self.mode(kind), flat.to(working_dtype(layout))
         if mode == "plain":
-            return Coded(self.codec.encode(self._transformed(flat, round), rng), None, None)
+            return self.codec.encode(self._transformed(flat, round), rng), None, None
         if mode == "reference" and memory is None:
             data = _DENSE.encode(flat)
             values = _DENSE.decode(data).to(flat)
-            return Coded(data, Received(values, values), values)
+            return data, Received(values, values), values
         if memory is None:
             memory = torch.zeros_like(flat)
         # Adds the losses; a reference or a shift is already at the other end.
@@ -248,7 +233,7 @@ class Link:
         if mode == "residual":
             # Minus the received vector, so that the transform's losses come back, too.
             kept = _checked(vector.sub_(received.values), "The residual")
-        return Coded(data, received, kept)
+        return data, received, kept
 
     def decode(
         self, data: bytes, layout: Layout, kind: Kind, memory: Tensor | None, device: torch.device
@@ -756,11 +741,6 @@ class CER:
                 "be more than 0 and finite; set cer.end=null for a constant one."
             )
 
-    @property
-    def active(self) -> bool:
-        """Whether it changes anything."""
-        return self.gamma > 0
-
     def strength(self, round: int) -> float:
         """Returns gamma in a round; outside of rounds the smaller end, which loses least."""
         if self.end is None:
@@ -787,8 +767,6 @@ def compress(data: bytes, level: int = 3) -> bytes:
         >>> len(compress(bytes(10_000))) < 40
         True
     """
-    if level not in LEVELS:
-        raise ConfigError(f"zstd level={level} must be from {LEVELS[0]} to {LEVELS[-1]}.")
     frame: bytes = library().ZstdCompressor(level=level).compress(data)
     return frame
 

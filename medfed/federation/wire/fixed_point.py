@@ -19,20 +19,20 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
 from medfed.common.tensors import Tensors, cut, flatten, numel
 from medfed.federation.wire.packet import EncodedPart, Packet
-from medfed.standalone.errors import CodecError, ConfigError
+from medfed.standalone.checks import check_fields, within
+from medfed.standalone.errors import CodecError
 
 Whole = np.ndarray[Any, np.dtype[np.uint32]]
 FEWEST = 3  # clients of a sum: of two, each knows the other's vector
 _HEADER = struct.Struct("<4sQ")
 _MAGIC = b"mfq1"
-_LARGEST = 1e6  # range: steps of 5e-4 are coarse already
 _MOST = 2**31 - 2**16  # leaves room for the rounding of 2^17 clients
 
 
@@ -50,14 +50,11 @@ class FixedPoint:
     """
 
     parts: tuple[str, ...]  # their names
-    range: float = 16.0  # the largest magnitude that is not clipped
+    # The largest magnitude that is not clipped; it is cut into 2^31 steps.
+    range: Annotated[float, within("(0, 1000000]")] = 16.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.range <= _LARGEST:
-            raise ConfigError(
-                f"channel.range must be a positive number of at most {_LARGEST:g}, as it is cut "
-                f"into 2^31 steps, not {self.range:g}."
-            )
+        check_fields("channel", self)
 
     @property
     def scale(self) -> float:

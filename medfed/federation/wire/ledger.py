@@ -6,9 +6,11 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from medfed.common.schemas import packed, unpacked
+import msgspec
+
+from medfed.common.schemas import Count, packed, unpacked
 from medfed.standalone.checks import check_known
 from medfed.standalone.errors import CodecError, first_line
 from medfed.standalone.files import csv_text, original
@@ -32,13 +34,13 @@ class Entry(NamedTuple):
         dense: Its length with every element in fp32, header included.
     """
 
-    round: int
+    round: Annotated[int, msgspec.Meta(ge=-1)]
     phase: str
     client: str
-    direction: str
+    direction: Direction
     part: str
-    bytes: int
-    dense: int
+    bytes: Count
+    dense: Count
 
 
 class Traffic(NamedTuple):
@@ -53,23 +55,6 @@ class Traffic(NamedTuple):
         return self.dense / self.bytes if self.bytes else 1.0
 
 
-def _entry(cells: list[str]) -> Entry:
-    if len(cells) != len(Entry._fields):
-        raise ValueError(f"it has {len(cells)} cells")
-    row = Entry(*cells)  # type: ignore[arg-type]
-    number, size, dense = (_whole(cell) for cell in (row.round, row.bytes, row.dense))
-    if row.direction not in ("up", "down") or number < -1 or size < 0 or dense < 0:
-        raise ValueError("a direction is neither up nor down, or a number is negative")
-    return row._replace(round=number, bytes=size, dense=dense)
-
-
-def _whole(cell: object) -> int:
-    # As to_csv writes it: int() would also take "1_0", " 7" and the digits of other scripts.
-    if str(int(text := str(cell))) != text or abs(int(text)) >= 2**63:
-        raise ValueError(f"{text[:40]!r} is not a number of this kind")
-    return int(text)
-
-
 class Ledger:
     """All entries of a run, in the order of round, phase and client, for any number of ranks.
 
@@ -81,18 +66,21 @@ class Ledger:
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self.entries = [*entries]
+        self.entries: list[Entry] = []
         # By round and direction, so that queries of every round need not read all entries.
-        self._sums: dict[tuple[int, str], Traffic] = {}
-        self._summed = 0  # how many entries are in these sums
+        self._sums: dict[tuple[int, Direction], Traffic] = {}
+        self.add(*entries)
 
     def add(self, *entries: Entry) -> None:
         """Appends entries."""
-        self.entries.extend(entries)
+        self.entries += entries
+        for entry in entries:
+            size, dense = self._sums.get(key := (entry.round, entry.direction), (0, 0))
+            self._sums[key] = Traffic(size + entry.bytes, dense + entry.dense)
 
     def count(self, sizes: Sizes, round: int, phase: str, client: str, way: Direction) -> None:
         """Appends the parts of a message; `sizes`: see :meth:`.packet.Packet.sizes`."""
-        self.entries += [Entry(round, phase, client, way, p, *both) for p, both in sizes.items()]
+        self.add(*(Entry(round, phase, client, way, p, *both) for p, both in sizes.items()))
 
     def traffic(self, direction: Direction, round: int | None = None) -> Traffic:
         """Returns the bytes in a direction, in one round or in all, without reading all entries.
@@ -102,10 +90,6 @@ class Ledger:
             >>> ledger.traffic("up"), ledger.traffic("up", round=1).savings
             (Traffic(bytes=60, dense=240), 4.0)
         """
-        for entry in self.entries[self._summed :]:
-            size, dense = self._sums.get(key := (entry.round, entry.direction), (0, 0))
-            self._sums[key] = Traffic(size + entry.bytes, dense + entry.dense)
-        self._summed = len(self.entries)
         sums = [s for (n, way), s in self._sums.items() if way == direction and round in (None, n)]
         return Traffic(sum(s.bytes for s in sums), sum(s.dense for s in sums))
 
@@ -157,13 +141,15 @@ class Ledger:
         """
         rows = csv.reader(io.StringIO(text, newline=""), strict=True)
         try:
-            if (header := next(rows, [])) != list(Entry._fields):
-                raise ValueError(f"its columns are {', '.join(header)[:80]}")
-            return cls(_entry([original(cell) for cell in row]) for row in rows)
+            if next(rows, []) != list(Entry._fields):
+                raise ValueError("these are other columns")
+            cells = ([original(cell) for cell in row] for row in rows)
+            return cls(msgspec.convert(row, Entry, strict=False) for row in cells)
         except (ValueError, csv.Error) as error:
+            line = text.split("\n")[max(0, rows.line_num - 1)]
             raise CodecError(
-                f"Line {rows.line_num} of a ledger is none ({first_line(error)}); its columns are "
-                f"{', '.join(Entry._fields)}."
+                f"Line {rows.line_num} of a ledger is none, {line:.80} ({first_line(error)}); its "
+                f"columns are {', '.join(Entry._fields)}."
             ) from error
 
     def state_dict(self) -> bytes:
@@ -172,4 +158,5 @@ class Ledger:
 
     def load_state_dict(self, state: bytes) -> None:
         """Replaces the entries by those of :meth:`state_dict`."""
-        self.entries, self._sums, self._summed = [*unpacked(state, Entry)], {}, 0
+        self.entries, self._sums = [], {}
+        self.add(*unpacked(state, Entry))

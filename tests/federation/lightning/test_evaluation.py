@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from medfed.common.scores import Record
-from medfed.federation.lightning.callbacks import PersonalEvaluation
+from medfed.federation.lightning.callbacks import History, PersonalEvaluation
 from tests.sweeps import sweep
 
 
 def evaluation(mode: str, *rounds: tuple[float, ...]) -> PersonalEvaluation:
     made = PersonalEvaluation("m", mode)
-    made.history = [
+    made.history.extend(
         Record(n, f"c{i}", {"m": value})
         for n, row in enumerate(rounds)
         for i, value in enumerate(row)
-    ]
+    )
     return made
 
 
@@ -46,7 +46,7 @@ def test_the_worst_of_a_bounded_metric_is_its_bound():
     """A round with a failed model may still beat one in which all others are as bad."""
     made = evaluation("max", (0.1, 0.1), (0.9, math.nan))
     made.wanted = "iou", "max"
-    made.history = [Record(r.round, r.client, {"iou": r.metrics["m"]}) for r in made.history]
+    made.history = History(Record(r.round, r.client, {"iou": r.metrics["m"]}) for r in made.history)
     assert made.score(1) == pytest.approx(0.45)
     assert made.best_round() == 1
 
@@ -71,8 +71,8 @@ def test_of_rounds_with_equal_scores_that_of_the_smallest_loss_is_taken():
     losses = [(0.9, 0.7), (0.5, 0.6), (0.5, 0.6), (0.2, 0.1)]
     scores = [1.0, 1.0, 1.0, 0.9]
     for number, (pair, score) in enumerate(zip(losses, scores, strict=True)):
-        made.history += [
+        made.history.extend(
             Record(number, client, {"loss": loss, "auroc": score})
             for client, loss in zip("ab", pair, strict=True)
-        ]
+        )
     assert made.best_round() == 1

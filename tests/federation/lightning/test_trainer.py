@@ -458,8 +458,7 @@ def test_a_hospital_of_few_samples_selects_little():
     history = History(records)
     plain = [history.mean(n, "auroc") for n in range(6)]
     assert plain == pytest.approx(np.mean([*values.values()], axis=0), abs=1e-9)
-    history = History(records)
-    history.samples = samples
+    history = History(records, samples)
     weights = [n / (n + 150) for n in samples.values()]
     expected = np.average([*values.values()], axis=0, weights=weights)
     assert [history.mean(n, "auroc") for n in range(6)] == pytest.approx(expected, abs=1e-9)

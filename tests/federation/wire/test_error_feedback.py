@@ -66,7 +66,7 @@ def distance(
     server, state = algorithm.init(weights, split, infos)
     clients = {d.id: LocalClient(d, local, weights, state) for d in data}
     channel = Channel(up, down or Dense("float64"))
-    federation = Federation(algorithm, server, clients, infos, channel)
+    federation = Federation(algorithm, server, clients, infos, local, channel)
     run_reference(federation, rounds)
     end = federation.server["shared"]["0.weight"].numpy().ravel()
     return float(np.linalg.norm(end - optimum) / np.linalg.norm(optimum))

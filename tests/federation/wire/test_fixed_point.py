@@ -138,7 +138,7 @@ def test_rounds_of_two_clients_are_refused():
         (("channel.up.shift=auto",), 4, "codec.up and channel.up make messages"),
         ((), 2, "2 clients are too few to hide one in a sum of 3"),
         (("channel.secure=yes",), 4, "channel.secure must be masks or null"),
-        (("channel.range=0",), 4, "channel.range must be a positive number"),
+        (("channel.range=0",), 4, r"channel.range must be in \(0, 1000000\]"),
     ],
 )
 def test_what_needs_single_messages_is_refused_by_name(overrides, clients, why):
