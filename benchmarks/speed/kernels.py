@@ -14,7 +14,7 @@ the ADMM needs one per iteration.
 floor is a copy of an (M, d) array.
 
 *quantised*: the maps that QuPeL adds to a local step (forward, backward and SGD on one batch; its
-second gradient is not among them), in two fused passes per layer.
+second gradient is not among them), in two calls per layer.
 """
 
 from __future__ import annotations
