@@ -52,7 +52,7 @@ class MixtureADMM(KeepsModel, MixtureMethod):
     card: ClassVar[Card] = gradients_only(
         "survey; Hanzely, Richtárik 2020", "second model", "all, pulled to the mean",
         down={"weights": 1}, server={"shared": 1, "weights": 1}, client={"model": 1},
-        full_cohort=True, tune={"strength": Range(0.01, 10.0)},
+        full_cohort=True,
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -54,7 +54,7 @@ class QuPeD(QuPeL):
         shapes: The shapes of a client's entries for each of ``widths``, found in the network.
     """
 
-    proximity: Annotated[float, within("[0, 1]")] = 0.5
+    proximity: Annotated[float, within("[0, 1]"), Range(0.1, 0.9, log=False)] = 0.5
     global_lr: Annotated[float, check_not_negative] = 0.1
     temperature: Annotated[float, check_positive] = 1.0
     widths: Sequence[float] = (1.0,)
@@ -64,7 +64,7 @@ class QuPeD(QuPeL):
         extra_passes="four forward passes a step; without quantiser 2 and three",
         client={"model": 1}, privacy_exposure="outputs",
         note="the shared model sees outputs of personal ones, no labels; hospitals may have "
-        "networks of other widths", tune={"proximity": Range(0.1, 0.9, log=False)},
+        "networks of other widths",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
