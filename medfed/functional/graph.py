@@ -283,13 +283,8 @@ def bipartition(similarity: Tensor) -> tuple[list[int], list[int]]:
         >>> bipartition(torch.tensor([[1.0, -0.5, 0.9], [-0.5, 1.0, 0.1], [0.9, 0.1, 1.0]]))
         ([0, 2], [1])
     """
-    count = len(similarity)
-    pairs = [(i, j) for j in range(count) for i in range(j)]
-    pairs.sort(key=lambda pair: -float(similarity[pair]))
-    of = list(range(count))
-    for i, j in pairs:
-        if len(set(of)) == 2:
-            break
-        of = [of[i] if k == of[j] else k for k in of]
-    first = [i for i in range(count) if of[i] == of[0]]
-    return first, [i for i in range(count) if of[i] != of[0]]
+    from scipy.cluster.hierarchy import cut_tree, linkage
+
+    apart = 1 - similarity.double().cpu().numpy()
+    of = cut_tree(linkage(apart[np.triu_indices(len(apart), 1)], "single"), 2)[:, 0]
+    return np.flatnonzero(of == of[0]).tolist(), np.flatnonzero(of != of[0]).tolist()
