@@ -52,12 +52,12 @@ def quantize(x: Tensor, centers: Tensor) -> Tensor:
         >>> quantize(torch.tensor([-3.0, 0.4, 0.5, 0.6]), torch.tensor([0.0, 1.0])).tolist()
         [0.0, 0.0, 0.0, 1.0]
     """
-    levels, x = _check_levels(x, centers), x.detach()
+    levels, flat = _check_levels(x, centers), _flat(x)
     from medfed.functional.kernels import round_all
 
-    out = torch.empty(x.shape, dtype=x.dtype)
-    round_all(_flat(x), levels.cuts, levels.values, out.view(-1).numpy())
-    return out.to(x.device)
+    nearest = np.empty_like(flat)
+    round_all(flat, levels.cuts, levels.values, nearest)
+    return _shaped(nearest, x)
 
 
 def assign(x: Tensor, centers: Tensor) -> Tensor:
@@ -69,18 +69,16 @@ def assign(x: Tensor, centers: Tensor) -> Tensor:
         >>> assign(torch.tensor([[-3.0, 0.4], [0.5, 0.6]]), torch.tensor([0.0, 1.0])).tolist()
         [[0, 0], [0, 1]]
     """
-    levels = _check_levels(x, centers)
+    levels, flat = _check_levels(x, centers), _flat(x)
     from medfed.functional.kernels import locate_all
 
-    index = torch.empty(x.shape, dtype=torch.long)
-    if not locate_all(_flat(x), levels.cuts, index.view(-1).numpy()):
+    index = np.empty(len(flat), np.int64)
+    if not locate_all(flat, levels.cuts, index):
         raise ValueError(_NAN)
-    return index.to(x.device)
+    return _shaped(index, x)
 
 
-def prox_quantize(
-    y: Tensor, centers: Tensor, tau: float, *, out: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def prox_quantize(y: Tensor, centers: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """The minimiser over x of ``|x - y|^2 / 2 + tau min_z |x - z|``, z over the centres.
 
     Each element moves towards its nearest centre by tau, and lands on it where it is that near.
@@ -93,32 +91,21 @@ def prox_quantize(
         y: Float32 or float64 tensor of any shape.
         centers: ``(m,)`` finite, in ascending order.
         tau: 0 returns y; infinity returns ``quantize(y, centers)``.
-        out: Where to write x, like ``y``; may be ``y`` itself.
 
     Returns:
-        x, a tensor like ``y`` without gradient or ``out``, and ``quantize(x, centers)``. NaN stays
-        NaN.
+        x, a tensor like ``y`` without gradient, and ``quantize(x, centers)``. NaN stays NaN.
 
     Example:
         >>> y, centers = torch.tensor([-3.0, 0.375, 0.75]), torch.tensor([0.0, 1.0])
         >>> prox_quantize(y, centers, 0.25)
         (tensor([-2.7500,  0.1250,  1.0000]), tensor([0., 0., 1.]))
     """
-    levels = _check_levels(y, centers)
-    y, target = y.detach(), y if out is None else out.detach()
+    levels, flat = _check_levels(y, centers), _flat(y)
     from medfed.functional.kernels import shrink_all
 
-    direct = out is not None and target.is_contiguous() and target.device.type == "cpu"
-    x = target if direct else torch.empty(y.shape, dtype=y.dtype)
-    nearest = torch.empty(y.shape, dtype=y.dtype)
-    source = _flat(y)
-    step, targets = source.dtype.type(tau), (x.view(-1).numpy(), nearest.view(-1).numpy())
-    shrink_all(source, levels.cuts, levels.values, step, *targets)
-    if direct:
-        # PyTorch has not seen the change: a graph that still needs the old values must fail.
-        torch.autograd.graph.increment_version(x)
-    x, nearest = x.to(y.device), nearest.to(y.device)
-    return x if direct or out is None else target.copy_(x), nearest
+    x, nearest = np.empty_like(flat), np.empty_like(flat)
+    shrink_all(flat, levels.cuts, levels.values, flat.dtype.type(tau), x, nearest)
+    return _shaped(x, y), _shaped(nearest, y)
 
 
 def soft_quantize(x: Tensor, centers: Tensor, sharpness: float) -> Tensor:
@@ -171,6 +158,11 @@ def _check_levels(x: Tensor, centers: Tensor) -> Levels:
 def _flat(x: Tensor) -> Array:
     """Returns the elements, in main memory; a copy only where that takes one."""
     return np.asarray(x.detach().cpu().reshape(-1).numpy())
+
+
+def _shaped(flat: Array, like: Tensor) -> Tensor:
+    """Returns elements in the shape of a tensor, on its device."""
+    return torch.from_numpy(flat).view(like.shape).to(like.device)
 
 
 def center_gradient(gradient: Tensor, x: Tensor, centers: Tensor) -> Tensor:

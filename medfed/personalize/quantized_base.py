@@ -171,8 +171,8 @@ class ProximalStep:
                 self._soft_loss(weights, grad_at)
             tau, nearest = self._strength * self._lr / 2, {}
             for name, centers in self.centers.items():
-                live = weights[name].detach()
-                _, nearest[name] = maths.prox_quantize(live, centers, tau, out=live)
+                x, nearest[name] = maths.prox_quantize(weights[name], centers, tau)
+                weights[name].copy_(x)
             if self._center_lr > 0:
                 self._move_centers(weights, nearest, grad_at)
         if self._before:
