@@ -47,6 +47,7 @@ class MixtureADMM(KeepsModel, MixtureMethod):
         rho: At least lambda; ``None`` uses lambda. A large rho converges slowly.
     """
 
+    strength: Annotated[float, check_positive, Range(0.01, 10.0)] = 1.0  # 0: local training
     rho: float | None = None
     server_zeros: ClassVar[tuple[str, ...]] = ("residual",)
     card: ClassVar[Card] = gradients_only(
@@ -57,7 +58,6 @@ class MixtureADMM(KeepsModel, MixtureMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("algorithm.strength", self.strength)  # 0 would be local training
         if self.rho is not None and not self.rho >= self.strength:
             raise ConfigError(
                 f"algorithm.rho must be at least algorithm.strength={self.strength}, below which "

@@ -29,7 +29,7 @@ class MixtureMethod(OnboardingRules, FedAvg):
         strength: lambda >= 0.
     """
 
-    strength: Annotated[float, check_not_negative, Range(0.01, 10.0)] = 1.0
+    strength: Annotated[float, check_not_negative] = 1.0
     supports_missing_channels: ClassVar[bool] = False
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
