@@ -96,7 +96,12 @@ def scores_of(
 ) -> dict[str, float]:
     """Returns the scores of rows of cases that all have the same weight."""
     table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    return {name: float(v[0]) for name, v in scores(table, np.ones((1, len(rows)))).items()}
+    return plain(scores(table, np.ones((1, len(rows)))))
+
+
+def plain(scores: Mapping[str, Floats]) -> dict[str, float]:
+    """Returns the scores of the first weighting, which is often the only one."""
+    return {name: float(values[0]) for name, values in scores.items()}
 
 
 class FiniteOnly:
