@@ -14,7 +14,7 @@ the ADMM needs one per iteration.
 floor is a copy of an (M, d) array.
 
 *quantised*: the maps that QuPeL adds to a local step (forward, backward and SGD on one batch; its
-second gradient is not among them), in two fused passes per layer.
+second gradient is not among them), in two calls per layer.
 """
 
 from __future__ import annotations
@@ -332,13 +332,13 @@ def report_share(name: str, batch_size: int, blocks: int, bits: int) -> None:
     centers = [initial_centers(w, bits) for w in weights]
     gradients = [torch.randn_like(w) for w in weights]
 
-    def fused() -> None:
+    def maps() -> None:
         for w, c, g in zip(weights, centers, gradients, strict=True):
-            prox_quantize(w, c, TAU, out=w)
+            w.data.copy_(prox_quantize(w, c, TAU)[0])
             step_centers(c, g, w, LR, TAU)
 
     step = local_step(network, torch.randn(batch_size, channels, side, side))
-    plain, two = alternating([step, fused], blocks, 1)
+    plain, two = alternating([step, maps], blocks, 1)
     count = sum(w.numel() for w in weights)
     print(
         f"{name:>12}: {len(weights)} layers, {count} weights, step {1e3 * plain:.1f} ms, "

@@ -12,7 +12,7 @@ from typing import Any
 
 from medfed.benchmark import suite as suites
 from medfed.config import compose, description, sections
-from medfed.federation.card import CEILINGS, Card, Range
+from medfed.federation.card import CEILINGS, Range
 from medfed.records.cells import Cell, Stage, cell_key
 from medfed.standalone.errors import ConfigError
 
@@ -42,10 +42,10 @@ class Group:
         return f"{self.suite.name}/{self.method.name}"
 
     @cached_property
-    def card(self) -> Card:
-        """What the method tells of itself."""
-        card: Card = compose.class_of(self.config(self.suite.base).algorithm).card
-        return card
+    def kind(self) -> type[Any]:
+        """The method's class."""
+        kind: type[Any] = compose.class_of(self.config(self.suite.base).algorithm)
+        return kind
 
     @property
     def selection(self) -> str:
@@ -57,7 +57,7 @@ class Group:
     @cached_property
     def settings(self) -> list[dict[str, float]]:
         """The settings that are tried, the default first."""
-        space = suites.search_space(self.card, Range(*self.suite.lr))
+        space = suites.search_space(self.kind, Range(*self.suite.lr))
         return suites.trial_settings(space, self.size.trials)
 
     def config(self, variant: str, as_arm: bool = False) -> description.RunDescription:
@@ -106,7 +106,7 @@ class Group:
         if self.arm is not None and as_arm:
             setting = self.arm.setting(setting)
         # A step of two gradients is half as many steps.
-        if not (self.is_ceiling or self.suite.repeats) and self.card.passes > 1:
+        if not (self.is_ceiling or self.suite.repeats) and self.kind.card.passes > 1:
             passes = compose.build(config.algorithm).passes  # with the values of its keys
             changed["local.steps"] = max(1, round(config.local.steps / passes))
         for key, value in {**self.suite.seeds(split), **setting}.items():

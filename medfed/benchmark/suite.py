@@ -26,7 +26,7 @@ from msgspec import Meta
 from medfed.common.schemas import fit, fit_keys
 from medfed.common.scores import limits_of
 from medfed.config import allowed, sections
-from medfed.federation.card import CEILINGS, REFERENCES, Card, Range
+from medfed.federation.card import CEILINGS, REFERENCES, Range, tuned
 from medfed.standalone.csv_files import as_number, csv_rows
 from medfed.standalone.errors import ConfigError, did_you_mean, few
 
@@ -410,9 +410,9 @@ def wanted_of(
     return chosen, by_suite, chosen_arms(arms, {s.name: s.arms for s in chosen}, known)
 
 
-def search_space(card: Card, lr: Range) -> dict[str, Range]:
-    """Returns the ranges of tuning by key: the learning rate, then those of the card."""
-    return {LR: lr, **{f"algorithm.{name}": over for name, over in card.tune.items()}}
+def search_space(method: type, lr: Range) -> dict[str, Range]:
+    """Returns the ranges of tuning by key: the learning rate, then those of the method."""
+    return {LR: lr, **{f"algorithm.{name}": over for name, over in tuned(method).items()}}
 
 
 def trial_settings(space: dict[str, Range], trials: int) -> list[dict[str, float]]:

@@ -168,7 +168,7 @@ def head(yaml: Path) -> str:
 
 def print_page(one: Method) -> None:
     """Prints a method's row, its paper, symbols and deviations, and its hyper-parameters."""
-    from medfed.federation.card import UNPROTECTED
+    from medfed.federation.card import UNPROTECTED, tuned
 
     print(f"algorithm={one.name} ({one.kind.card.family})\n")
     for name, more in comment_words(one.yaml, "also").items():
@@ -179,7 +179,7 @@ def print_page(one: Method) -> None:
     print(f"  {'aggregation':<20}{f'any, of {covered}' if covered else 'mean'}")
     reason = UNPROTECTED.get(one.kind.card.privacy_exposure)
     print(f"  {'privacy.example':<20}{f'refused: it {reason}' if reason else 'covered'}")
-    for name, over in one.kind.card.tune.items():
+    for name, over in tuned(one.kind).items():
         print(f"  {'tuned':<20}algorithm.{name} from {over.low:g} to {over.high:g}")
     module = sys.modules[one.kind.__module__]
     print("\n" + (module.__doc__ or "").strip().replace("``", "") + "\n")

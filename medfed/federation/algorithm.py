@@ -150,6 +150,7 @@ class Algorithm(ABC):
             variates is undefined for weights that only some clients train.
         trains_shared: Whether it trains the shared part by itself, so that it must not be empty.
         needs: What its model must have, see :meth:`ParameterSplit.check`; None: any model will do.
+        buffers: Pairs of a run's policy of running statistics, and the one that it takes instead.
         normalization: What replaces ``evaluation.normalization`` for its models; None: nothing.
 
     Raises:
@@ -174,6 +175,7 @@ class Algorithm(ABC):
     supports_missing_channels: ClassVar[bool] = True
     trains_shared: ClassVar[bool] = False
     needs: ClassVar[Needs | None] = None
+    buffers: ClassVar[tuple[tuple[BufferPolicy, BufferPolicy], ...]] = ()
     normalization: ClassVar[Normalization | None] = None
 
     def __post_init__(self) -> None:
@@ -227,7 +229,7 @@ class Algorithm(ABC):
         }
         if not patterns and self.personal in empty:
             raise ConfigError(empty[self.personal])
-        split = ParameterSplit.of(network, patterns, buffers)
+        split = ParameterSplit.of(network, patterns, dict(self.buffers).get(buffers, buffers))
         if self.trains_shared and not split.parameters("shared"):
             raise nothing_to_train("shared")
         if self.personal != "none" and not split.parameters("personal"):

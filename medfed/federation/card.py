@@ -18,7 +18,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from inspect import get_annotations
+from typing import Literal, get_args, get_type_hints
 
 Family = Literal[
     "baseline",
@@ -52,7 +53,10 @@ CEILINGS = ("pooled", "pooled_finetuned")
 
 @dataclass(frozen=True)
 class Range:
-    """The range of a hyper-parameter when all methods are tuned in the same way."""
+    """The range of a hyper-parameter when all methods are tuned in the same way.
+
+    It stands in the annotation of the hyper-parameter, which :func:`tuned` reads.
+    """
 
     low: float  # the smallest value
     high: float  # the largest value
@@ -97,8 +101,6 @@ class Card:
             can protect them; or also by ``losses``, by ``outputs`` or labels of whole batches, by
             ``several`` gradients of one draw or a random number of them, by ``statistics`` of
             normalisation, or ``pooled``. ``None``: undeclared.
-        tune: The hyper-parameters that a comparison tunes in addition to the learning rate, and
-            their ranges.
     """
 
     paper: str = "–"
@@ -115,11 +117,24 @@ class Card:
     note: str = ""
     full_cohort: bool = False
     privacy_exposure: Touches | None = None
-    tune: Mapping[str, Range] = field(default_factory=dict)
 
 
 # The card of a method whose patients influence it by gradients only, see `Card.privacy_exposure`.
 gradients_only = partial(Card, privacy_exposure="gradients")
+
+
+def tuned(method: type) -> dict[str, Range]:
+    """Returns the hyper-parameters that a comparison tunes, its own first, and their ranges.
+
+    Example:
+        >>> from medfed.personalize.fedprox import FedProx
+        >>> tuned(FedProx)
+        {'mu': Range(low=0.001, high=10.0, log=True)}
+    """
+    hints = get_type_hints(method, include_extras=True)
+    names = dict.fromkeys(n for kind in method.__mro__ for n in get_annotations(kind))
+    found = ((name, over) for name in names for over in get_args(hints[name])[1:])
+    return {name: over for name, over in found if isinstance(over, Range)}
 
 
 def elements(sizes: Sizes, vectors: Mapping[str, int], names: Mapping[str, float]) -> float:

@@ -42,11 +42,6 @@ def placements(scores: Floats, label: Floats) -> tuple[Floats, Floats]:
     return (both[:p] - stats.rankdata(positive)) / m, 1 - (both[p:] - stats.rankdata(negative)) / p
 
 
-def area(scores: Floats, label: Floats) -> Estimate:
-    """Returns the area under the ROC curve with DeLong's standard error."""
-    return area_difference(scores, None, label)
-
-
 def areas(scores: Floats, other: Floats | None, label: Floats) -> list[Estimate]:
     """Returns the area of each column against its labels, then that of the columns' mean.
 
@@ -92,11 +87,6 @@ def area_of_counts(positive: Floats, negative: Floats) -> Estimate:
     of_positive = positive @ (up - value) ** 2 / (p - 1) / p
     variance = of_positive + negative @ (down - value) ** 2 / (m - 1) / m
     return Estimate(value, float(np.sqrt(variance)))
-
-
-def area_difference(scores: Floats, other: Floats | None, label: Floats) -> Estimate:
-    """Returns by how much the area of `scores` exceeds that of `other`, for equal patients."""
-    return areas(scores[:, None], None if other is None else other[:, None], label[:, None])[0]
 
 
 def mean_of(values: Floats) -> Estimate:
@@ -152,10 +142,7 @@ def calibration(p: Floats, label: Floats) -> dict[str, Estimate]:
 def _fitted(x: Floats, label: Floats, offset: Floats) -> Estimate:
     """The first coefficient of a logistic regression."""
     model = Regression("logistic", own=False)
-    fit = model.fit(x.shape[1], steps=50)
-    beta = next(fit)
-    while True:
-        try:
-            beta = fit.send(model.sums(x, label, beta, offset))
-        except StopIteration as end:
-            return Estimate(float(end.value.coefficients[0]), float(end.value.errors[0]))
+    fit = model.fit(
+        x.shape[1], lambda beta: model.sums(x, label, beta, offset), "calibration", steps=50
+    )
+    return Estimate(float(fit.coefficients[0]), float(fit.errors[0]))

@@ -128,10 +128,8 @@ def edges_from_names(pairs: Iterable[Sequence[str]], clients: Sequence[str]) -> 
         >>> edges_from_names([("a", "c"), ("c", "a"), ("b",)], ["a", "b", "c"]).tolist()
         [[0, 2]]
     """
-    index = {name: i for i, name in enumerate(clients)}
-    links: list[list[int]] = []
-    seen: set[str] = set()
-    for pair in pairs:
+    index, known = {name: i for i, name in enumerate(clients)}, list(pairs)
+    for pair in known:
         if isinstance(pair, str) or len(pair) not in (1, 2):
             raise ConfigError(f"An edge is two client names, not {pair!r}.")
         for name in pair:
@@ -140,17 +138,16 @@ def edges_from_names(pairs: Iterable[Sequence[str]], clients: Sequence[str]) -> 
                 raise ConfigError(
                     f"The graph names client {name!r}, which does not take part{hint}."
                 )
-        seen.update(pair)
-        if len(pair) == 2:
-            if pair[0] == pair[1]:
-                raise ConfigError(f"The graph joins client {pair[0]!r} to itself; leave that out.")
-            links.append([index[name] for name in pair])
-    if missing := [name for name in clients if name not in seen]:
+        if len(pair) == 2 and pair[0] == pair[1]:
+            raise ConfigError(f"The graph joins client {pair[0]!r} to itself; leave that out.")
+    named = {name for pair in known for name in pair}
+    if missing := [name for name in clients if name not in named]:
         more = f" and {len(missing) - 1} more" * (len(missing) > 1)
         raise ConfigError(
             f"The graph lacks client {missing[0]!r}{more}; name a client alone to leave it without "
             "neighbours."
         )
+    links = [[index[name] for name in pair] for pair in known if len(pair) == 2]
     return undirected_edges(torch.tensor(links, dtype=torch.long))
 
 
@@ -283,13 +280,8 @@ def bipartition(similarity: Tensor) -> tuple[list[int], list[int]]:
         >>> bipartition(torch.tensor([[1.0, -0.5, 0.9], [-0.5, 1.0, 0.1], [0.9, 0.1, 1.0]]))
         ([0, 2], [1])
     """
-    count = len(similarity)
-    pairs = [(i, j) for j in range(count) for i in range(j)]
-    pairs.sort(key=lambda pair: -float(similarity[pair]))
-    of = list(range(count))
-    for i, j in pairs:
-        if len(set(of)) == 2:
-            break
-        of = [of[i] if k == of[j] else k for k in of]
-    first = [i for i in range(count) if of[i] == of[0]]
-    return first, [i for i in range(count) if of[i] != of[0]]
+    from scipy.cluster.hierarchy import cut_tree, linkage
+
+    apart = 1 - similarity.double().cpu().numpy()
+    of = cut_tree(linkage(apart[np.triu_indices(len(apart), 1)], "single"), 2)[:, 0]
+    return np.flatnonzero(of == of[0]).tolist(), np.flatnonzero(of != of[0]).tolist()

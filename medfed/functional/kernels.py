@@ -44,8 +44,7 @@ inf   a - clip(a, -cut, cut)      see :func:`clip_levels`
 
 The index of the nearest centre is the number of ``cuts`` that an element lies above. Chunks are
 compared with one cut after the other: many simple comparisons that run side by side are faster
-than a search with branches, for up to some hundred centres. Counts are integers and sums run in
-the order of the elements, so the bits do not depend on vector width.
+than a search with branches, for up to some hundred centres.
 """
 
 from __future__ import annotations
@@ -457,94 +456,3 @@ def shrink_all(y: Array, cuts: Array, values: Array, tau: float, x: Array, neare
             gap = part[c] - q[c]
             moved = part[c] - tau if gap > 0 else part[c] + tau
             out[c] = q[c] if abs(gap) <= tau else moved
-
-
-@compiled()
-def tally(x: Array, gradient: Array, cuts: Array, values: Array) -> tuple[Array, Array, bool]:
-    """Counts the elements around each centre and sums their gradients, in one pass.
-
-    `x` is ``(n,)`` float32 or float64. `gradient` is ``(n,)`` of the same dtype, or empty where
-    there is none. `values` is ``(m,)`` centres, in the same dtype. Returns ``(m, 3)`` int64, for
-    each centre the numbers of its elements below, at and above it; ``(m,)`` float64 sums; and
-    whether there is no NaN in x.
-    """
-    counts = np.zeros((values.shape[0], 3), np.int64)
-    sums = np.zeros(values.shape[0])
-    index, side = np.empty(_CHUNK, np.int32), np.empty(_CHUNK, np.int32)
-    missing = 0
-    for lo in range(0, x.shape[0], _CHUNK):
-        part, slopes = x[lo : lo + _CHUNK], gradient[lo : lo + _CHUNK]
-        _locate(part, cuts, index)
-        for c in range(part.shape[0]):
-            missing += part[c] != part[c]
-            center = values[index[c]]
-            side[c] = np.int32(part[c] >= center) + np.int32(part[c] > center)
-        for c in range(part.shape[0]):
-            counts[index[c], side[c]] += 1
-        for c in range(slopes.shape[0]):
-            sums[index[c]] += slopes[c]
-    return counts, sums, missing == 0
-
-
-@compiled()
-def collect(
-    x: Array, cuts: Array, values: Array, bounds: Array, between: Array, numbers: Array
-) -> int:
-    """The elements strictly between two bounds, and how many lie before them.
-
-    `x` is ``(n,)`` float32 or float64. `values` is ``(m,)`` centres, in the same dtype. `bounds` is
-    ``(m, 2)`` of the roots, see :mod:`medfed.functional.quantize`. `between` is ``(n + 1,)`` of the
-    dtype of x, receives the elements of all centres. `numbers` is ``(m, 3)`` int64 zeros, receives
-    for each centre the numbers of its elements elsewhere, from the centre to the bounds, and
-    between them.
-    """
-    index, kind = np.empty(_CHUNK, np.int32), np.empty(_CHUNK, np.int32)
-    count = 0
-    for lo in range(0, x.shape[0], _CHUNK):
-        part = x[lo : lo + _CHUNK]
-        _locate(part, cuts, index)
-        for c in range(part.shape[0]):
-            k, v = index[c], part[c]
-            low, high, old = bounds[k, 0], bounds[k, 1], values[k]
-            # Bitwise, and below written in any case: no branch to be guessed wrong.
-            before = ((old < v) & (v <= low)) | ((high <= v) & (v < old))
-            kind[c] = np.int32(before) + 2 * np.int32((low < v) & (v < high))
-        for c in range(part.shape[0]):
-            numbers[index[c], kind[c]] += 1
-            between[count] = part[c]
-            count += kind[c] == 2
-    return count
-
-
-@compiled()
-def walk(state: Arrays, tau: float, bounds: Array, between: Array, numbers: Array) -> Array:
-    """The roots of the slopes: each centre passes the elements ahead of it, one after the other.
-
-    `state` is ``(m,)`` float64 mu, ``(m,)`` centres, and ``(m, 3)`` their counts from
-    :func:`tally`. `tau`: 0 or more; infinity is allowed. `bounds` is ``(m, 2)`` of the roots, see
-    :mod:`medfed.functional.quantize`. `numbers` is ``(m, 3)`` from :func:`collect`. Returns
-    ``(m,)`` float64.
-    """
-    mu, values, counts = state
-    roots = np.empty(mu.shape[0])
-    start = 0
-    for j in range(mu.shape[0]):
-        old, size = np.float64(values[j]), numbers[j, 2]
-        below, at, above = counts[j]
-        # Downwards is upwards with all signs turned.
-        sign = 1 if bounds[j, 1] > old else -1
-        behind = at + (below if sign > 0 else above) + numbers[j, 1]
-        total, place = below + at + above, start if sign > 0 else start + size - 1
-        edge = bounds[j, 0] if sign > 0 else -bounds[j, 1]
-        root = edge  # the root does not lie before the first bound
-        for k in range(size + 1):
-            pull = total - 2 * (behind + k)
-            root = max(sign * mu[j] + (tau * pull if pull != 0 else 0.0), edge)
-            if k == size or root <= sign * np.float64(between[place]):
-                break
-            edge = sign * np.float64(between[place])
-            place += sign
-        settled = bounds[j, 0] == old and bounds[j, 1] == old
-        roots[j] = old if settled else sign * root + 0.0  # no -0
-        start += size
-    return roots

@@ -156,40 +156,23 @@ def block_width(edges: int, nodes: int, columns: int, itemsize: int) -> int:
     return max(1, min(columns, 1 << (fitting.bit_length() - 1)))
 
 
-class Limits(NamedTuple):
-    """Boyd's tolerances, the absolute one in units of the spread of the data."""
-
-    tol: float
-    spread: float
-    size: float
-    eps: float
-
-    def excess(self, norms: ResidualNorms) -> tuple[float, float]:
-        """The primal and the dual residual as multiples of their tolerances.
-
-        Example:
-            >>> norms = ResidualNorms(primal=2.0, dual=1.0, gaps=3.0, splitting=3.0, pull=0.0)
-            >>> Limits(tol=1.0, spread=1.0, size=0.0, eps=0.0).excess(norms)
-            (0.5, 1.0)
-        """
-        # Below some rounding errors of the data itself no residual can fall.
-        floor = 4.0 * self.eps * self.size
-        primal = floor + self.tol * (self.spread + max(norms.gaps, norms.splitting))
-        dual = floor + self.tol * (self.spread + norms.pull)
-        return norms.primal / primal, norms.dual / dual
-
-
 def iterate(
-    steps: AdmmSteps, limits: Limits, max_iter: int, adapt: bool
+    steps: AdmmSteps, tol: float, spread: float, max_iter: int, adapt: bool
 ) -> tuple[int, ResidualNorms, bool]:
-    """Runs ADMM until both residuals are small; returns iterations, residuals and success."""
+    """Runs ADMM until both residuals are small; returns iterations, residuals and success.
+
+    They are relative to Boyd's tolerances, the absolute one in units of the spread of the data.
+    """
+    # Below some rounding errors of the data itself no residual can fall.
+    floor = 4.0 * torch.finfo(steps.v.dtype).eps * _norm(steps.v)
     next_change = CHECK_EVERY
     for count in range(1, max_iter + 1):
         steps.step()
         if count % CHECK_EVERY and count != max_iter:
             continue
         norms = steps.residuals()
-        primal, dual = limits.excess(norms)
+        primal = norms.primal / (floor + tol * (spread + max(norms.gaps, norms.splitting)))
+        dual = norms.dual / (floor + tol * (spread + norms.pull))
         if max(primal, dual) <= 1.0:
             return count, norms, True
         if adapt and count >= next_change:
@@ -382,8 +365,7 @@ def _solve(
         steps = AdmmSteps(points, mass, edges, weight, p, point, float(state.rho))
         if steps.rho != start:
             steps.rescale(start)
-    limits = Limits(tol, spread, _norm(points), torch.finfo(points.dtype).eps)
-    count, norms, converged = iterate(steps, limits, max_iter, adapt=rho is None)
+    count, norms, converged = iterate(steps, tol, spread, max_iter, adapt=rho is None)
     state = LassoState(steps.a.to(v.device), torch.tensor(steps.rho, dtype=torch.float64))
     return LassoResult(steps.z.to(v), state, count, norms.primal, norms.dual, converged)
 

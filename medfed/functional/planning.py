@@ -276,22 +276,16 @@ class Planner:
 
     def _maps(self, net: _Topology) -> float:
         """The numbers in all feature maps of a sample."""
-        stages, patch = len(net.strides), net.patch
-        features = self._features(stages, len(patch))
+        stages, whole = len(net.strides), math.prod(net.patch)
         blocks, decoder_blocks = self._blocks(stages)
-        size, maps = np.array(patch), float(self.labels * math.prod(patch))
+        maps = np.array(blocks)
         if self.residual:
-            maps += features[0] * math.prod(patch)  # the stem
-        for stage, stride in enumerate(net.strides):
-            size = size // np.array(stride)
-            of_stage = float(features[stage] * size.prod())
-            count = blocks[stage]
-            if self.residual:
-                count = 2 * count + (stage > 0)  # two convolutions per block, one past the first
-            if stage < stages - 1:
-                count += decoder_blocks[stage] + 1  # and the transposed convolution
-            maps += count * of_stage
-        return maps
+            maps = 2 * maps + (np.arange(stages) > 0)  # two per block, one past the first
+        maps[:-1] += np.array(decoder_blocks) + 1  # and the transposed convolution
+        features = np.array(self._features(stages, len(net.patch)))
+        voxels = (net.patch // np.cumprod(net.strides, axis=0)).prod(axis=1)
+        stem = int(features[0]) if self.residual else 0
+        return float((self.labels + stem) * whole + maps @ (features * voxels))
 
 
 _LARGEST = {2: 2048, 3: 256}  # sides of a patch from which the search begins

@@ -21,15 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.scores import rounded, worst_value
-from medfed.functional.scores import (
-    PROBABILITY,
-    Columns,
-    Floats,
-    Ints,
-    accepted,
-    decided,
-    proper_scores,
-)
+from medfed.functional import scores as measures
+from medfed.functional.scores import PROBABILITY, Columns, Floats, Ints
 
 # Validation cases of each class from which a hospital chooses a threshold; it calibrates from twice
 # as many of all.
@@ -50,7 +43,7 @@ Rows = Sequence[dict[str, Any]]  # a meter's table of cases
 
 def choose_threshold(scores: Floats, positive: NDArray[np.bool_], rule: Rule) -> float:
     """Returns a threshold halfway between two scores."""
-    counts = accepted(scores, positive, np.ones((1, len(scores))))
+    counts = measures.accepted(scores, positive, np.ones((1, len(scores))))
     right, wrong = (part[0] / part[0, -1] for part in counts)
     if isinstance(rule, str):
         at = int(np.argmax(right - wrong))
@@ -71,14 +64,14 @@ def fit_calibration(probs: Floats, label: Ints, method: str, variance: float = P
     """
     from scipy.optimize import minimize  # late: predictions need none
 
-    free = np.array([method != "shift", method != "temperature"])
+    free, each = np.array([method != "shift", method != "temperature"]), np.ones((1, len(label)))
 
     def point(at: Floats) -> Point:
         log_slope, shift = (at * free).tolist()
         return {"slope": math.exp(log_slope), "shift": shift}
 
     def cost(at: Floats) -> float:
-        final = proper_scores(calibrated(probs, point(at)), label, np.ones((1, len(label))))
+        final = measures.proper_scores(calibrated(probs, point(at)), label, each)
         return len(label) * float(final["log_loss"][0]) + float(at @ at) / (2 * variance)
 
     options = {"gtol": 1e-9, "ftol": 1e-15}
@@ -178,11 +171,11 @@ class Chooser:
             decision = (final[:, 1] >= point.get("threshold", 0.5)).astype(int)
             for row, made in zip(rows, decision.tolist(), strict=True):
                 row["decision"] = made
-            metrics |= decided(decision, label, weights)
+            metrics |= measures.decided(decision, label, weights)
         if self.method:
             for row, probabilities in zip(rows, final.tolist(), strict=True):
                 row |= {f"calibrated/{k}": p for k, p in enumerate(probabilities)}
-            after = proper_scores(final, label, weights)
+            after = measures.proper_scores(final, label, weights)
             metrics |= {f"{n}/calibrated": values for n, values in after.items()}
         failed = np.isnan(probs).any()
         plain = {n: float(v[0]) for n, v in metrics.items()}

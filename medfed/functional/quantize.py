@@ -31,6 +31,7 @@ prox_c  :func:`prox_centers` with ``tau`` = lambda eta_2 / 2; :func:`step_center
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ from torch import Tensor
 from medfed.standalone.errors import ConfigError
 
 Array = np.ndarray[Any, Any]
+_NAN = "The weights hold NaN, which has no nearest centre; training diverged."
 
 
 def quantize(x: Tensor, centers: Tensor) -> Tensor:
@@ -50,12 +52,12 @@ def quantize(x: Tensor, centers: Tensor) -> Tensor:
         >>> quantize(torch.tensor([-3.0, 0.4, 0.5, 0.6]), torch.tensor([0.0, 1.0])).tolist()
         [0.0, 0.0, 0.0, 1.0]
     """
-    levels, x = _check_levels(x, centers), x.detach()
+    levels, flat = _check_levels(x, centers), _flat(x)
     from medfed.functional.kernels import round_all
 
-    out = torch.empty(x.shape, dtype=x.dtype)
-    round_all(_flat(x), levels.cuts, levels.values, out.view(-1).numpy())
-    return out.to(x.device)
+    nearest = np.empty_like(flat)
+    round_all(flat, levels.cuts, levels.values, nearest)
+    return _shaped(nearest, x)
 
 
 def assign(x: Tensor, centers: Tensor) -> Tensor:
@@ -67,18 +69,16 @@ def assign(x: Tensor, centers: Tensor) -> Tensor:
         >>> assign(torch.tensor([[-3.0, 0.4], [0.5, 0.6]]), torch.tensor([0.0, 1.0])).tolist()
         [[0, 0], [0, 1]]
     """
-    levels = _check_levels(x, centers)
+    levels, flat = _check_levels(x, centers), _flat(x)
     from medfed.functional.kernels import locate_all
 
-    index = torch.empty(x.shape, dtype=torch.long)
-    if not locate_all(_flat(x), levels.cuts, index.view(-1).numpy()):
-        raise ValueError("The weights hold NaN, which has no nearest centre; training diverged.")
-    return index.to(x.device)
+    index = np.empty(len(flat), np.int64)
+    if not locate_all(flat, levels.cuts, index):
+        raise ValueError(_NAN)
+    return _shaped(index, x)
 
 
-def prox_quantize(
-    y: Tensor, centers: Tensor, tau: float, *, out: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def prox_quantize(y: Tensor, centers: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """The minimiser over x of ``|x - y|^2 / 2 + tau min_z |x - z|``, z over the centres.
 
     Each element moves towards its nearest centre by tau, and lands on it where it is that near.
@@ -91,32 +91,21 @@ def prox_quantize(
         y: Float32 or float64 tensor of any shape.
         centers: ``(m,)`` finite, in ascending order.
         tau: 0 returns y; infinity returns ``quantize(y, centers)``.
-        out: Where to write x, like ``y``; may be ``y`` itself.
 
     Returns:
-        x, a tensor like ``y`` without gradient or ``out``, and ``quantize(x, centers)``. NaN stays
-        NaN.
+        x, a tensor like ``y`` without gradient, and ``quantize(x, centers)``. NaN stays NaN.
 
     Example:
         >>> y, centers = torch.tensor([-3.0, 0.375, 0.75]), torch.tensor([0.0, 1.0])
         >>> prox_quantize(y, centers, 0.25)
         (tensor([-2.7500,  0.1250,  1.0000]), tensor([0., 0., 1.]))
     """
-    levels = _check_levels(y, centers)
-    y, target = y.detach(), y if out is None else out.detach()
+    levels, flat = _check_levels(y, centers), _flat(y)
     from medfed.functional.kernels import shrink_all
 
-    direct = out is not None and target.is_contiguous() and target.device.type == "cpu"
-    x = target if direct else torch.empty(y.shape, dtype=y.dtype)
-    nearest = torch.empty(y.shape, dtype=y.dtype)
-    source = _flat(y)
-    step, targets = source.dtype.type(tau), (x.view(-1).numpy(), nearest.view(-1).numpy())
-    shrink_all(source, levels.cuts, levels.values, step, *targets)
-    if direct:
-        # PyTorch has not seen the change: a graph that still needs the old values must fail.
-        torch.autograd.graph.increment_version(x)
-    x, nearest = x.to(y.device), nearest.to(y.device)
-    return x if direct or out is None else target.copy_(x), nearest
+    x, nearest = np.empty_like(flat), np.empty_like(flat)
+    shrink_all(flat, levels.cuts, levels.values, flat.dtype.type(tau), x, nearest)
+    return _shaped(x, y), _shaped(nearest, y)
 
 
 def soft_quantize(x: Tensor, centers: Tensor, sharpness: float) -> Tensor:
@@ -171,6 +160,11 @@ def _flat(x: Tensor) -> Array:
     return np.asarray(x.detach().cpu().reshape(-1).numpy())
 
 
+def _shaped(flat: Array, like: Tensor) -> Tensor:
+    """Returns elements in the shape of a tensor, on its device."""
+    return torch.from_numpy(flat).view(like.shape).to(like.device)
+
+
 def center_gradient(gradient: Tensor, x: Tensor, centers: Tensor) -> Tensor:
     """The gradient with respect to each centre: the sum, in float64, over its weights.
 
@@ -179,7 +173,8 @@ def center_gradient(gradient: Tensor, x: Tensor, centers: Tensor) -> Tensor:
         >>> center_gradient(torch.tensor([1.0, 2.0, 4.0]), x, torch.tensor([0.0, 1.0])).tolist()
         [3.0, 4.0]
     """
-    return torch.from_numpy(_tally(x, gradient, _check_levels(x, centers))[1]).to(x.device)
+    nearest, slopes = _flat(assign(x, centers)), _flat(gradient.to(x.dtype))
+    return torch.from_numpy(np.bincount(nearest, slopes, len(centers))).double().to(x.device)
 
 
 def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, tau: float) -> Tensor:
@@ -187,8 +182,7 @@ def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, tau: float) -> Tensor:
 
     The assignment is that of ``centers``, from where a gradient step has led to ``mu``. A centre is
     drawn towards the median of its weights; while it passes none of them it moves by tau times the
-    number above minus the number below. Counts around the old centres tell whether one is passed;
-    only the weights on its way are then sorted.
+    number above minus the number below. Sorted once, the weights of each centre are neighbours.
 
     Args:
         mu: ``(m,)`` finite floating tensor.
@@ -205,65 +199,40 @@ def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, tau: float) -> Tensor:
         >>> prox_centers(torch.tensor([0.25, 9.5]), x, torch.tensor([0.0, 8.0]), 0.125).tolist()
         [0.375, 9.25]
     """
-    levels = _check_levels(x, centers)
-    start = mu.detach().to("cpu", torch.float64).contiguous().numpy()
-    moved = _settle(start, x, levels, _tally(x, None, levels)[0], tau)
-    return torch.from_numpy(moved).to(mu)
+    cuts, starts = _check_levels(x, centers).cuts, mu.detach().double().tolist()
+    if not np.isfinite(starts).all():
+        raise ValueError(f"The centres step to {starts}; their gradient is not finite.")
+    ordered = np.sort(_flat(x))
+    if np.isnan(ordered[-1:]).any():  # they are the last
+        raise ValueError(_NAN)
+    ends = [0, *np.searchsorted(ordered, cuts, "right").tolist(), len(ordered)]
+    own = [ordered[low:high] for low, high in pairwise(ends)]
+    rests = [_rest(start, weights, tau) for start, weights in zip(starts, own, strict=True)]
+    return torch.tensor(rests, dtype=torch.float64).to(mu)
+
+
+def _rest(mu: float, weights: Array, tau: float) -> float:
+    """The root of ``c - mu + tau (#below c - #above c)``, for weights in ascending order."""
+
+    def between(below: int) -> float:
+        """Where c would rest with so many weights below it, and all others above it."""
+        pull = len(weights) - 2 * below
+        return mu + (tau * pull if pull else 0.0)  # not infinity * 0
+
+    # The more weights lie below c the lower it rests: the first place that is not above the next.
+    places = range(len(weights))
+    below = bisect_left(places, True, key=lambda n: between(n) <= float(weights[n]))
+    rest = max(between(below), float(weights[below - 1])) if below else between(0)
+    return rest + 0.0  # no -0
 
 
 def step_centers(centers: Tensor, gradient: Tensor, x: Tensor, lr: float, tau: float) -> Tensor:
-    """A proximal gradient step of the centres, in one pass over the weights.
+    """A proximal gradient step of the centres.
 
     Example:
         >>> x, gradient = torch.tensor([0.0, 0.5, 1.0]), torch.tensor([1.0, 1.0, 0.0])
         >>> step_centers(torch.tensor([0.25, 1.25]), gradient, x, lr=0.125, tau=0.0625).tolist()
         [0.0, 1.1875]
     """
-    levels = _check_levels(x, centers)
-    counts, sums = _tally(x, gradient, levels)
-    start = centers.detach().to("cpu", torch.float64).numpy() - lr * sums
-    return torch.from_numpy(np.sort(_settle(start, x, levels, counts, tau))).to(centers)
-
-
-def _tally(x: Tensor, gradient: Tensor | None, levels: Levels) -> tuple[Array, Array]:
-    """``(m, 3)`` numbers of elements below, at and above their centre; ``(m,)`` gradient sums."""
-    from medfed.functional.kernels import tally
-
-    slopes = x.new_empty(0) if gradient is None else gradient.to(x.dtype)
-    counts, sums, clean = tally(_flat(x), _flat(slopes), levels.cuts, levels.values)
-    if not clean:
-        raise ValueError("The weights hold NaN, which has no nearest centre; training diverged.")
-    return counts, sums
-
-
-def _settle(mu: Array, x: Tensor, levels: Levels, counts: Array, tau: float) -> Array:
-    """The proximal map from ``mu``, in float64.
-
-    The slope ``c - mu + tau (#below c - #above c)`` grows with c. Its sign on both sides of the
-    old centre tells on which side the root is, and the counts there how far away it is at most.
-    All elements together pull by tau n, so that the root is no further from mu either.
-    """
-    from medfed.functional.kernels import collect, walk
-
-    if not np.isfinite(mu).all():
-        raise ValueError(f"The centres step to {mu.tolist()}; their gradient is not finite.")
-    old, (below, at, above) = levels.values.astype(np.float64), counts.T
-    # Where each centre comes to rest if it passes no element but those at its old place.
-    right, left, reach = (
-        np.multiply(tau, pull, out=np.zeros(len(mu)), where=pull != 0)  # not 0 * infinity
-        for pull in (above - below - at, above - below + at, above + below + at)
-    )
-    right, left = mu + right, mu + left
-    up, down = right > old, left < old
-    rests: Array = np.where(up, right, np.where(left <= old, left, old))
-    if not (up & (above > 0) | down & (below > 0)).any():
-        return rests
-    first = np.where(up, np.maximum(old, mu - reach), np.where(down, rests, old))
-    last = np.where(up, rests, np.where(down, np.minimum(old, mu + reach), old))
-    bounds = np.stack([first, last], axis=1)
-    flat = _flat(x)
-    # Room for all: memory that is never written to is never taken.
-    between, numbers = np.empty(len(flat) + 1, flat.dtype), np.zeros((len(mu), 3), np.int64)
-    between = between[: collect(flat, levels.cuts, levels.values, bounds, between, numbers)]
-    between.sort()
-    return np.asarray(walk((mu, levels.values, counts), tau, bounds, between, numbers))
+    mu = centers.detach().double() - lr * center_gradient(gradient, x, centers)
+    return prox_centers(mu, x, centers, tau).sort().values.to(centers)

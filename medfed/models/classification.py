@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal, Unpack
 
@@ -19,7 +18,7 @@ from medfed.functional.scores import (
     class_scores,
 )
 from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
-from medfed.models.meters import Batch, Columns, WholeSplit
+from medfed.models.meters import Batch, Columns, WholeSplit, plain
 from medfed.models.task import MakeOptimizer, MakeScheduler, TaskModule, TaskOptions
 from medfed.standalone.checks import check_known
 from medfed.standalone.errors import ConfigError
@@ -245,8 +244,5 @@ def classification_metrics(probs: Tensor, label: Tensor) -> dict[str, float]:
         >>> round(scores["accuracy"], 4), scores["balanced_accuracy"], scores["auroc"]
         (0.6667, 0.75, 1.0)
     """
-    if len(label) == 0:
-        return dict.fromkeys(CLASS_SCORES, math.nan)
     rows, truth = probs.double().cpu().numpy(), label.cpu().numpy()
-    scores = class_scores(rows, truth, np.ones((1, len(truth))))
-    return {name: float(value[0]) for name, value in scores.items()}
+    return plain(class_scores(rows, truth, np.ones((1, len(truth)))))

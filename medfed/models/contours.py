@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from medfed.common.console import caption
 from medfed.common.figures import legend_below
 from medfed.models.segmentation_meter import iou_and_dice, overlap_counts
+from medfed.standalone.grids import bounding_box
 from medfed.standalone.inference import margins
 
 
@@ -43,7 +43,6 @@ def contour_grid(
     *,
     threshold: float = 0.5,
     exclusive: bool = False,
-    crop: bool = True,
 ) -> Figure:
     """Draws true and predicted contours, a row per client and a column per method.
 
@@ -64,23 +63,19 @@ def contour_grid(
     methods = list(dict.fromkeys(m for case in cases.values() for m in case.probabilities))
     if not methods:
         raise ValueError("A picture needs at least one client with one method's prediction.")
-    figure = _empty_figure(len(methods), len(cases))
-    grid = figure.subplots(len(cases), len(methods), squeeze=False)
+    figure, grid = _panels(len(cases), len(methods))
     for row, (client, (image, truth, probs, names)) in zip(grid, cases.items(), strict=True):
-        window = _window(image) if crop else (slice(None), slice(None))
+        window, images = _window(image), _arrays(image)
         # The first channel that is not constant: missing channels are filled with zeros.
-        channel = next((i for i, c in enumerate(_arrays(image)) if c.max() > c.min()), 0)
-        background = _arrays(image)[channel][window]
+        channel = next((i for i, c in enumerate(images) if c.max() > c.min()), 0)
         for axes, method in zip(row, methods, strict=True):
-            axes.set(xticks=[], yticks=[])
+            title = "no model"
             if method in probs:
                 prob = margins(probs[method]) if exclusive else probs[method]
-                inside = (slice(None), *window)
-                _draw(axes, background, truth[inside], prob[inside], threshold)
-                axes.set_title(_title(prob, truth, threshold), fontsize=9)
-            else:
-                axes.set_title("no model", fontsize=9)
-                axes.spines[:].set_visible(False)
+                _draw(axes, images[channel][window], truth[window], prob[window], threshold)
+                title = _title(prob, truth, threshold)
+            axes.spines[:].set_visible(method in probs)
+            axes.set_title(title, fontsize=9)
         contrast = [caption(names[channel])] if names else []
         row[0].set_ylabel("\n".join([caption(client), *contrast]), fontsize=9)
     for axes, method in zip(grid[0], methods, strict=True):
@@ -110,12 +105,10 @@ def prediction_row(
         >>> [axes.get_title() for axes in figure.axes]
         ['T1w', 'FLAIR']
     """
-    figure = _empty_figure(len(channels), 1)
+    figure, grid = _panels(1, len(channels))
     window = _window(image)
-    inside = probabilities[(slice(None), *window)]
-    panels = figure.subplots(1, len(channels), squeeze=False)[0]
-    for axes, name, background in zip(panels, channels, _arrays(image), strict=True):
-        axes.set(xticks=[], yticks=[])
+    inside = probabilities[window]
+    for axes, name, background in zip(grid[0], channels, _arrays(image), strict=True):
         _draw(axes, background[window], inside * 0, inside, 0.5)
         axes.set_aspect(aspect)
         axes.set_title(name, fontsize=9)
@@ -124,11 +117,12 @@ def prediction_row(
     return figure
 
 
-def _empty_figure(columns: int, rows: int) -> Figure:
+def _panels(rows: int, columns: int) -> tuple[Figure, Any]:
+    """Returns a figure, and its axes ``(rows, columns)``."""
     size = (_PANEL * columns + 0.5, (_PANEL + 0.3) * rows + 0.6)
     figure = Figure(figsize=size, dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    bare: dict[str, Any] = {"xticks": [], "yticks": []}
+    return figure, figure.subplots(rows, columns, squeeze=False, subplot_kw=bare)
 
 
 def _draw(axes: Any, background: np.ndarray, truth: Tensor, prob: Tensor, threshold: float) -> None:
@@ -162,14 +156,11 @@ def _legend(figure: Figure, regions: Sequence[str], true: bool = True) -> None:
     legend_below(figure, lines, 9, **dark)
 
 
-def _window(image: Tensor, margin: int = 2) -> tuple[slice, slice]:
-    """Bounding box of what differs from the corner, over all channels."""
-    body = (image != image[:, :1, :1]).any(0)
-    if not body.any():
-        return slice(None), slice(None)
-    spans = (body.any(1).nonzero(), body.any(0).nonzero())
-    rows, columns = (slice(max(int(s.min()) - margin, 0), int(s.max()) + margin + 1) for s in spans)
-    return rows, columns
+def _window(image: Tensor, margin: int = 2) -> tuple[Any, ...]:
+    """Bounding box of what differs from the corner, over all channels, for their last axes."""
+    body = (image != image[:, :1, :1]).any(0).cpu().numpy()
+    box = bounding_box(body) if body.any() else ()
+    return (..., *(slice(max(s.start - margin, 0), s.stop + margin) for s in box))
 
 
 def _arrays(images: Tensor) -> np.ndarray:

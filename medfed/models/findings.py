@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from medfed.functional.scores import Floats, finding_scores
-from medfed.models.meters import Batch, Columns, WholeSplit
+from medfed.models.meters import Batch, Columns, WholeSplit, plain
 from medfed.models.task import MakeOptimizer, MakeScheduler, TaskModule, TaskOptions
 from medfed.standalone.checks import checked
 from medfed.standalone.inference import FindingInference
@@ -79,8 +79,7 @@ class FindingsMeter(WholeSplit):
     def _measure(self, logits: Tensor, label: Tensor) -> dict[str, float]:
         rows = self.cases()
         table = {name: np.array([row[name] for row in rows]) for name in _COLUMNS}
-        scores = finding_scores(table, self.findings, np.ones((1, len(rows))))
-        return {name: float(value[0]) for name, value in scores.items()}
+        return plain(finding_scores(table, self.findings, np.ones((1, len(rows)))))
 
     def cases(self) -> list[dict[str, float | str]]:
         """See the base class."""

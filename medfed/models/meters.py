@@ -96,7 +96,12 @@ def scores_of(
 ) -> dict[str, float]:
     """Returns the scores of rows of cases that all have the same weight."""
     table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    return {name: float(v[0]) for name, v in scores(table, np.ones((1, len(rows)))).items()}
+    return plain(scores(table, np.ones((1, len(rows)))))
+
+
+def plain(scores: Mapping[str, Floats]) -> dict[str, float]:
+    """Returns the scores of the first weighting, which is often the only one."""
+    return {name: float(values[0]) for name, values in scores.items()}
 
 
 class FiniteOnly:
@@ -231,6 +236,49 @@ class CustomMetric:
         return (math.nan if bool(parts.isnan().all()) else value), parts  # MONAI's mean is then 0
 
 
+# What says which scan an image is of, None for an image by itself; mm between voxels.
+Scan = tuple[int, ...] | None
+Spacing = tuple[float, ...] | None
+
+
+class Volumes:
+    """Passes images ``(R, *spatial)`` on: slices of a scan, which follow each other, as a volume.
+
+    A single slice stays one; of its spacing the axes in the plane count.
+    """
+
+    def __init__(self, take: Callable[[Scan, Spacing, Tensor, Tensor], None]) -> None:
+        self.take = take
+        self._of: tuple[Scan, Spacing] = None, None
+        self._slices: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, scan: Scan, spacing: Spacing, prediction: Tensor, truth: Tensor) -> None:
+        """Adds an image, and passes on what it does not continue."""
+        whole = spacing is not None and prediction.ndim == 1 + len(spacing)
+        if whole or scan is None or self._of != (scan, spacing):
+            self.close()
+        self._of = scan, spacing
+        self._slices.append((prediction.cpu(), truth.cpu()))
+        if whole:
+            self.close()
+
+    def close(self) -> None:
+        """Passes on the slices that wait for the rest of their scan."""
+        parts, self._slices = list(zip(*self._slices, strict=True)), []
+        if parts:
+            pair = (p[0] if len(p) == 1 else torch.stack(p, -1) for p in parts)
+            (scan, spacing), (prediction, truth) = self._of, pair
+            mm = None if spacing is None else spacing[: prediction.ndim - 1]
+            self.take(scan, mm, prediction, truth)
+
+
+def spacings(batch: Batch) -> list[Spacing]:
+    """Returns the mm between voxels of each image of a batch; None where nobody says."""
+    if "spacing" not in batch:
+        return [None] * len(batch["label"])
+    return [tuple(mm) for mm in batch["spacing"].tolist()]
+
+
 # From logits and a batch to the predictions ``(B, ...)`` and labels that metrics are given.
 MetricInputs = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
 
@@ -240,8 +288,8 @@ class CustomMetrics:
 
     def __init__(self, metrics: dict[str, CustomMetric], inputs: MetricInputs, cases: bool) -> None:
         self.metrics, self.inputs, self.cases = metrics, inputs, cases
-        self.waiting: list[tuple[Tensor, Tensor]] = []
-        self.case: tuple[Any, ...] | None = None
+        self.waiting: list[tuple[Tensor, Tensor]] = []  # of the whole split
+        self.volumes = Volumes(lambda _, mm, p, t: self._add(p[None], t[None], mm))
         for metric in metrics.values():
             metric.reset()
 
@@ -251,36 +299,23 @@ class CustomMetrics:
         if not self.cases:
             self.waiting.append((prediction, target))
             return
-        spacing = batch.get("spacing")
-        mm = [None] * len(target) if spacing is None else spacing.tolist()
         keys = zip(*(batch[n].tolist() for n in ("case", "scan") if n in batch), strict=True)
-        ids: list[tuple[int, ...] | None] = [*keys] or [None] * len(target)
-        for key, one, p, t in zip(ids, mm, prediction, target, strict=True):
-            case = (key, None if one is None else tuple(one))
-            if key is None or case != self.case:
-                self._close()
-            self.case = case
-            self.waiting.append((p, t))
+        scans: list[Scan] = [*keys] or [None] * len(target)
+        for image in zip(scans, spacings(batch), prediction, target, strict=True):
+            self.volumes.add(*image)
 
-    def _close(self) -> None:
-        """Passes the collected samples to the metrics: the whole split, or one case."""
-        if not self.waiting:
-            return
-        parts, spacing = list(zip(*self.waiting, strict=True)), None
-        if not self.cases:
-            prediction, target = (torch.cat(p) for p in parts)
-        else:
-            single = len(self.waiting) == 1
-            prediction, target = ((p[0] if single else torch.stack(p, -1))[None] for p in parts)
-            mm = self.case[1] if self.case else None
-            spacing = None if mm is None else mm[: prediction.ndim - 2]
-        self.waiting = []
+    def _add(self, prediction: Tensor, target: Tensor, spacing: Spacing = None) -> None:
+        """Passes the whole split, or one case, to the metrics."""
         for name, metric in self.metrics.items():
             _guarded(name, lambda m=metric: m.add(prediction, target, spacing))  # type: ignore[misc]
 
     def compute(self) -> dict[str, float]:
         """Returns the metrics by name; NaN if the data leave one undefined."""
-        self._close()
+        self.volumes.close()
+        if self.waiting:
+            prediction, target = map(torch.cat, zip(*self.waiting, strict=True))
+            self.waiting = []
+            self._add(prediction, target)
         return {name: _guarded(name, metric.value) for name, metric in self.metrics.items()}
 
 

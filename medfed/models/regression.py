@@ -7,7 +7,6 @@ steps of fixed length reaches the mean.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal, Unpack
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from medfed.functional.scores import OUTCOME_SCORES, Floats, outcome_scores
 from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
-from medfed.models.meters import Batch, Columns, WholeSplit
+from medfed.models.meters import Batch, Columns, WholeSplit, plain
 from medfed.models.task import MakeOptimizer, MakeScheduler, TaskModule, TaskOptions
 from medfed.standalone.checks import checked_scale
 from medfed.standalone.errors import ConfigError
@@ -144,8 +143,5 @@ def regression_metrics(predictions: Tensor, outcomes: Tensor) -> dict[str, float
         >>> regression_metrics(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1.0, 2.0, 3.0]))["mae"]
         1.0
     """
-    if len(outcomes) == 0:
-        return dict.fromkeys(OUTCOME_SCORES, math.nan)
     predicted, true = (t.double().cpu().numpy() for t in (predictions, outcomes))
-    scores = outcome_scores(predicted, true, np.ones((1, len(true))))
-    return {name: float(value[0]) for name, value in scores.items()}
+    return plain(outcome_scores(predicted, true, np.ones((1, len(true)))))

@@ -22,7 +22,7 @@ from torch import Tensor
 from medfed.common.scores import mean_of_known
 from medfed.functional.points import AT_POINT, at_point
 from medfed.functional.scores import Floats
-from medfed.models.meters import Batch, Columns, scores_of
+from medfed.models.meters import Batch, Columns, Scan, Spacing, Volumes, scores_of, spacings
 from medfed.standalone.preparation import bounding_box
 
 
@@ -149,14 +149,11 @@ class SegmentationMeter:
     levels: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
-        self.loss_sum, self.images = 0.0, 0
-        self.counts: dict[int, Tensor] = {}
-        self.at_levels: dict[int, Tensor] = {}  # (R, G, 2)
-        self.voxels: dict[int, int] = {}
-        self.known: dict[int, Tensor] = {}  # (R,) bool, the regions that are annotated
+        self.loss_sum, self.count = 0.0, 0
+        # By case, of each image: overlaps, voxels, which regions are annotated, those at levels.
+        self.images: dict[int, list[tuple[Tensor, int, Tensor, Tensor]]] = {}
         self.surfaces: dict[int, list[Tensor]] = {}  # (2, R) of every scan of a case
-        self._slices: list[tuple[Tensor, Tensor]] = []
-        self._stack: tuple[int, int, tuple[float, ...]] | None = None  # case, scan, spacing
+        self.volumes = Volumes(self._add_surfaces)
 
     def update(self, logits: Tensor, batch: Batch) -> None:
         """Adds logits and the ``label`` of the batch ``(B, R, *spatial)``.
@@ -166,56 +163,27 @@ class SegmentationMeter:
         Regions that are not ``annotated`` ``(B, R)`` have no metrics.
         """
         pred, truth = self.segment(logits), batch["label"] > 0.5
-        counts = overlap_counts(pred, truth).cpu()
-        first = len(self.counts)
+        counts, first = overlap_counts(pred, truth).cpu(), len(self.images)
         ids = batch["case"].tolist() if "case" in batch else range(first, first + len(counts))
         gaps = {name: batch[name] for name in ("annotated",) if name in batch}
         known = gaps.get("annotated", torch.ones(pred.shape[:2], dtype=torch.bool)).cpu()
-        for i, c, k in zip(ids, counts, known, strict=True):
-            self.counts[i] = self.counts[i] + c if i in self.counts else c
-            self.voxels[i] = self.voxels.get(i, 0) + pred[0, 0].numel()
-            self.known[i] = k
-        if self.levels is not None:
-            for i, c in zip(ids, self.levels(logits, truth).cpu(), strict=True):
-                self.at_levels[i] = self.at_levels[i] + c if i in self.at_levels else c
+        at_levels = counts if self.levels is None else self.levels(logits, truth).cpu()
+        for case, c, k, at in zip(ids, counts, known, at_levels, strict=True):
+            self.images.setdefault(case, []).append((c, pred[0, 0].numel(), k, at))
         self.loss_sum += self.criterion(logits, batch["label"], **gaps).item() * len(counts)
-        self.images += len(counts)
+        self.count += len(counts)
         if self.tolerances is not None:
-            spacing = batch.get("spacing")
-            mm = [None] * len(ids) if spacing is None else spacing.tolist()
-            scans = batch["scan"].tolist() if "scan" in batch else [0] * len(ids)
-            for case, scan, one, p, t in zip(ids, scans, mm, pred, truth, strict=True):
-                self._add_surfaces(case, scan, one, p, t)
+            scans = batch["scan"].tolist() if "scan" in batch else [0] * len(counts)
+            for case, scan, mm, p, t in zip(ids, scans, spacings(batch), pred, truth, strict=True):
+                self.volumes.add((case, scan), mm, p, t)
 
-    def _add_surfaces(
-        self, case: int, scan: int, spacing: Sequence[float] | None, pred: Tensor, truth: Tensor
-    ) -> None:
-        """Measures masks ``(R, *spatial)``, the slices of one case as the volume that they make."""
-        if spacing is None:  # a distance without a unit would look like one in mm
-            self.surfaces[case] = [torch.full((2, len(self.regions)), math.nan).double()]
-        elif pred.ndim - 1 == len(spacing):
-            self.surfaces.setdefault(case, []).append(self._surface_metrics(pred, truth, spacing))
-        else:
-            key = (case, scan, tuple(spacing))
-            if self._stack != key:
-                self._close_stack()
-            self._stack = key
-            self._slices.append((pred.cpu(), truth.cpu()))
-
-    def _close_stack(self) -> None:
-        """Measures the slices that are waiting for the rest of their case."""
-        if self._stack is None:
-            return
-        pred, truth = (torch.stack(masks, -1) for masks in zip(*self._slices, strict=True))
-        case, _, spacing = self._stack
-        if len(self._slices) == 1:  # no volume: all of it would be surface
-            pred, truth, spacing = pred[..., 0], truth[..., 0], spacing[:2]
-        self.surfaces.setdefault(case, []).append(self._surface_metrics(pred, truth, spacing))
-        self._slices, self._stack = [], None
-
-    def _surface_metrics(self, pred: Tensor, truth: Tensor, spacing: Sequence[float]) -> Tensor:
-        assert self.tolerances is not None
-        return torch.stack(surface_metrics(pred, truth, spacing, self.tolerances))
+    def _add_surfaces(self, scan: Scan, spacing: Spacing, pred: Tensor, truth: Tensor) -> None:
+        """Measures masks ``(R, *spatial)``; NaN without a spacing, lest it look like mm."""
+        assert scan is not None
+        measured = torch.full((2, len(self.regions)), math.nan).double()
+        if spacing is not None:
+            measured = torch.stack(surface_metrics(pred, truth, spacing, self.tolerances))
+        self.surfaces.setdefault(scan[0], []).append(measured)
 
     def compute(self) -> dict[str, float]:
         """Returns the metrics, each as a mean over regions and per region (``iou/whole``).
@@ -234,24 +202,25 @@ class SegmentationMeter:
         if not rows:
             return dict.fromkeys(("loss", *names), math.nan)
         scores = scores_of(rows, lambda cases, w: overlap_scores(cases, self.regions, w))
-        return {"loss": self.loss_sum / self.images, **{n: scores[n] for n in names}}
+        return {"loss": self.loss_sum / self.count, **{n: scores[n] for n in names}}
 
     def cases(self) -> list[dict[str, Any]]:
         """Returns a row per case and region: its voxels, and what overlaps and surfaces give."""
-        self._close_stack()
+        self.volumes.close()
         rows: list[dict[str, Any]] = []
-        for case, counts in self.counts.items():
+        for case, images in self.images.items():
+            overlaps, voxels, annotated, at_levels = zip(*images, strict=True)
+            counts, at = torch.stack(overlaps).sum(0), torch.stack(at_levels).sum(0)
             columns: dict[str, Tensor] = dict(zip(_COUNTS, counts.T, strict=True))
             columns |= dict(zip(("iou", "dice"), iou_and_dice(counts), strict=True))
             if self.tolerances is not None:
                 mean = torch.stack(self.surfaces[case]).mean(0)  # over the scans of a case
                 columns |= dict(zip(_SURFACE, mean, strict=True))
-            for r in self.known[case].nonzero().flatten().tolist():
+            for r in annotated[-1].nonzero().flatten().tolist():
                 values = {name: column[r].item() for name, column in columns.items()}
-                size = self.voxels[case]
-                rows.append({"case": case, "region": self.regions[r], "voxels": size, **values})
-                if case in self.at_levels:
-                    rows[-1]["counts"] = self.at_levels[case][r].tolist()
+                names = {"case": case, "region": self.regions[r], "voxels": sum(voxels)}
+                more = {} if self.levels is None else {"counts": at[r].tolist()}
+                rows.append({**names, **values, **more})
         return rows
 
 

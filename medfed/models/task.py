@@ -100,7 +100,6 @@ class TaskModule(nn.Module):
         self._first: tuple[nn.Module, nn.Parameter] | None = None  # a pair is no part of a module
         self.optimizer = optimizer
         self.scheduler = scheduler
-        personal = (personal,) if isinstance(personal, str) else personal
         self.personal = default_personal(network) if personal is None else patterns_of(personal)
         self.custom_metrics = dict(metrics or {})
         meters.check_metrics(self.custom_metrics, tuple(self.meter(test=True).compute()))

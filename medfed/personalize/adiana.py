@@ -51,7 +51,7 @@ class ADIANA(GradientMethod):
     """
 
     keep: Annotated[float, within("(0, 1]")] = 0.25
-    convexity: Annotated[float, check_positive] = 0.01
+    convexity: Annotated[float, check_positive, Range(0.001, 0.1)] = 0.01
     lr: Annotated[float, check_positive] = 0.1
     seed: int = 0
     parts_sent: ClassVar[tuple[str, ...]] = ("gradient", "shift", "statistics")
@@ -62,7 +62,7 @@ class ADIANA(GradientMethod):
     card: ClassVar[Card] = replace(
         GradientMethod.card, paper="Li et al. 2020", down={"shared": 1, "weights": 1},
         up={"kept": 2, "statistics": 1}, server={"shared": 1, "weights": 3},
-        client={"personal": 1, "weights": 1}, tune={"convexity": Range(0.001, 0.1)},
+        client={"personal": 1, "weights": 1},
     )  # fmt: skip
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:

@@ -41,11 +41,11 @@ class APFL(OnboardingRules, FedAvg):
         alpha_lr: eta_alpha >= 0; ``None`` for the optimizer's step size, 0 for a fixed share.
     """
 
-    alpha: Annotated[float, within("[0, 1]")] = 0.5
+    alpha: Annotated[float, within("[0, 1]"), Range(0.1, 0.9, log=False)] = 0.5
     alpha_lr: Annotated[float | None, check_not_negative] = None
     card: ClassVar[Card] = gradients_only(
         "Deng et al. 2020", "second model", "a model, mixed in", passes=2,
-        client={"personal": 1, "parameters": 1}, tune={"alpha": Range(0.1, 0.9, log=False)},
+        client={"personal": 1, "parameters": 1},
     )  # fmt: skip
 
     @property

@@ -34,12 +34,11 @@ class BinaryRelax(QuantizedMethod):
         growth: Factor >= 1 of lambda per round.
     """
 
-    strength: Annotated[float, check_positive] = 1.0
+    strength: Annotated[float, check_positive, Range(0.1, 10.0)] = 1.0
     growth: Annotated[float, within("[1, inf)")] = 1.1
     card: ClassVar[Card] = replace(
-        QuantizedMethod.card, paper="Yin et al. 2018", client={"model": 1, "quantised": 1},
-        tune={"strength": Range(0.1, 10.0)},
-    )  # fmt: skip
+        QuantizedMethod.card, paper="Yin et al. 2018", client={"model": 1, "quantised": 1}
+    )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         server, client = super().init(weights, split, clients)

@@ -46,13 +46,12 @@ class ClusteredFL(OnboardingRules, FedAvg):
             largest displacement of the first round.
     """
 
-    epsilon_1: Annotated[float, check_not_negative] = 0.2
-    epsilon_2: Annotated[float, check_not_negative] = 0.3
+    epsilon_1: Annotated[float, check_not_negative, Range(0.1, 0.9)] = 0.2
+    epsilon_2: Annotated[float, check_not_negative, Range(0.1, 0.9)] = 0.3
     parts_averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = replace(
         FedAvg.card, paper="Sattler et al. 2020", family="similar clients",
         keeps="the model of its cluster", full_cohort=True,
-        tune={"epsilon_1": Range(0.1, 0.9), "epsilon_2": Range(0.1, 0.9)},
     )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -42,7 +42,7 @@ class DIANA(GradientMethod):
         l2: Weight of |w|^2 / 2.
     """
 
-    beta: Annotated[float, within("[0, 1)")] = 0.9
+    beta: Annotated[float, within("[0, 1)"), Range(0.5, 0.97, log=False)] = 0.9
     l1: Annotated[float, check_not_negative] = 0.0
     l2: Annotated[float, check_not_negative] = 0.0
     parts_sent: ClassVar[tuple[str, ...]] = ("gradient", "statistics")
@@ -52,8 +52,7 @@ class DIANA(GradientMethod):
     card: ClassVar[Card] = replace(
         GradientMethod.card, paper="Mishchenko et al. 2019",
         extra_passes="an epoch's gradient, BatchNorm's batches", up={"weights": 1, "statistics": 1},
-        server={"shared": 1, "weights": 1}, tune={"beta": Range(0.5, 0.97, log=False)},
-        privacy_exposure="gradients",
+        server={"shared": 1, "weights": 1}, privacy_exposure="gradients",
     )  # fmt: skip
 
     def closed(self, server: State, replies: Replies) -> State:

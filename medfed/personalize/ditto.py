@@ -23,11 +23,10 @@ class Ditto(KeepsModel, OnboardingRules, FedAvg):
         strength: λ ≥ 0, how strongly v is tied to w (0 is local training of v).
     """
 
-    strength: Annotated[float, check_not_negative] = 1.0
+    strength: Annotated[float, check_not_negative, Range(0.01, 10.0)] = 1.0
     card: ClassVar[Card] = gradients_only(
-        "Li et al. 2021", "second model", "a model", client={"personal": 1, "model": 1},
-        tune={"strength": Range(0.01, 10.0)},
-    )  # fmt: skip
+        "Li et al. 2021", "second model", "a model", client={"personal": 1, "model": 1}
+    )
 
     def client_start(self, weights: Tensors, split: ParameterSplit) -> State:
         """In addition to FedAvg's state, each client holds its personal model."""

@@ -44,14 +44,11 @@ class EASGD(OnboardingRules, FedAvg):
         alpha: In (0, 1]: the share of its gap that a client goes back; None is the paper's beta/N.
     """
 
-    beta: Annotated[float, within("(0, 1]")] = 0.9
+    beta: Annotated[float, within("(0, 1]"), Range(0.3, 1.0, log=False)] = 0.9
     alpha: Annotated[float | None, within("(0, 1]")] = 0.5
     supports_missing_channels: ClassVar[bool] = False
     client_zeros: ClassVar[tuple[str, ...]] = ("gap",)
-    card: ClassVar[Card] = gradients_only(
-        "Zhang et al. 2015", client={"model": 1, "weights": 1},
-        tune={"beta": Range(0.3, 1.0, log=False)},
-    )  # fmt: skip
+    card: ClassVar[Card] = gradients_only("Zhang et al. 2015", client={"model": 1, "weights": 1})
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         server, client = super().init(weights, split, clients)

@@ -42,7 +42,7 @@ class FedALA(TrainsOn, LearnsBeside):
         tolerance: W_i has settled if no element moves farther than this, >= 0.
     """
 
-    weights_lr: Annotated[float, check_not_negative] = 1.0
+    weights_lr: Annotated[float, check_not_negative, Range(0.1, 10.0)] = 1.0
     share: Annotated[float, within("(0, 1]")] = 0.8
     first_passes: Annotated[int, check_count] = 10
     tolerance: Annotated[float, check_not_negative] = 0.01
@@ -51,8 +51,7 @@ class FedALA(TrainsOn, LearnsBeside):
     card: ClassVar[Card] = Card(
         "Zhang et al. 2023", "second model", "its last model, whose head it mixes in",
         extra_passes="an epoch, to learn the mixture",
-        client={"personal": 1, "model": 1, "head": 1}, tune={"weights_lr": Range(0.1, 10.0)},
-        privacy_exposure="several",
+        client={"personal": 1, "model": 1, "head": 1}, privacy_exposure="several",
     )  # fmt: skip
 
     def client_start(self, weights: Tensors, split: ParameterSplit) -> State:

@@ -33,12 +33,9 @@ class FedAlt(FedAvg):
 
     personal: str | tuple[str, ...] = "task"
     personal_share: Annotated[float, within("(0, 1)")] = 0.5
-    personal_rate: Annotated[float, check_not_negative] = 1.0
+    personal_rate: Annotated[float, check_not_negative, Range(0.1, 10.0)] = 1.0
     trains_shared: ClassVar[bool] = True
-    card: ClassVar[Card] = gradients_only(
-        "Pillutla et al. 2022", "personal part", "any part",
-        tune={"personal_rate": Range(0.1, 10.0)},
-    )  # fmt: skip
+    card: ClassVar[Card] = gradients_only("Pillutla et al. 2022", "personal part", "any part")
 
     def least_steps(self, steps: int) -> int:
         return max(1, steps - round(self.personal_share * steps))

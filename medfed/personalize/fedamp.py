@@ -54,14 +54,13 @@ class FedAMP(AnchoredMethod):
         sigma: sigma > 0; ``None`` follows the models.
     """
 
-    strength: Annotated[float, check_not_negative] = 1.0
+    strength: Annotated[float, check_not_negative, Range(0.01, 10.0)] = 1.0
     attention: Kind = "distance"
-    own: Annotated[float, within("[0, 1]")] = 0.5
+    own: Annotated[float, within("[0, 1]"), Range(0.2, 0.9, log=False)] = 0.5
     sigma: Annotated[float | None, check_positive] = None
     card: ClassVar[Card] = replace(
-        AnchoredMethod.card, paper="Huang et al. 2021", keeps="a model, pulled to similar ones",
-        tune={"strength": Range(0.01, 10.0), "own": Range(0.2, 0.9, log=False)},
-    )  # fmt: skip
+        AnchoredMethod.card, paper="Huang et al. 2021", keeps="a model, pulled to similar ones"
+    )
 
     def anchors(self, server: State, cohort: Sequence[str]) -> dict[str, Tensors]:
         models = models_of(server)

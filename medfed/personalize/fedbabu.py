@@ -28,11 +28,11 @@ class FedBABU(FineTune):
     """
 
     personal: str | tuple[str, ...] = "task"
-    local_share: Annotated[float, within("(0, 1]")] = 0.2
+    local_share: Annotated[float, within("(0, 1]"), Range(0.05, 0.5, log=False)] = 0.2
     trains_shared: ClassVar[bool] = True
     card: ClassVar[Card] = gradients_only(
         "Oh et al. 2022", "personal part", "a copy, in the last rounds; until then the first head",
-        client={"model": 1}, tune={"local_share": Range(0.05, 0.5, log=False)},
+        client={"model": 1},
     )  # fmt: skip
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:

@@ -35,7 +35,7 @@ class FedCurv(FedAvg):
         fisher_batches: Batches for the Fisher information.
     """
 
-    strength: Annotated[float, check_not_negative] = 0.1
+    strength: Annotated[float, check_not_negative, Range(0.01, 10.0)] = 0.1
     fisher_batches: Annotated[int, check_count] = 1
     supports_missing_channels: ClassVar[bool] = False
     server_zeros: ClassVar[tuple[str, ...]] = ("fisher", "pull")
@@ -46,8 +46,7 @@ class FedCurv(FedAvg):
     card: ClassVar[Card] = Card(
         "Shoham et al. 2019", down={"shared": 1, "weights": 2}, up={"shared": 1, "weights": 1},
         extra_passes="a batch, for the Fisher information", server={"shared": 1, "weights": 2},
-        client={"personal": 1, "weights": 2}, tune={"strength": Range(0.01, 10.0)},
-        privacy_exposure="several",
+        client={"personal": 1, "weights": 2}, privacy_exposure="several",
     )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -43,7 +43,7 @@ class FedDBE(SendsFeatures, FedAvg):
         least_patients: A hospital of fewer patients does not send its mean.
     """
 
-    strength: Annotated[float, check_not_negative] = 50.0
+    strength: Annotated[float, check_not_negative, Range(0.1, 100.0)] = 50.0
     newest_share: Annotated[float, within("(0, 1]")] = 1.0
     averages_moments: ClassVar[bool] = False
     parts_sent: ClassVar[tuple[str, ...]] = ("shared", "features")
@@ -53,7 +53,7 @@ class FedDBE(SendsFeatures, FedAvg):
         "Zhang et al. 2023", "personal part", "a shift of the features",
         {"shared": 1, "features": 1}, server={"shared": 1, "features": 1},
         note="in the first round each hospital sends the mean of its features",
-        tune={"strength": Range(0.1, 100.0)}, privacy_exposure="outputs",
+        privacy_exposure="outputs",
     )  # fmt: skip
 
     def split(

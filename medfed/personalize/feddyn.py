@@ -43,13 +43,13 @@ class FedDyn(FedAvg):
         strength: alpha > 0; a small alpha takes large steps, as w goes h / alpha beyond the mean.
     """
 
-    strength: Annotated[float, check_positive] = 0.1
+    strength: Annotated[float, check_positive, Range(0.001, 1.0)] = 0.1
     supports_missing_channels: ClassVar[bool] = False
     server_zeros: ClassVar[tuple[str, ...]] = ("drift",)
     client_zeros: ClassVar[tuple[str, ...]] = ("dual",)
     card: ClassVar[Card] = gradients_only(
         "Acar et al. 2021", server={"shared": 1, "weights": 1},
-        client={"personal": 1, "weights": 1}, tune={"strength": Range(0.001, 1.0)},
+        client={"personal": 1, "weights": 1},
     )  # fmt: skip
 
     def closed(self, server: State, replies: Replies) -> State:

@@ -43,15 +43,14 @@ class FedFomo(TrainsOn, Local):
     """
 
     models: Annotated[int, check_count] = 5
-    explore: Annotated[float, within("[0, 1]")] = 0.3
+    explore: Annotated[float, within("[0, 1]"), Range(0.1, 0.9, log=False)] = 0.3
     seed: int = 0
     parts_sent: ClassVar[tuple[str, ...]] = ("model",)
     supports_missing_channels: ClassVar[bool] = False
     card: ClassVar[Card] = Card(
         "Zhang et al. 2021", "similar clients", "a model, mixed with those that help",
         down={"shared": "M"}, extra_passes="M + 2 losses on validation", server={"shared": "N"},
-        client={"model": 2}, tune={"explore": Range(0.1, 0.9, log=False)},
-        privacy_exposure="losses",
+        client={"model": 2}, privacy_exposure="losses",
     )  # fmt: skip
 
     def counts(self, clients: int) -> dict[str, float]:

@@ -43,12 +43,12 @@ class FedLC(OnboardingRules, FedAvg):
         prior: The shares of classes that a delivered model predicts for: ``even`` or ``own``.
     """
 
-    strength: Annotated[float, check_not_negative] = 1.0
+    strength: Annotated[float, check_not_negative, Range(0.1, 3.0)] = 1.0
     margin: Literal["power", "prior"] = "power"
     prior: Literal["even", "own"] = "even"
     card: ClassVar[Card] = Card(
         "Zhang et al. 2022", "one model", "nothing; with prior=own its shares of classes",
-        tasks="classification", privacy_exposure="outputs", tune={"strength": Range(0.1, 3.0)},
+        tasks="classification", privacy_exposure="outputs",
     )  # fmt: skip
 
     def margins(self, counts: Tensor, absent: float | None = None) -> Tensor:

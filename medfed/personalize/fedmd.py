@@ -42,7 +42,7 @@ class FedMD(KeepsModel, HeteroFL):
     """
 
     widths: Sequence[float] = (1.0,)
-    strength: Annotated[float, check_not_negative] = 1.0
+    strength: Annotated[float, check_not_negative, Range(0.01, 10.0)] = 1.0
     inputs: Annotated[int, check_count] = 32
     seed: int = 0
     parts_sent: ClassVar[tuple[str, ...]] = ("outputs",)
@@ -51,7 +51,7 @@ class FedMD(KeepsModel, HeteroFL):
         {"outputs": "inputs"}, extra_passes="a pass of the common inputs a step",
         server={"outputs": "inputs"}, client={"model": 1},
         note="outputs travel instead of weights; the common inputs are noise, which suits tables",
-        tune={"strength": Range(0.01, 10.0)}, privacy_exposure="outputs",
+        privacy_exposure="outputs",
     )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -41,12 +41,12 @@ class FedMGDA(FedAvg):
         decay: Its factor from round to round, in (0, 1].
     """
 
-    epsilon: Annotated[float, within("[0, 1]")] = 0.1
+    epsilon: Annotated[float, within("[0, 1]"), Range(0.01, 1.0)] = 0.1
     server_lr: Annotated[float, check_not_negative] = 1.0
     decay: Annotated[float, within("(0, 1]")] = 0.99
     supports_missing_channels: ClassVar[bool] = False
     parts_averaged: ClassVar[tuple[str, ...]] = ()
-    card: ClassVar[Card] = gradients_only("Hu et al. 2022", tune={"epsilon": Range(0.01, 1.0)})
+    card: ClassVar[Card] = gradients_only("Hu et al. 2022")
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         server, client = super().init(weights, split, clients)

@@ -47,11 +47,9 @@ class ServerOptimizer(FedAvg):
         server_lr: eta_g >= 0, the server's step size.
     """
 
-    server_lr: Annotated[float, check_not_negative] = 1.0
+    server_lr: Annotated[float, check_not_negative, Range(0.001, 1.0)] = 1.0
     server_zeros: ClassVar[tuple[str, ...]] = ("momentum",)
-    card: ClassVar[Card] = gradients_only(
-        server={"shared": 1, "weights": 1}, tune={"server_lr": Range(0.001, 1.0)}
-    )
+    card: ClassVar[Card] = gradients_only(server={"shared": 1, "weights": 1})
 
     def closed(self, server: State, replies: Replies) -> State:
         """Moves parameters by eta_g times the optimizer's direction, statistics by their mean."""
@@ -74,11 +72,9 @@ class FedAvgM(ServerOptimizer):
         beta: The share of m that remains after a round, in [0, 1); 0 with eta_g = 1 is FedAvg.
     """
 
-    beta: Annotated[float, within("[0, 1)")] = 0.9
-    card: ClassVar[Card] = gradients_only(
-        "Hsu et al. 2019", server={"shared": 1, "weights": 1},
-        tune={"beta": Range(0.5, 0.97, log=False)},
-    )  # fmt: skip
+    server_lr: float = 1.0  # not tuned
+    beta: Annotated[float, within("[0, 1)"), Range(0.5, 0.97, log=False)] = 0.9
+    card: ClassVar[Card] = gradients_only("Hsu et al. 2019", server={"shared": 1, "weights": 1})
 
     def direction(self, server: State, delta: Tensors) -> tuple[State, Tensors]:
         """Beta m + Delta."""
@@ -95,13 +91,10 @@ class AdaptiveServer(ServerOptimizer):
         tau: Damps small steps, > 0.
     """
 
-    server_lr: float = 0.1
+    server_lr: Annotated[float, Range(0.001, 1.0)] = 0.1
     beta1: Annotated[float, within("[0, 1)")] = 0.9
     tau: Annotated[float, check_positive] = 1e-3
-    card: ClassVar[Card] = gradients_only(
-        "Reddi et al. 2021", server={"shared": 1, "weights": 2},
-        tune={"server_lr": Range(0.001, 1.0)},
-    )  # fmt: skip
+    card: ClassVar[Card] = gradients_only("Reddi et al. 2021", server={"shared": 1, "weights": 2})
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         server, client = super().init(weights, split, clients)

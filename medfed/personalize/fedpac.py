@@ -50,7 +50,7 @@ class FedPAC(OnboardingRules, SendsFeatures, FedRep):
     """
 
     personal: str | tuple[str, ...] = "task"
-    strength: Annotated[float, check_not_negative] = 1.0
+    strength: Annotated[float, check_not_negative, Range(0.01, 10.0)] = 1.0
     by_class: ClassVar[bool] = True
     parts_sent: ClassVar[tuple[str, ...]] = ("shared", "personal", "features", "compared")
     parts_averaged: ClassVar[tuple[str, ...]] = ()
@@ -60,7 +60,6 @@ class FedPAC(OnboardingRules, SendsFeatures, FedRep):
         extra_passes="two passes of the training samples a round",
         server={"shared": 1, "personal": "2 N + 1", "features": "N + 1"}, tasks="classification",
         note="the server sees each hospital's head and mean features, which masks cannot hide",
-        tune={"strength": Range(0.01, 10.0), "head_share": Range(0.1, 0.9, log=False)},
         privacy_exposure="outputs",
     )  # fmt: skip
 

@@ -45,15 +45,14 @@ class FedPD(FedAvg):
         seed: The run's seed, for the coin.
     """
 
-    eta: Annotated[float, check_positive] = 10.0
+    eta: Annotated[float, check_positive, Range(1.0, 100.0)] = 10.0
     skip: Annotated[float, within("[0, 1)")] = 0.0
     seed: int = 0
     supports_missing_channels: ClassVar[bool] = False
     client_zeros: ClassVar[tuple[str, ...]] = ("dual",)
     card: ClassVar[Card] = gradients_only(
-        "Zhang et al. 2021", client={"personal": 1, "weights": 1}, full_cohort=True,
-        tune={"eta": Range(1.0, 100.0)},
-    )  # fmt: skip
+        "Zhang et al. 2021", client={"personal": 1, "weights": 1}, full_cohort=True
+    )
 
     def phases(self, round: int) -> tuple[str, ...]:
         """``fit`` if all clients send, ``silent`` if the coin says that none does."""

@@ -41,7 +41,7 @@ class FedPHP(TrainsOn, LearnsBeside):
         fraction: Q, the share of the clients in a round.
     """
 
-    strength: Annotated[float, within("[0, 1)")] = 0.1
+    strength: Annotated[float, within("[0, 1)"), Range(0.01, 0.9)] = 0.1
     inheritance: Annotated[float, within("[0, 1]")] = 0.9
     rounds: Annotated[int, check_count] = 10
     fraction: float = 1.0
@@ -50,7 +50,7 @@ class FedPHP(TrainsOn, LearnsBeside):
     card: ClassVar[Card] = Card(
         "Li et al. 2021", "second model", "a running mean of its models",
         extra_passes="a forward pass a step", client={"personal": 1, "model": 1},
-        tune={"strength": Range(0.01, 0.9)}, privacy_exposure="outputs",
+        privacy_exposure="outputs",
     )  # fmt: skip
 
     def client_start(self, weights: Tensors, split: ParameterSplit) -> State:

@@ -37,15 +37,14 @@ class FedProto(OnboardingRules, SendsFeatures, Local):
         least_patients: The fewest patients behind a class that leaves a hospital.
     """
 
-    strength: Annotated[float, check_not_negative] = 1.0
+    strength: Annotated[float, check_not_negative, Range(0.01, 10.0)] = 1.0
     parts_averaged: ClassVar[tuple[str, ...]] = ("features",)
     by_class: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
         "Tan et al. 2022", "similar clients", "everything", {"features": 1}, {"features": 1},
         extra_passes="a pass of the training samples a round", server={"features": 1},
         client={"model": 1}, tasks="classification",
-        note="mean features of each class travel instead of weights",
-        tune={"strength": Range(0.01, 10.0)}, privacy_exposure="outputs",
+        note="mean features of each class travel instead of weights", privacy_exposure="outputs",
     )  # fmt: skip
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:

@@ -21,9 +21,9 @@ class FedProx(FedAvg):
         mu: Weight μ > 0 of the proximal term (zero would be FedAvg).
     """
 
-    mu: Annotated[float, check_positive] = 0.1
+    mu: Annotated[float, check_positive, Range(0.001, 10.0)] = 0.1
     averages_moments: ClassVar[bool] = True
-    card: ClassVar[Card] = gradients_only("Li et al. 2020", tune={"mu": Range(0.001, 10.0)})
+    card: ClassVar[Card] = gradients_only("Li et al. 2020")
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """Minimises f(w) + (μ/2)‖w − w^t‖²; the second term covers the shared parameters."""

@@ -21,12 +21,9 @@ class FedRep(FedAvg):
     """
 
     personal: str | tuple[str, ...] = "task"
-    head_share: Annotated[float, within("(0, 1)")] = 0.5
+    head_share: Annotated[float, within("(0, 1)"), Range(0.1, 0.9, log=False)] = 0.5
     trains_shared: ClassVar[bool] = True
-    card: ClassVar[Card] = gradients_only(
-        "Collins et al. 2021", "personal part", "the head",
-        tune={"head_share": Range(0.1, 0.9, log=False)},
-    )  # fmt: skip
+    card: ClassVar[Card] = gradients_only("Collins et al. 2021", "personal part", "the head")
 
     def least_steps(self, steps: int) -> int:
         return max(1, steps - round(self.head_share * steps))

@@ -28,11 +28,8 @@ class FedSim(FedAvg):
     """
 
     personal: str | tuple[str, ...] = "task"
-    personal_rate: Annotated[float, check_not_negative] = 0.5
-    card: ClassVar[Card] = gradients_only(
-        "Pillutla et al. 2022", "personal part", "any part",
-        tune={"personal_rate": Range(0.1, 10.0)},
-    )  # fmt: skip
+    personal_rate: Annotated[float, check_not_negative, Range(0.1, 10.0)] = 0.5
+    card: ClassVar[Card] = gradients_only("Pillutla et al. 2022", "personal part", "any part")
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         rate = client.learning_rate

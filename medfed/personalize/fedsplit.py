@@ -39,11 +39,11 @@ class FedSplit(FedAvg):
         step: s > 0, how far a client may go: the inverse weight of the proximal term.
     """
 
-    step: Annotated[float, check_positive] = 10.0
+    step: Annotated[float, check_positive, Range(1.0, 100.0)] = 10.0
     supports_missing_channels: ClassVar[bool] = False
     card: ClassVar[Card] = gradients_only(
         "Pathak, Wainwright 2020", client={"personal": 1, "weights": 1},
-        note="for convex losses only", full_cohort=True, tune={"step": Range(1.0, 100.0)},
+        note="for convex losses only", full_cohort=True,
     )  # fmt: skip
 
     def client_start(self, weights: Tensors, split: ParameterSplit) -> State:

@@ -46,13 +46,12 @@ class FedU(KnownModels):
         graph: The similarity graph.
     """
 
-    strength: Annotated[float, check_not_negative] = 0.03
+    strength: Annotated[float, check_not_negative, Range(0.001, 1.0)] = 0.03
     graph: SimilarityGraph = field(default_factory=SimilarityGraph)
     parts_sent: ClassVar[tuple[str, ...]] = ("sketch", "model")
     card: ClassVar[Card] = replace(
-        KnownModels.card, paper="T. Dinh et al. 2021", keeps="a model, pulled to neighbours",
-        tune={"strength": Range(0.001, 1.0)},
-    )  # fmt: skip
+        KnownModels.card, paper="T. Dinh et al. 2021", keeps="a model, pulled to neighbours"
+    )
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:
         return self.graph.summaries(data)

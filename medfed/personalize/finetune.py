@@ -24,11 +24,11 @@ class FineTune(TrainsOn, FedAvg):
         rounds: Rounds of the whole run.
     """
 
-    local_share: Annotated[float, within("[0, 1]")] = 0.2
+    local_share: Annotated[float, within("[0, 1]"), Range(0.05, 0.5, log=False)] = 0.2
     rounds: Annotated[int, check_count] = 10
     card: ClassVar[Card] = gradients_only(
         "Yu et al. 2020", "personal part", "a copy, in the last rounds",
-        client={"personal": 1, "model": 1}, tune={"local_share": Range(0.05, 0.5, log=False)},
+        client={"personal": 1, "model": 1},
     )  # fmt: skip
 
     @property

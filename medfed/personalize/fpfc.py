@@ -54,14 +54,14 @@ class FPFC(AnchoredMethod):
         smoothing: xi > 0; a pair whose theta is no longer than xi is fused.
     """
 
-    strength: Annotated[float, check_not_negative] = 0.5
+    strength: Annotated[float, check_not_negative, Range(0.01, 10.0)] = 0.5
     rho: float = 1.0
     a: float = 3.7
     smoothing: float = 1e-4
     tied_by: ClassVar[str] = "rho"
     card: ClassVar[Card] = replace(
         AnchoredMethod.card, paper="Yu et al. 2024", keeps="a model, fused within clusters",
-        server={"weights": "N N + 1"}, tune={"strength": Range(0.01, 10.0)},
+        server={"weights": "N N + 1"},
     )  # fmt: skip
 
     def __post_init__(self) -> None:

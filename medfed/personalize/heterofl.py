@@ -37,6 +37,13 @@ from medfed.personalize.fedavg import FedAvg, displacement
 Shapes = Mapping[str, tuple[int, ...]]
 
 
+def check_widths(key: str, widths: Sequence[float]) -> None:
+    """Checks the shares of channels of the clients' networks."""
+    if not widths or not all(0 < r <= 1 for r in widths):
+        shares = "shares of the channels in (0, 1], such as [1,0.5]"
+        raise ConfigError(f"{key}={list(widths)} must be {shares}.")
+
+
 @dataclass(frozen=True)
 class HeteroFL(FedAvg):
     """FedAvg over networks of several widths.
@@ -46,7 +53,7 @@ class HeteroFL(FedAvg):
         shapes: The shapes of a client's entries for each of ``widths``, found in the network.
     """
 
-    widths: Sequence[float] = (1.0, 0.5)
+    widths: Annotated[Sequence[float], check_widths] = (1.0, 0.5)
     shapes: Sequence[Shapes] = ()
     supports_missing_channels: ClassVar[bool] = False
     parts_averaged: ClassVar[tuple[str, ...]] = ()
@@ -54,10 +61,6 @@ class HeteroFL(FedAvg):
         "Diao et al. 2021", at_most=True,
         note="hospitals of little computing power train a narrower network",
     )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "widths", checked_widths(self.widths))
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> HeteroFL:
         return replace(self, shapes=tuple(leading(network, r) for r in self.widths))
@@ -104,14 +107,6 @@ class HeteroFL(FedAvg):
         # Statistics of missing channels have no effect, as these channels have no weight.
         narrowed = client.split.parameters("all")
         return {**model, **{n: alone(model[n], shapes[n]) for n in narrowed if n in model}}
-
-
-def checked_widths(widths: Sequence[float]) -> tuple[float, ...]:
-    """Returns the shares of channels of the clients' networks."""
-    if not widths or not all(0 < r <= 1 for r in widths):
-        shares = "shares of the channels in (0, 1], such as [1,0.5]"
-        raise ConfigError(f"algorithm.widths={list(widths)} must be {shares}.")
-    return tuple(widths)
 
 
 def corner(tensor: Tensor, shape: Sequence[int]) -> Tensor:

@@ -33,15 +33,8 @@ from itertools import product
 from medfed.federation.split import modules_of
 from medfed.method import *
 from medfed.personalize.fedavg import FedAvg
-from medfed.standalone.neighbours import (
-    FEATURES,
-    LABELS,
-    VOTE,
-    nearest,
-    remembering,
-    store_in,
-    votes,
-)
+from medfed.standalone import neighbours
+from medfed.standalone.neighbours import FEATURES, LABELS, VOTE
 
 COUNTS, SCALES, MOST = (1, 3, 10, 30), (0.01, 0.1, 1.0, 10.0), 0.9
 
@@ -75,7 +68,7 @@ class KNNPer(OnboardingRules, FedAvg):
                 f"network, and here is {', '.join(split.head)}; name such a module by "
                 "model.personal."
             )
-        remembering(network, head)
+        neighbours.remembering(network, head)
         return replace(split, base=split.base | {f"{head}.{FEATURES}", f"{head}.{VOTE}"})
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
@@ -86,7 +79,7 @@ class KNNPer(OnboardingRules, FedAvg):
 
     def with_store(self, client: Client, model: Tensors) -> Tensors:
         """Returns a model that remembers the client's training cases, if they improve it."""
-        seen, head = client.features(model), store_in(client.split.base)
+        seen, head = client.features(model), neighbours.store_in(client.split.base)
         vote = self.best_vote(seen)
         if not vote[2]:
             return model
@@ -110,7 +103,7 @@ class KNNPer(OnboardingRules, FedAvg):
         near, labels = neighbours_of_others(seen, max(COUNTS))
         tried = list[tuple[float, list[float]]]()
         for k, s in product(COUNTS, SCALES):
-            voted = votes(near, labels, torch.tensor(k), torch.tensor(s), classes)
+            voted = neighbours.votes(near, labels, torch.tensor(k), torch.tensor(s), classes)
             mixed = plain + shares * (voted.gather(1, truth) - plain)
             losses = -mixed.log().mean(0)
             tried.append((float(losses.min()), [k, s, float(shares[losses.argmin()])]))
@@ -128,7 +121,7 @@ def neighbours_of_others(seen: Features, most: int) -> tuple[Tensor, Tensor]:
     """
     z, who, found = seen.z.double().cpu(), seen.patients.cpu(), []
     for rows in torch.arange(len(z)).split(256):  # not all distances at once
-        near, order = nearest(z[rows], z, who[rows, None] == who)
+        near, order = neighbours.nearest(z[rows], z, who[rows, None] == who)
         found.append((near[:, :most], seen.labels.cpu()[order[:, :most]]))
     near, labels = map(torch.cat, zip(*found, strict=True))
     return near, labels

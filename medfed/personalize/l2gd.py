@@ -50,13 +50,13 @@ class L2GD(MixtureMethod):
         seed: The run's seed, for the coins.
     """
 
-    strength: float = 0.1
+    strength: Annotated[float, Range(0.01, 10.0)] = 0.1
     coins: Literal["mean", "random"] = "mean"
     seed: int = 0
     fresh_optimizer: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
         "Hanzely, Richtárik 2020", "second model", "all, pulled to the mean", client={"model": 1},
-        full_cohort=True, tune={"strength": Range(0.01, 10.0)}, privacy_exposure="several",
+        full_cohort=True, privacy_exposure="several",
     )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -38,7 +38,7 @@ class LAG(GradientMethod):
         memory: D, the past steps that a change is compared with.
     """
 
-    laziness: Annotated[float, check_not_negative] = 1.0
+    laziness: Annotated[float, check_not_negative, Range(0.1, 10.0)] = 1.0
     memory: Annotated[int, check_count] = 10
     parts_sent: ClassVar[tuple[str, ...]] = ("difference", "statistics")
     parts_averaged: ClassVar[tuple[str, ...]] = ()
@@ -49,7 +49,7 @@ class LAG(GradientMethod):
         GradientMethod.card, paper="Chen et al. 2018",
         extra_passes="an epoch's gradient, BatchNorm's batches", up={"weights": 1, "statistics": 1},
         at_most=True, server={"shared": 1, "weights": 1}, client={"personal": 1, "weights": 1},
-        tune={"laziness": Range(0.1, 10.0)}, privacy_exposure="gradients",
+        privacy_exposure="gradients",
     )  # fmt: skip
 
     def client_start(self, weights: Tensors, split: ParameterSplit) -> State:

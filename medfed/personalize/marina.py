@@ -43,14 +43,13 @@ class MARINA(GradientMethod):
         seed: The run's seed, for the coin.
     """
 
-    full: Annotated[float, within("(0, 1]")] = 0.1
+    full: Annotated[float, within("(0, 1]"), Range(0.05, 0.5)] = 0.1
     seed: int = 0
     parts_compressible: ClassVar[tuple[str, ...]] = ("difference",)
     server_zeros: ClassVar[tuple[str, ...]] = ("gradient",)
     card: ClassVar[Card] = replace(
-        GradientMethod.card, paper="Gorbunov et al. 2021", server={"shared": 1, "weights": 1},
-        tune={"full": Range(0.05, 0.5)},
-    )  # fmt: skip
+        GradientMethod.card, paper="Gorbunov et al. 2021", server={"shared": 1, "weights": 1}
+    )
 
     def phases(self, round: int) -> tuple[str, ...]:
         # In the first round there is no g to add a difference to.

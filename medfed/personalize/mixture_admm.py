@@ -47,17 +47,17 @@ class MixtureADMM(KeepsModel, MixtureMethod):
         rho: At least lambda; ``None`` uses lambda. A large rho converges slowly.
     """
 
+    strength: Annotated[float, check_positive, Range(0.01, 10.0)] = 1.0  # 0: local training
     rho: float | None = None
     server_zeros: ClassVar[tuple[str, ...]] = ("residual",)
     card: ClassVar[Card] = gradients_only(
         "survey; Hanzely, Richtárik 2020", "second model", "all, pulled to the mean",
         down={"weights": 1}, server={"shared": 1, "weights": 1}, client={"model": 1},
-        full_cohort=True, tune={"strength": Range(0.01, 10.0)},
+        full_cohort=True,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("algorithm.strength", self.strength)  # 0 would be local training
         if self.rho is not None and not self.rho >= self.strength:
             raise ConfigError(
                 f"algorithm.rho must be at least algorithm.strength={self.strength}, below which "

@@ -46,12 +46,12 @@ class MOCHA(AnchoredMethod):
         smoothing: How far models can part at once; more than 0.
     """
 
-    strength: Annotated[float, check_not_negative] = 0.001
+    strength: Annotated[float, check_not_negative, Range(1e-5, 0.1)] = 0.001
     ridge: Annotated[float, check_not_negative] = 0.0
     smoothing: Annotated[float, check_positive] = 0.1
     card: ClassVar[Card] = replace(
         AnchoredMethod.card, paper="Smith et al. 2017",
-        keeps="a model, pulled to those that it resembles", tune={"strength": Range(1e-5, 0.1)},
+        keeps="a model, pulled to those that it resembles",
     )  # fmt: skip
 
     def scalars(self, server: State) -> dict[str, float]:

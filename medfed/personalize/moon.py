@@ -34,13 +34,12 @@ class MOON(FedAvg):
         temperature: tau > 0.
     """
 
-    mu: Annotated[float, check_not_negative] = 1.0
+    mu: Annotated[float, check_not_negative, Range(0.1, 10.0)] = 1.0
     temperature: Annotated[float, check_positive] = 0.5
     needs: ClassVar[Needs | None] = "features"
     card: ClassVar[Card] = Card(
         "Li et al. 2021", extra_passes="two forward passes a step",
-        client={"personal": 1, "model": 1}, tune={"mu": Range(0.1, 10.0)},
-        privacy_exposure="outputs",
+        client={"personal": 1, "model": 1}, privacy_exposure="outputs",
     )  # fmt: skip
 
     def client_start(self, weights: Tensors, split: ParameterSplit) -> State:

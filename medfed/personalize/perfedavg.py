@@ -43,12 +43,12 @@ class PerFedAvg(OnboardingRules, FedAvg):
     """
 
     variant: Literal["fo", "hf"] = "fo"
-    inner_lr: Annotated[float, check_not_negative] = 0.01
+    inner_lr: Annotated[float, check_not_negative, Range(0.001, 0.1)] = 0.01
     delta: Annotated[float, check_positive] = 1e-3
     card: ClassVar[Card] = gradients_only(
         "Fallah et al. 2020", "second model", "one step from the shared model", passes=2,
         extra_passes="a batch, to adapt; hf: two more a step",
-        client={"personal": 1, "parameters": 1}, tune={"inner_lr": Range(0.001, 0.1)},
+        client={"personal": 1, "parameters": 1},
     )  # fmt: skip
 
     def phases(self, round: int) -> tuple[str, ...]:

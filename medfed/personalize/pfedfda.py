@@ -51,7 +51,7 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
     """
 
     personal: str | tuple[str, ...] = "task"
-    floor: Annotated[float, check_not_negative] = 1.0
+    floor: Annotated[float, check_not_negative, Range(0.001, 1.0)] = 1.0
     share: Annotated[float | None, within("[0, 1]")] = None
     seed: int = 0
     averages_moments: ClassVar[bool] = False
@@ -66,7 +66,7 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
         extra_passes="a pass of the training samples a round",
         server={"shared": 1, "means": 1, SCATTER: 1}, tasks="classification",
         note="means and covariances of features travel; channel.secure=masks hides each hospital's",
-        tune={"floor": Range(0.001, 1.0)}, privacy_exposure="outputs",
+        privacy_exposure="outputs",
     )  # fmt: skip
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:

@@ -37,13 +37,10 @@ class PFedMac(PFedMe):
         width: rho > 0; weights much smaller than it are hardly pulled to 0.
     """
 
-    strength: float = 0.01
-    sparsity: Annotated[float, check_not_negative] = 1e-4
+    strength: Annotated[float, Range(0.001, 0.1)] = 0.01
+    sparsity: Annotated[float, check_not_negative, Range(1e-5, 1e-3)] = 1e-4
     width: Annotated[float, check_positive] = 0.01
-    card: ClassVar[Card] = replace(
-        PFedMe.card, paper="Liu et al. 2023",
-        tune={"strength": Range(0.001, 0.1), "sparsity": Range(1e-5, 1e-3)},
-    )  # fmt: skip
+    card: ClassVar[Card] = replace(PFedMe.card, paper="Liu et al. 2023")
 
     def tie(self, w: Tensors) -> Penalty:
         return Correlation(w, self.strength, self.sparsity, self.width)

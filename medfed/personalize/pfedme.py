@@ -41,14 +41,14 @@ class PFedMe(KeepsModel, OnboardingRules, FedAvg):
         server_lr: beta > 0, the share of the mean displacement that the server goes.
     """
 
-    strength: Annotated[float, check_not_negative] = 1.0
+    strength: Annotated[float, check_not_negative, Range(0.1, 10.0)] = 1.0
     inner_steps: Annotated[int, check_count] = 5
     # From 2 on the anchor diverges from its client's model.
     outer_step: Annotated[float, within("(0, 2)")] = 1.0
     server_lr: Annotated[float, check_positive] = 1.0
     card: ClassVar[Card] = gradients_only(
         "T. Dinh et al. 2020", "second model", "a model, which an anchor follows",
-        client={"model": 1}, tune={"strength": Range(0.1, 10.0)},
+        client={"model": 1},
     )  # fmt: skip
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -59,7 +59,7 @@ class PFedNet(OnboardingRules, Algorithm):
 
     personal: str | tuple[str, ...] = "task"
     weighting: Weighting = "uniform"
-    strength: Annotated[float, check_not_negative] = 0.003
+    strength: Annotated[float, check_not_negative, Range(1e-4, 1.0)] = 0.003
     p: float = 2.0
     shared_rounds: int = 1
     personal_rounds: int = 1
@@ -74,7 +74,7 @@ class PFedNet(OnboardingRules, Algorithm):
     card: ClassVar[Card] = gradients_only(
         "pFedNet", "similar clients", "the head, pulled to neighbours",
         down={"shared": 1, "personal": 1}, up={"shared": 1, "personal": 1},
-        server={"shared": 1, "personal": "N + M"}, tune={"strength": Range(1e-4, 1.0)},
+        server={"shared": 1, "personal": "N + M"},
     )  # fmt: skip
 
     def __post_init__(self) -> None:

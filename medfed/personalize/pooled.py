@@ -21,19 +21,14 @@ class Pooled(FedAvg):
 
     trains_centrally: ClassVar[bool] = True
     parts_averaged: ClassVar[tuple[str, ...]] = ()
+    # Running statistics belong to the one model, even if other methods keep them local.
+    buffers: ClassVar[tuple[tuple[BufferPolicy, BufferPolicy], ...]] = (("local", "averaged"),)
     card: ClassVar[Card] = Card("no federation", "baseline", privacy_exposure="pooled")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.personal != "none":
             raise ConfigError("algorithm=pooled trains one model; leave algorithm.personal=none.")
-
-    def split(
-        self, network: nn.Module, task_patterns: Sequence[str], buffers: BufferPolicy
-    ) -> ParameterSplit:
-        """Running statistics belong to the one model, even if other methods keep them local."""
-        one = "averaged" if buffers == "local" else buffers
-        return super().split(network, task_patterns, one)
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """One client of the cohort trains in place of all."""

@@ -68,7 +68,7 @@ class PPFL(CanonicalMethod):
     """
 
     strength: Annotated[float, check_not_negative] = 1e-5
-    membership_lr: Annotated[float, check_not_negative] = 0.5
+    membership_lr: Annotated[float, check_not_negative, Range(0.05, 5.0)] = 0.5
     membership_step: Literal["scaled", "literal"] = "scaled"
     membership_batches: Annotated[int | None, check_optional_count] = 1
     membership_start: Annotated[int, check_not_negative] = 0
@@ -82,7 +82,6 @@ class PPFL(CanonicalMethod):
     card: ClassVar[Card] = gradients_only(
         "PPFL", "several models", "K membership numbers", down={"shared": 1, "personal": 1},
         up={"shared": 1, "personal": 1}, extra_passes="a batch, for the memberships",
-        tune={"membership_lr": Range(0.05, 5.0)},
     )  # fmt: skip
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:

@@ -27,10 +27,8 @@ class ProxQuant(QuantizedMethod):
         strength: Slope of lambda(t) >= 0.
     """
 
-    strength: Annotated[float, check_not_negative] = 1e-3
-    card: ClassVar[Card] = replace(
-        QuantizedMethod.card, paper="Bai et al. 2019", tune={"strength": Range(0.001, 0.1)}
-    )
+    strength: Annotated[float, check_not_negative, Range(0.001, 0.1)] = 1e-3
+    card: ClassVar[Card] = replace(QuantizedMethod.card, paper="Bai et al. 2019")
 
     def scalars(self, round: int) -> dict[str, float]:
         return {"strength": self.strength * (round + 1)}

@@ -44,13 +44,12 @@ class Quantized(QuantizedMethod):
 
     quantizer: Literal["hard", "soft"] = "hard"
     sharpness: Annotated[float, within("(0, inf)")] = 100.0
-    strength: Annotated[float, check_not_negative] = 1e-4
+    strength: Annotated[float, check_not_negative, Range(1e-4, 0.01)] = 1e-4
     center_lr: Annotated[float, check_not_negative] = 1e-4
     center_drops: tuple[float, ...] = (0.5, 0.75)
     card: ClassVar[Card] = replace(
-        QuantizedMethod.card, paper="Ozkara et al. 2021, Algorithm 1", passes=2,
-        tune={"strength": Range(1e-4, 0.01)},
-    )  # fmt: skip
+        QuantizedMethod.card, paper="Ozkara et al. 2021, Algorithm 1", passes=2
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

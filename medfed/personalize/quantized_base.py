@@ -13,6 +13,7 @@ import math
 from abc import abstractmethod
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TypeVar
 
 from torch.nn.modules.conv import _ConvNd
@@ -85,11 +86,11 @@ def matching(patterns: Mapping[str, _V], names: Iterable[str], key: str) -> dict
     return {n: next(v for p, v in patterns.items() if fnmatchcase(n, p)) for n in matched}
 
 
-def check_bits(value: object, key: str, fractional: bool = False) -> None:
+def check_bits(key: str, value: object, fractional: bool = False) -> None:
     """Checks a number of bits: 1 to 8, or 32 for full precision.
 
     Example:
-        >>> check_bits(9, "bits")
+        >>> check_bits("algorithm.bits", 9)
         Traceback (most recent call last):
         ...
         medfed.standalone.errors.ConfigError: algorithm.bits must be a whole number from 1 to 8 or \
@@ -101,7 +102,13 @@ def check_bits(value: object, key: str, fractional: bool = False) -> None:
             return
     kind = "a number" if fractional else "a whole number"
     ends = f"from 1 to {LARGEST} or {FULL}"
-    raise ConfigError(f"algorithm.{key} must be {kind} {ends}, not {value!r}.")
+    raise ConfigError(f"{key} must be {kind} {ends}, not {value!r}.")
+
+
+def check_each(key: str, bits: Bits) -> None:
+    """Checks the bits of each name."""
+    for name, value in bits.items():
+        check_bits(f"{key}.{name}", value)
 
 
 def assign_bits(bits: float, clients: Sequence[str], given: Bits | None = None) -> dict[str, int]:
@@ -171,8 +178,8 @@ class ProximalStep:
                 self._soft_loss(weights, grad_at)
             tau, nearest = self._strength * self._lr / 2, {}
             for name, centers in self.centers.items():
-                live = weights[name].detach()
-                _, nearest[name] = maths.prox_quantize(live, centers, tau, out=live)
+                x, nearest[name] = maths.prox_quantize(weights[name], centers, tau)
+                weights[name].copy_(x)
             if self._center_lr > 0:
                 self._move_centers(weights, nearest, grad_at)
         if self._before:
@@ -272,20 +279,13 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         family="quantised model", keeps="everything, quantised", down={}, up={}, server={},
         client={"model": 1},
     )  # fmt: skip
-    bits: float = 3
-    client_bits: Bits | None = None
-    layer_bits: Bits | None = None
+    bits: Annotated[float, partial(check_bits, fractional=True)] = 3
+    client_bits: Annotated[Bits | None, check_each] = None
+    layer_bits: Annotated[Bits | None, check_each] = None
     full_precision: tuple[str, ...] | None = None
     finetune_share: Annotated[float, within("[0, 1)")] = 0.2
     rounds: int = 10
     names: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bits(self.bits, "bits", fractional=True)
-        for key in ("client_bits", "layer_bits"):
-            for name, bits in (getattr(self, key) or {}).items():
-                check_bits(bits, f"{key}.{name}")
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> Self:
         """Finds the parameters to quantise; warns if there is none."""

@@ -36,7 +36,7 @@ from torch.nn.functional import logsigmoid
 
 from medfed.functional.quantize import quantize
 from medfed.method import *
-from medfed.personalize.heterofl import Shapes, alone, checked_widths, leading, narrow
+from medfed.personalize.heterofl import Shapes, alone, check_widths, leading, narrow
 from medfed.personalize.quantized_base import FIT, FULL
 from medfed.personalize.qupel import QuPeL, Tie
 
@@ -54,22 +54,21 @@ class QuPeD(QuPeL):
         shapes: The shapes of a client's entries for each of ``widths``, found in the network.
     """
 
-    proximity: Annotated[float, within("[0, 1]")] = 0.5
+    proximity: Annotated[float, within("[0, 1]"), Range(0.1, 0.9, log=False)] = 0.5
     global_lr: Annotated[float, check_not_negative] = 0.1
     temperature: Annotated[float, check_positive] = 1.0
-    widths: Sequence[float] = (1.0,)
+    widths: Annotated[Sequence[float], check_widths] = (1.0,)
     shapes: Sequence[Shapes] = ()
     card: ClassVar[Card] = Card(
         "Ozkara et al. 2021", "quantised model", "a quantised model", passes=3,
         extra_passes="four forward passes a step; without quantiser 2 and three",
         client={"model": 1}, privacy_exposure="outputs",
         note="the shared model sees outputs of personal ones, no labels; hospitals may have "
-        "networks of other widths", tune={"proximity": Range(0.1, 0.9, log=False)},
+        "networks of other widths",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "widths", checked_widths(self.widths))
         if min(self.widths) < 1 and {self.bits, *(self.client_bits or {}).values()} != {FULL}:
             use = "are for networks that are not quantised"
             raise ConfigError(f"algorithm.widths below 1 {use}; set algorithm.bits=32.")

@@ -47,14 +47,13 @@ class QuPeL(Quantized):
 
     weighting: Weighting = "uniform"
     strength: float = 1e-6
-    proximity: Annotated[float, check_not_negative] = 0.025
+    proximity: Annotated[float, check_not_negative, Range(0.5, 10.0)] = 0.025
     global_lr: Annotated[float, check_not_negative] = 5.0
     parts_sent: ClassVar[tuple[str, ...]] = ("shared",)
     parts_averaged: ClassVar[tuple[str, ...]] = parts_sent
     card: ClassVar[Card] = gradients_only(
-        "Ozkara et al. 2021", "quantised model", "a quantised model", passes=2, client={"model": 1},
-        tune={"proximity": Range(0.5, 10.0)},
-    )  # fmt: skip
+        "Ozkara et al. 2021", "quantised model", "a quantised model", passes=2, client={"model": 1}
+    )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """The server holds w, each client x_i; both start from the same weights."""

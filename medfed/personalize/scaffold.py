@@ -44,7 +44,7 @@ class Scaffold(FedAvg):
         option: ``I`` computes control variates from extra gradients, ``II`` from displacements.
     """
 
-    server_lr: Annotated[float, check_not_negative] = 1.0
+    server_lr: Annotated[float, check_not_negative, Range(0.3, 1.0)] = 1.0
     option: Literal["I", "II"] = "II"
     parts_sent: ClassVar[tuple[str, ...]] = ("shared", "control")
     parts_averaged: ClassVar[tuple[str, ...]] = parts_sent
@@ -55,7 +55,6 @@ class Scaffold(FedAvg):
     card: ClassVar[Card] = gradients_only(
         "Karimireddy et al. 2020", down={"shared": 1, "weights": 1}, up={"shared": 1, "weights": 1},
         server={"shared": 1, "weights": 1}, client={"personal": 1, "weights": 1},
-        tune={"server_lr": Range(0.3, 1.0)},
     )  # fmt: skip
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:

@@ -19,14 +19,9 @@ class SiloBN(FedAvg):
     """FedAvg whose clients keep their running statistics (``buffers=local``)."""
 
     needs: ClassVar[Needs | None] = "statistics"
+    buffers: ClassVar[tuple[tuple[BufferPolicy, BufferPolicy], ...]] = (("averaged", "local"),)
     normalization: ClassVar[Normalization | None] = "kept"
     card: ClassVar[Card] = Card(
         "Andreux et al. 2020", "personal part", "statistics of BatchNorm",
         tasks="all, with BatchNorm", privacy_exposure="statistics",
     )  # fmt: skip
-
-    def split(
-        self, network: nn.Module, task_patterns: str | Sequence[str], buffers: BufferPolicy
-    ) -> ParameterSplit:
-        policy: BufferPolicy = "local" if buffers == "averaged" else buffers
-        return super().split(network, task_patterns, policy)

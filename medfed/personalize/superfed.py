@@ -47,7 +47,7 @@ class SuPerFed(OnboardingRules, FedAvg):
     """
 
     start: Annotated[float, within("[0, 1]")] = 0.4
-    proximity: Annotated[float, check_not_negative] = 0.01
+    proximity: Annotated[float, check_not_negative, Range(0.001, 0.1)] = 0.01
     orthogonality: Annotated[float, check_not_negative] = 1.0
     grid: Annotated[int, within("[2, inf)")] = 5
     rounds: Annotated[int, check_count] = 10
@@ -55,8 +55,7 @@ class SuPerFed(OnboardingRules, FedAvg):
     card: ClassVar[Card] = Card(
         "Hahn et al. 2022", "second model", "a model, mixed in",
         extra_passes="losses of the mixtures on validation",
-        client={"personal": 1, "parameters": 1}, tune={"proximity": Range(0.001, 0.1)},
-        privacy_exposure="losses",
+        client={"personal": 1, "parameters": 1}, privacy_exposure="losses",
     )  # fmt: skip
 
     def client_start(self, weights: Tensors, split: ParameterSplit) -> State:

@@ -26,7 +26,9 @@ def _components(scores):
 
 @pytest.mark.parametrize("other", [None, Q], ids=["one", "two"])
 def test_areas_are_delongs(other):
-    ours = discrimination.area_difference(P, other, LABEL)
+    less = None if other is None else other[:, None]
+    ours, mean = discrimination.areas(P[:, None], less, LABEL[:, None])
+    assert ours == mean  # of one column
     each = [_components(s) for s in (P, *([] if other is None else [other]))]
     up, down = (a - (b if len(each) > 1 else 0) for a, b in zip(each[0], each[-1], strict=True))
     expected = roc_auc_score(LABEL, P) - (0 if other is None else roc_auc_score(LABEL, other))
@@ -61,6 +63,8 @@ def test_delongs_error_is_that_of_new_patients():
     found = []
     for _ in range(400):
         label = (rng.random(120) < 0.4).astype(float)
-        found.append(discrimination.area(rng.normal(size=120) + label, label))
+        found.append(
+            discrimination.areas((rng.normal(size=120) + label)[:, None], None, label[:, None])[0]
+        )
     values, errors = np.transpose(found)
     assert np.mean(errors) == pytest.approx(values.std(), rel=0.12)

@@ -133,7 +133,7 @@ def test_nan_stays_or_is_refused():
         assign(x, centers)
 
 
-def test_any_layout_in_place_or_not():
+def test_any_layout_and_the_tensor_stays():
     wide = torch.randn(40, 6, generator=torch.Generator().manual_seed(0), requires_grad=True)
     centers, column = torch.tensor([-0.5, 0.5]), wide[:, 1:3]
     before = wide.detach().clone()
@@ -141,15 +141,6 @@ def test_any_layout_in_place_or_not():
     assert torch.equal(prox_weights(column, centers, 0.1), expected)
     assert torch.equal(quantize(column, centers), quantize(before[:, 1:3].clone(), centers))
     assert torch.equal(wide, before)
-    for place in (torch.empty(40, 2), torch.empty(2, 40).T):
-        assert prox_weights(column, centers, 0.1, out=place).data_ptr() == place.data_ptr()
-        assert torch.equal(place, expected)
-    weights = torch.nn.Parameter(before.clone())
-    loss = (weights**2).sum()
-    prox_weights(weights, centers, 0.1, out=weights)
-    assert torch.equal(weights, prox_weights(before, centers, 0.1))
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
 
 
 @sweep("m", [1, 2, 4, 16])

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from medfed.common.scores import failed, failures_count, smaller_is_better, worst_value
 from medfed.config.compose import build
+from medfed.models.meters import Volumes
 from medfed.models.task import TaskModule
 from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
@@ -264,3 +265,28 @@ def test_a_selection_follows_the_direction():
     assert make("overlapping", metrics={"a": DICE}, selection=["a", "max"]).selection[0] == "a"
     with pytest.raises(ConfigError, match=r"contradicts model\.metrics\.a, whose direction is max"):
         make("overlapping", metrics={"a": DICE}, selection=["a", "min"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "scans", "spacing", "expected"),
+    [
+        ((1, 4, 4), [(7, 0)] * 3 + [(7, 1)], (1.0, 2.0, 3.0), [(1, 4, 4, 3), (1, 4, 4)]),
+        ((1, 4, 4, 2), [(7, 0)] * 2, (1.0, 2.0, 3.0), [(1, 4, 4, 2)] * 2),
+        ((1, 4, 4), [None] * 2, None, [(1, 4, 4)] * 2),
+    ],
+    ids=["slices", "volumes of one patient", "images by themselves"],
+)
+def test_slices_become_volumes_and_volumes_stay(shape, scans, spacing, expected):
+    found = []
+    volumes = Volumes(lambda scan, mm, p, t: found.append((scan, mm, p, t)))
+    images = torch.rand(len(scans), *shape)
+    for scan, image in zip(scans, images, strict=True):
+        volumes.add(scan, spacing, image, image > 0.5)
+    volumes.close()
+    assert [tuple(p.shape) for _, _, p, _ in found] == expected
+    assert {scan for scan, *_ in found} == {*scans}
+    for _, mm, p, t in found:
+        assert mm is None or mm == spacing[: p.ndim - 1]
+        assert torch.equal(t, p > 0.5)
+    if expected[0][-1] == 3:
+        assert torch.equal(found[0][2], images[:3].permute(1, 2, 3, 0))

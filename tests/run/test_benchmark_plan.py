@@ -37,7 +37,7 @@ from medfed.commands.advise import check_methods
 from medfed.commands.benchmark import main
 from medfed.commands.methods import method, yamls
 from medfed.config.spelling import with_plugins
-from medfed.federation.card import Range
+from medfed.federation.card import Range, tuned
 from medfed.records.cells import code_hash, hash_of, read_code
 from medfed.standalone.errors import ConfigError, RankError
 from medfed.standalone.files import locked
@@ -129,10 +129,10 @@ def test_a_cell_knows_files_whose_names_are_not_utf_8(tmp_path):
 
 
 @pytest.mark.parametrize("name", yamls())
-def test_what_a_card_would_tune_its_yaml_has(name):
+def test_what_a_method_tunes_its_yaml_has(name):
     found = method(name, yamls()[name])
     keys = yaml.safe_load(found.yaml.read_text())
-    for key, over in found.kind.card.tune.items():
+    for key, over in tuned(found.kind).items():
         assert keys[key] is not None
         assert over.low < over.high
         assert not over.log or over.low > 0
@@ -142,8 +142,8 @@ def test_what_a_card_would_tune_its_yaml_has(name):
 
 def test_all_methods_try_the_same_learning_rates_after_their_defaults():
     lr = Range(0.01, 1.0)
-    cards = [method(n, yamls()[n]).kind.card for n in ("fedavg", "ditto", "clusteredfl")]
-    tried = [trial_settings(search_space(card, lr), 6) for card in cards]
+    kinds = [method(n, yamls()[n]).kind for n in ("fedavg", "ditto", "clusteredfl")]
+    tried = [trial_settings(search_space(kind, lr), 6) for kind in kinds]
     assert [len(t) for t in tried] == [6, 6, 6]
     assert [t[0] for t in tried] == [{}, {}, {}]
     rates = [[p["optimizer.lr"] for p in t[1:]] for t in tried]

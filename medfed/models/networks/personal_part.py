@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ _ACTIVATIONS = ("Sigmoid", "Softmax", "Tanh", "Relu")
 
 Outputs = Callable[[nn.Module, Tensor], Sequence[Tensor]]
 Places = dict[int, list[str]]  # all names of a layer, by its id
+Graph = dict[Any, list[Any]]  # nodes of autograd, each with those that it is computed from
 
 
 def nearest(network: nn.Module, outputs: Outputs, image: Tensor) -> tuple[str, ...]:
@@ -66,41 +68,39 @@ def last_activation(output: Tensor) -> str | None:
 
 def _met(roots: Sequence[Any], image: Tensor, norms: set[int]) -> Iterator[int]:
     """Yields the ids of the parameters between outputs and the first layers, theirs included."""
-    owned = _parameters_alone([n for n in roots if n is not None], image)
+    inputs = _inputs([n for n in roots if n is not None])
+    alone = _parameters_alone(inputs, image)
     todo, seen = [n for n in roots if n is not None], set()
     while todo:
         node = todo.pop()
         if node in seen:
             continue
         seen.add(node)
-        inputs = [n for n, _ in node.next_functions if n is not None]
-        inside = {id(p): p for n in inputs for p in owned.get(n, {}).values()}
+        inside = {id(p): p for n in inputs[node] for p in alone.get(n, {}).values()}
         yield from inside
         layer = any(p.ndim > 1 and i not in norms for i, p in inside.items())
         if not layer or _name(node) in _ELEMENTWISE:
-            todo += [n for n in inputs if n not in owned]
+            todo += [n for n in inputs[node] if n not in alone]
 
 
-def _parameters_alone(roots: Sequence[Any], image: Tensor) -> dict[Any, dict[int, Tensor]]:
+def _inputs(todo: list[Any]) -> Graph:
+    """Returns the graph behind some nodes."""
+    inputs: Graph = {}
+    while todo:
+        if (node := todo.pop()) not in inputs:
+            inputs[node] = [n for n, _ in node.next_functions if n is not None]
+            todo += inputs[node]
+    return inputs
+
+
+def _parameters_alone(inputs: Graph, image: Tensor) -> dict[Any, dict[int, Tensor]]:
     """Returns the nodes that nothing of the image reaches, with the parameters that do."""
     parameters: dict[Any, dict[int, Tensor]] = {}
-    reached: set[Any] = set()
-    todo: list[tuple[Any, bool]] = [(n, False) for n in roots]
-    known: set[Any] = set()
-    while todo:
-        node, done = todo.pop()
-        inputs = [n for n, _ in node.next_functions if n is not None]
-        if not done:
-            if node not in known:
-                known.add(node)
-                todo += [(node, True), *((n, False) for n in inputs)]
-            continue
+    for node in TopologicalSorter(inputs).static_order():
         leaf = getattr(node, "variable", None)
-        if leaf is image or any(n in reached for n in inputs):
-            reached.add(node)
-        else:
-            inside = {} if leaf is None else {id(leaf): leaf}
-            parameters[node] = inside | {i: p for n in inputs for i, p in parameters[n].items()}
+        if leaf is not image and all(n in parameters for n in inputs[node]):
+            below = {i: p for n in inputs[node] for i, p in parameters[n].items()}
+            parameters[node] = below if leaf is None else {id(leaf): leaf}
     return parameters
 
 
