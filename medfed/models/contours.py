@@ -13,8 +13,8 @@ from torch import Tensor
 from medfed.common.console import caption
 from medfed.common.figures import legend_below
 from medfed.models.segmentation_meter import iou_and_dice, overlap_counts
-from medfed.standalone.grids import bounding_box
 from medfed.standalone.inference import margins
+from medfed.standalone.preparation import bounding_box
 
 
 class Case(NamedTuple):
