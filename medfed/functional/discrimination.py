@@ -142,7 +142,10 @@ def calibration(p: Floats, label: Floats) -> dict[str, Estimate]:
 def _fitted(x: Floats, label: Floats, offset: Floats) -> Estimate:
     """The first coefficient of a logistic regression."""
     model = Regression("logistic", own=False)
-    fit = model.fit(
-        x.shape[1], lambda beta: model.sums(x, label, beta, offset), "calibration", steps=50
-    )
-    return Estimate(float(fit.coefficients[0]), float(fit.errors[0]))
+    fit = model.fit(x.shape[1], steps=50)
+    beta = next(fit)
+    while True:
+        try:
+            beta = fit.send(model.sums(x, label, beta, offset))
+        except StopIteration as end:
+            return Estimate(float(end.value.coefficients[0]), float(end.value.errors[0]))

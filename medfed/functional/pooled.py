@@ -14,7 +14,7 @@ re-evaluation of random-effects meta-analysis", JRSS A 172, 2009 (the interval o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -113,11 +113,16 @@ def kruskal_wallis(counts: Ints) -> Verdict:
     """Tests whether groups have one distribution, from counts (bins, groups); bins are ties."""
     from scipy import stats
 
-    some = counts[counts.any(axis=1)][:, counts.any(axis=0)]
-    if min(some.shape, default=0) < 2:
+    some = counts[:, counts.any(axis=0)]
+    n, by_bin = some.sum(), some.sum(axis=1)
+    ties = 1 - (by_bin**3 - by_bin).sum() / max(float(n) ** 3 - n, 1)
+    if some.shape[1] < 2 or not ties > 0:
         return Verdict(math.nan, math.nan, math.nan)
-    found = stats.kruskal(*(np.repeat(np.arange(len(group)), group) for group in some.T))
-    return Verdict(float(found.statistic), some.shape[1] - 1, float(found.pvalue))
+    rank = by_bin.cumsum() - (by_bin - 1) / 2
+    sums = rank @ some
+    h = (12 / (n * (n + 1)) * (sums**2 / some.sum(axis=0)).sum() - 3 * (n + 1)) / ties
+    free = some.shape[1] - 1
+    return Verdict(float(h), float(free), float(stats.chi2.sf(h, free)))
 
 
 def survival_curve(events: Ints, leavings: Ints) -> tuple[Floats, Floats, Floats]:
@@ -232,28 +237,25 @@ class Regression:
             score -= towards * apart.sum() / total
         return np.concatenate([score, information[np.triu_indices(len(beta))]])
 
-    def fit(self, size: int, ask: Callable[[Floats], Floats], name: str, steps: int = 12) -> Fit:
+    def fit(self, size: int, steps: int = 12) -> Generator[Floats, Floats, Fit]:
         """Asks for the sums of all hospitals until no coefficient moves.
+
+        It yields coefficients (P,), first 0, and receives the hospitals' added `sums` at them.
 
         Args:
             size: P.
-            ask: Returns the hospitals' added `sums` at coefficients (P,), which are first 0.
-            name: Of the regression, in errors.
             steps: At most so many questions.
-
-        Raises:
-            DataError: If the sums leave the coefficients open.
         """
         beta, upper = np.zeros(size), np.triu_indices(size)
         for step in range(1, steps + 1):
-            sums = ask(beta)
+            sums = yield beta
             information = np.zeros((size, size))
             information[upper] = sums[size:]
             information += np.triu(information, 1).T
             if not np.linalg.cond(information) < _SINGULAR:
                 raise DataError(
-                    f"{name}: the columns of the regression say the same, or the same of all "
-                    "patients; leave one out."
+                    "the columns of the regression say the same, or the same of all patients; "
+                    "leave one out"
                 )
             inverse = np.linalg.inv(information)
             move = inverse @ sums[:size]
@@ -261,7 +263,7 @@ class Regression:
                 return Fit(beta, np.sqrt(np.diag(inverse)), step)
             beta = beta + move * min(1.0, _LEAP / furthest)
         hint = "perhaps a column gives the outcome"
-        raise DataError(f"{name}: the coefficients do not settle in {steps} steps; {hint}.")
+        raise DataError(f"the coefficients do not settle in {steps} steps; {hint}")
 
 
 class Meta(NamedTuple):

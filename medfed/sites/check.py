@@ -212,8 +212,8 @@ def check_plan(terms: Agreed, file: SiteFile) -> None:
             count = numbers_in(part.estimate(rows))
             lines.append([part.name, str(count), str(len(patients)), "in four digits"])
         else:
-            sums = part.ask(rows, part.first)
-            how = "under masks, in each step" if part.first else "under masks"
+            sums = part.ask(rows, next(part.talk()))
+            how = "under masks, in each step" if len(next(part.talk())) else "under masks"
             lines.append([part.name, str(len(sums.whole)), str(sums.patients), how])
     head = ["part", "numbers", "patients behind them", "how"]
     console.print(tables.Table.of(head, lines, prose=(0, 3)).printed("What would leave"))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,7 +32,6 @@ class Column(msgspec.Struct, frozen=True):
     groups: Groups = Groups()
     names: tuple[str, ...] = ()  # its categories; none: it holds numbers
     ends: tuple[float, ...] = ()  # the ends of the bins of numbers
-    first: ClassVar[State] = ()
 
     @property
     def cells(self) -> int:
@@ -62,9 +61,9 @@ class Column(msgspec.Struct, frozen=True):
             clipped = int((np.abs(of[~gaps] - centre) > np.abs(z) * half * (1 + 1e-9)).sum())
         return Sums(np.concatenate(whole), len(np.unique(rows.patients[~gaps])), clipped)
 
-    def answer(self, ask: Callable[[State], Whole]) -> list[Table]:
+    def talk(self) -> Generator[State, Whole, list[Table]]:
         """See the protocol."""
-        whole, wide = ask(()), self.groups.count + 1
+        whole, wide = (yield ()), self.groups.count + 1
         each = whole[: self.cells * wide].reshape(-1, wide)[:, :-1]
         sums = whole[self.cells * wide :].reshape(-1, wide)[:, :-1] / parts.UNIT
         return self.tables(each, sums)
@@ -136,7 +135,6 @@ class Curves(msgspec.Struct, frozen=True):
     ends: tuple[float, ...]  # the ends of B intervals of time
     groups: Groups = Groups()
     name: str = "survival"
-    first: ClassVar[State] = ()
 
     def ask(self, rows: Rows, state: State) -> Sums:
         """See the protocol: events and leavings (2, B + 1, G + 1); the last are of later times."""
@@ -146,9 +144,9 @@ class Curves(msgspec.Struct, frozen=True):
         np.add.at(counts, (1 - event.astype(int), place, self.groups.place(rows)), 1)
         return Sums(counts.ravel(), len(np.unique(rows.patients)))
 
-    def answer(self, ask: Callable[[State], Whole]) -> list[Table]:
+    def talk(self) -> Generator[State, Whole, list[Table]]:
         """See the protocol; a curve ends where fewer than ten are at risk."""
-        whole = ask(())
+        whole = yield ()
         counts = whole.reshape(2, len(self.ends) + 1, -1)[:, :, : self.groups.count].copy()
         counts[1, -1] += counts[0, -1]  # what happens after the last end is not known
         counts[0, -1] = 0

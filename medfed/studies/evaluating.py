@@ -7,10 +7,9 @@ class, in four digits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -215,7 +214,6 @@ class Detections(msgspec.Struct, frozen=True):
 
     score: str
     thresholds: tuple[float, ...]  # scores from which its boxes count
-    first: ClassVar[State] = ()
 
     @property
     def name(self) -> str:
@@ -233,9 +231,9 @@ class Detections(msgspec.Struct, frozen=True):
         counts = np.column_stack([np.ones(len(lesions)), lesions, hits * lesions[:, None], alarms])
         return Sums(np.asarray(np.rint(counts.sum(axis=0)), np.int64), len(lesions))
 
-    def answer(self, ask: Callable[[State], Whole]) -> list[Table]:
+    def talk(self) -> Generator[State, Whole, list[Table]]:
         """See the protocol; a threshold by which one to four lesions are found has no line."""
-        scans, lesions, *rest = ask(()).tolist()
+        scans, lesions, *rest = (yield ()).tolist()
         right, alarms = np.split(np.array(rest), 2)
         lines: list[list[Word]] = [
             [self.score, level, int(hits) / lesions, int(wrong) / scans, int(lesions), int(scans)]

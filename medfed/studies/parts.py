@@ -8,7 +8,7 @@ simulation and hospitals under masks get the same integers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -78,15 +78,11 @@ class Part(Protocol):
     def name(self) -> str:
         """What the part is about."""
 
-    @property
-    def first(self) -> State:
-        """The first state; if it is not empty, others follow."""
-
     def ask(self, rows: Rows, state: State) -> Sums:
         """A hospital's half: its sums."""
 
-    def answer(self, ask: Callable[[State], Whole]) -> list[Table]:
-        """The other half: asks for the hospitals' added sums at states, returns results."""
+    def talk(self) -> Generator[State, Whole, list[Table]]:
+        """The other half: yields states, receives the hospitals' added sums, returns results."""
 
 
 @runtime_checkable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -129,21 +129,19 @@ class Coefficients(msgspec.Struct, frozen=True):
         sums = np.clip(self.regression.sums(x, y, beta, offset), -_MOST, _MOST)
         return Sums(np.concatenate([[len(weight)], parts.fixed(sums)]), int(effective))
 
-    @property
-    def first(self) -> State:
-        """See the protocol: coefficients of 0."""
-        return [0.0] * self.size
-
-    def answer(self, ask: Callable[[State], Whole]) -> list[Table]:
+    def talk(self) -> Generator[State, Whole, list[Table]]:
         """See the protocol."""
-        patients, lines = 0, list[list[Word]]()
-
-        def sums(beta: Floats) -> Floats:
-            nonlocal patients
-            patients, *whole = ask(beta.tolist()).tolist()
-            return np.array(whole) / parts.UNIT
-
-        fitted = self.regression.fit(self.size, sums, self.name)
+        fit = self.regression.fit(self.size)
+        beta = next(fit)
+        try:
+            while True:
+                whole = yield beta.tolist()
+                beta = fit.send(whole[1:] / parts.UNIT)
+        except StopIteration as end:
+            fitted: pooled.Fit = end.value
+        except DataError as error:
+            raise DataError(f"{self.name}: {error}.") from error
+        lines: list[list[Word]] = []
         each = zip(self.terms.items(), fitted.coefficients, fitted.errors, strict=False)
         for (name, unit), scaled_b, scaled_e in each:
             b, e = float(scaled_b) / unit, float(scaled_e) / unit
@@ -152,7 +150,7 @@ class Coefficients(msgspec.Struct, frozen=True):
             lines.append([name, b, e, *map(math.exp, ends), p])
         ratio = _RATIOS[self.model.family]
         head = ["term", *_FITTED, ratio, "lower 95 %", "upper 95 %", "p"]
-        title = f"{self.name[0].upper()}{self.name[1:]}, {patients} patients"
+        title = f"{self.name[0].upper()}{self.name[1:]}, {int(whole[0])} patients"
         return [Table(title, head, lines)]
 
 
@@ -181,16 +179,17 @@ class ByHospital(Coefficients, frozen=True):
             counts = (len(np.unique(rows.patients[code == n])) for n in range(len(groups)))
             if any(0 < count < CATEGORY for count in counts):
                 return {self.name: FEW}
-
-        def sums(beta: Floats) -> Floats:
-            return self.ask(rows, beta.tolist()).whole[1:] / parts.UNIT
-
         try:
-            fit = self.regression.fit(self.design(rows).x.shape[1], sums, self.name)
+            fit = self.regression.fit(self.design(rows).x.shape[1])
+            beta = next(fit)
+            while True:
+                beta = fit.send(self.ask(rows, beta.tolist()).whole[1:] / parts.UNIT)
+        except StopIteration as end:
+            each = zip(self.terms.items(), end.value.coefficients, end.value.errors, strict=False)
+            fitted = {term: parts.four((b / unit, e / unit)) for (term, unit), b, e in each}
+            return {self.name: fitted}
         except DataError:
             return {self.name: ALONE}
-        each = zip(self.terms.items(), fit.coefficients, fit.errors, strict=False)
-        return {self.name: {term: parts.four((b / unit, e / unit)) for (term, unit), b, e in each}}
 
     def join(self, each: Mapping[str, Estimates]) -> list[Table]:
         """Returns the mean of each coefficient, those of the hospitals, and who has none."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -45,8 +44,15 @@ def answered(part: Part | Separate, ask: Callable[[Any, int, State], Any]) -> li
     """Returns the results of a part; hospitals give their estimates, or the total of a step."""
     if isinstance(part, Separate):
         return part.join(ask(part, 0, ()))
-    steps = count()
-    return part.answer(lambda state: ask(part, next(steps), state))
+    talk, step = part.talk(), 0
+    state = next(talk)
+    while True:
+        try:
+            state = talk.send(ask(part, step, state))
+        except StopIteration as end:
+            results: list[Table] = end.value
+            return results
+        step += 1
 
 
 def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], list[str]]:
