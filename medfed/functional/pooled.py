@@ -14,7 +14,7 @@ re-evaluation of random-effects meta-analysis", JRSS A 172, 2009 (the interval o
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -237,7 +237,9 @@ class Regression:
             score -= towards * apart.sum() / total
         return np.concatenate([score, information[np.triu_indices(len(beta))]])
 
-    def fit(self, size: int, steps: int = 12) -> Generator[Floats, Floats, Fit]:
+    def fit(
+        self, size: int, steps: int = 12, names: Sequence[str] = ()
+    ) -> Generator[Floats, Floats, Fit]:
         """Asks for the sums of all hospitals until no coefficient moves.
 
         It yields coefficients (P,), first 0, and receives the hospitals' added `sums` at them.
@@ -245,6 +247,7 @@ class Regression:
         Args:
             size: P.
             steps: At most so many questions.
+            names: Of the first coefficients, for errors.
         """
         beta, upper = np.zeros(size), np.triu_indices(size)
         for step in range(1, steps + 1):
@@ -253,9 +256,13 @@ class Regression:
             information[upper] = sums[size:]
             information += np.triu(information, 1).T
             if not np.linalg.cond(information) < _SINGULAR:
+                weak = np.abs(np.linalg.eigh(np.nan_to_num(information))[1][:, 0])
+                same = [name for name, w in zip(names, weak, strict=False) if w > 0.01]
+                within = " of each hospital" if self.own else ""
+                what = "say the same, or " if len(same) != 1 else ""
                 raise DataError(
-                    "the columns of the regression say the same, or the same of all patients; "
-                    "leave one out"
+                    f"{', '.join(same) or 'the columns of the regression'}: {what}the same of all "
+                    f"patients{within}; leave one out"
                 )
             inverse = np.linalg.inv(information)
             move = inverse @ sums[:size]

@@ -131,11 +131,16 @@ class Coefficients(msgspec.Struct, frozen=True):
 
     def talk(self) -> Generator[State, Whole, list[Table]]:
         """See the protocol."""
-        fit = self.regression.fit(self.size)
+        fit = self.regression.fit(self.size, names=[*self.terms])
         beta = next(fit)
         try:
             while True:
                 whole = yield beta.tolist()
+                if not whole[0]:
+                    raise DataError(
+                        "no patient has a known or listed cell in each of the columns; compare the "
+                        "plan's names with those of the data"
+                    )
                 beta = fit.send(whole[1:] / parts.UNIT)
         except StopIteration as end:
             fitted: pooled.Fit = end.value

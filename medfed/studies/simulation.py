@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -81,8 +81,8 @@ def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], l
             "Across hospitals, sums need three of them: of two, each would know the other's. Ask "
             "for models with join: estimates."
         )
+    remarks += whole_numbers(plan, [*hospitals.values()])
     tables: list[Table] = []
-
     for part in parts(plan):
         if isinstance(part, Coefficients):
             designs = [Coefficients.design(part, rows) for rows in hospitals.values()]
@@ -91,6 +91,20 @@ def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], l
             remarks += [f"{of} have a missing or unlisted cell and are left out."] * bool(lost)
         tables += answered(part, partial(_asked, hospitals, remarks))
     return tables, list(dict.fromkeys(remarks))
+
+
+def whole_numbers(plan: Plan, hospitals: Sequence[Rows]) -> Iterator[str]:
+    """Names columns of whole numbers whose bins begin at them, which moves their quartiles."""
+    for name in plan.columns:
+        ends = np.array(plan.ends(name))
+        if len(ends) > 2 and np.diff(ends).min() <= 1 and (ends == np.rint(ends)).all():
+            of = np.concatenate([rows.column(name) for rows in hospitals])
+            if (np.isnan(of) | (of == np.rint(of))).all():
+                yield (
+                    f"{name} holds whole numbers, and its bins begin at them, so its quartiles are "
+                    f"too high, by up to 1: let bins begin a half lower ({ends[0] - 0.5:g}, "
+                    f'{ends[1] - 0.5:g}), or put codes in quotation marks ("{ends[0]:g}").'
+                )
 
 
 def _asked(
