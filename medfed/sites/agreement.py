@@ -34,6 +34,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -370,6 +371,12 @@ class SiteFile:
         plugins = [known.plugins] if isinstance(known.plugins, str) else known.plugins or []
         approved = (known.agreed,) if isinstance(known.agreed, str) else known.agreed
         folder = home / Path(known.folder or _FOLDER).expanduser()
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+        if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+            raise ConfigError(
+                f"{path}: nothing can be written to folder {folder}: {there} is no folder, or not "
+                "this user's to write in; name another one."
+            )
         code = tuple(str(home / Path(each).expanduser()) for each in plugins)
         named = None if approved is msgspec.UNSET else tuple(approved)
         how = known.trainer, known.logger

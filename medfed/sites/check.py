@@ -114,14 +114,19 @@ def print_traffic(traffic: Sequence[Traffic], rounds: int, console: Console) -> 
 
 
 def sentences(
-    config: RunDescription, data: FederatedDataModule, federation: Federation, file: SiteFile
+    config: RunDescription,
+    data: FederatedDataModule,
+    federation: Federation,
+    task: TaskModule,
+    file: SiteFile,
 ) -> list[str]:
     """Says what else leaves a site, and what never leaves it."""
     words = {"data": data, "config": config, "federation": federation, "few": errors.few}
     text = files.filled(
         installed.TEMPLATES / "leaves.txt",
         site=file.site,
-        whole=file.policy.send_model,
+        file=file,
+        chooser=experiment.chooser_of(config, task),
         table=data if isinstance(data, TabularDataModule) else None,
         planned=privacy.protections(config, data.clients, federation).get(file.site),
         exact=privacy.exact(config),
@@ -165,10 +170,11 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
     hashes = fingerprints(config.values)
     data = _data_of(terms, file, config)
     read_by_itself(data, file.site)
+    assembly.say_data(data)
     console = wide_console()
     say(console, f"Site {file.site}, one of {len(terms.sites)}: {', '.join(terms.sites)}.")
     say(console, f"Agreed: {' '.join(terms.overrides) or 'the defaults'} ({len(hashes)} keys).")
-    say(console, f"Kept in {file.folder}.", data.description)
+    say(console, f"Kept in {file.folder}.")
     cohort = cohort_record(data)
     # The other sites know which of them has the other patients of a common data set.
     print_cohort(replace(cohort, patients=cohort.used) if terms.cut else cohort, console)
@@ -176,7 +182,7 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
     start.begin(config, task, {"channels": data.channel_names, "labels": data.class_names})
     federation = try_rounds(config, data, task, terms.sites)
     print_traffic(traffic_of(federation.ledger, file.site), config.rounds, console)
-    say(console, *sentences(config, data, federation, file))
+    say(console, *sentences(config, data, federation, task, file))
     statistics = federating.statistics_of(federation.algorithm, data)
     few_behind = [line for one in statistics if (line := one.too_few(file.policy.least))]
     say(console, *few_behind, *warnings(config, data, file, terms.joins), style="red")
