@@ -258,12 +258,9 @@ class Regression:
             if not np.linalg.cond(information) < _SINGULAR:
                 weak = np.abs(np.linalg.eigh(np.nan_to_num(information))[1][:, 0])
                 same = [name for name, w in zip(names, weak, strict=False) if w > 0.01]
-                within = " of each hospital" if self.own else ""
-                what = "say the same, or " if len(same) != 1 else ""
-                raise DataError(
-                    f"{', '.join(same) or 'the columns of the regression'}: {what}the same of all "
-                    f"patients{within}; leave one out"
-                )
+                who = f"{', '.join(same) or 'the columns'} say the same"
+                of = "all patients of each hospital" if self.own else "all patients"
+                raise DataError(f"{who}, or the same of {of}; leave one out")
             inverse = np.linalg.inv(information)
             move = inverse @ sums[:size]
             if (furthest := float(np.abs(move).max(initial=0))) < _SETTLED:

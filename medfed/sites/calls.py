@@ -322,8 +322,7 @@ def other_samples(before: Facts, now: Facts) -> str:
 def _check_equal(one: Mapping[str, Any], other: Mapping[str, Any], what: str, site: str) -> None:
     if keys := [k for k in dict.fromkeys([*one, *other]) if one.get(k) != other.get(k)]:
         more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
-        each = (shown(k, 60) + _apart(one.get(k), other.get(k)) for k in keys[:5])
-        named = ", ".join(each)
+        named = ", ".join(shown(k, 60) + _apart(one.get(k), other.get(k)) for k in keys[:5])
         verb = "differs" if len(keys) == 1 else "differ"
         raise SiteError(
             f"Site {shown(site)} has {what}: {named}{more} {verb}; make them equal, and start "

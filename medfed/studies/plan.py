@@ -186,14 +186,8 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 _KEYS = {n for of in (Plan, Survival, Model, Bundle, Evaluation) for n in of.__struct_fields__}
-_CHOICES = {
-    "family": get_args(Family),
-    "intercept": ("hospital", "common"),
-    "join": ("sums", "estimates"),
-    "patients": ("all", "test"),
-}
-
-
+_CHOICES = {"family": get_args(Family), "join": ("sums", "estimates")}
+_CHOICES |= {"intercept": ("hospital", "common"), "patients": ("all", "test")}
 _CORRECT = "correct it by the example in docs/study.md; spaces indent lines, tabs do not"
 
 
@@ -234,16 +228,14 @@ def plan_of(content: Mapping[str, Any], source: object) -> Plan:
 
 def _fault(content: Mapping[str, Any], why: str) -> str:
     """Says more about what does not fit a plan."""
-    columns = content.get("columns")
-    if why.startswith("columns[...][") and isinstance(columns, dict):
-        for name, ends in columns.items():
-            for end in ends if isinstance(ends, list) else ():
-                is_number = isinstance(end, int | float) and not isinstance(end, bool)
-                if not isinstance(end, str) and not (is_number and np.isfinite(end)):
-                    return (
-                        f"columns.{name} holds {end!r:.40}; list finite ends of bins, or names, in "
-                        'quotation marks where YAML would read them otherwise: ["yes", "no"]'
-                    )
+    for name, ends in content["columns"].items() if why.startswith("columns[...][") else ():
+        try:
+            schemas.fit(ends, list[schemas.Number | str])
+        except ValueError as error:
+            return (
+                f"columns.{name}{error}; list finite ends of bins, or names, in quotation marks "
+                'where YAML would read them otherwise: ["yes", "no"]'
+            )
     (*_, key) = re.findall(r"\w+", why.removesuffix(" is unknown").partition(":")[0])
     if why.endswith(" is unknown"):
         return why + did_you_mean(key, _KEYS)

@@ -345,9 +345,9 @@ class TabularDataModule(FederatedDataModule):
             size = len(settings.ends) + len(settings.positions) ** 2
             statistics.append(Statistic(client, what, key, size, known))
             if name in self.contributing:
-                what, most = f"the sums of {name} within the limits", known
-                known = self.contributing[name]
-                what += ", beyond which most values lie (another unit?)" * (2 * known < most)
+                most, known = known, self.contributing[name]
+                far = ", beyond which most values lie (another unit?)" * (2 * known < most)
+                what = f"the sums of {name} within the limits{far}"
                 statistics.append(Statistic(client, what, key, size, known))
         return statistics
 
