@@ -201,32 +201,29 @@ def check_plan(terms: Agreed, file: SiteFile) -> None:
         for one in place.plan.bundles
     )
     say(console, *opened)
-    lines, remarks = list[list[str]](), list[str]()
+    lines, remarks = list[list[object]](), list[str]()
     counted = policy.Counted(file.folder / policy.COUNTED, terms.digest)
     total = counted.numbers(data)
     rows = place.cohort.with_examples(place.rows, [bundle.name for bundle in place.plan.bundles])
     for part in place.parts:
         if isinstance(part, Separate):
             count = numbers_in(part.estimate(rows))
-            lines.append([part.name, str(count), str(len(patients)), "", "in four digits"])
+            lines.append([part.name, count, len(patients), "", "in four digits"])
         elif len(terms.sites) < FEWEST:
-            lines.append([part.name, "0", "", "", f"left out: a sum needs {FEWEST} sites"])
+            lines.append([part.name, 0, "", "", f"left out: a sum needs {FEWEST} sites"])
             continue
         else:
             sums, is_repeated = part.ask(rows, next(part.talk())), len(next(part.talk())) > 0
             how, count = "under masks" + ", in each step" * is_repeated, len(sums.whole)
-            lines.append(
-                [part.name, str(count), str(sums.patients), str(floors.TIMES * count), how]
-            )
+            lines.append([part.name, count, sums.patients, floors.TIMES * count, how])
             here = [] if is_repeated else answered(part, lambda *_, of=sums.whole: of)
             remarks += [line for one in here for line in one.remarks]
         total += count
     head = ["part", "numbers", "patients behind them", "needed of all sites", "how"]
-    console.print(tables.Table.of(head, lines, prose=(0, 4)).printed("What would leave"))
+    texts = [[*map(str, line)] for line in lines]
+    console.print(tables.Table.of(head, texts, prose=(0, 4)).printed("What would leave"))
     if not (plans := file.policy.plans):
-        raise policy.VetoError(
-            "policy.plans of this site's file is 0, so no number leaves; raise it."
-        )
+        raise policy.VetoError("policy.plans of this site's file is 0: no number may leave.")
     say(console, *dict.fromkeys([*remarks, *whole_numbers(place.plan, [rows])]), style="yellow")
     least = -(-total * floors.TIMES // plans)
     what = f"{total} numbers of these patients would then have left (of a regression, in each step)"

@@ -88,7 +88,7 @@ READS = {
         PLAN,
         NAMES,
         "policy: {plans: 0}",
-        "policy.plans of this site's file is 0, so no number",
+        "policy.plans of this site's file is 0",
     ),
     "other names": ("columns: {sex: [F, M]}", NAMES, "", "sex: no patient is F, M, and 150 are of"),
     "codes": ("columns: {dose: [1, 2, 3]}", NAMES, "", "dose holds whole numbers, and its bins be"),
