@@ -51,9 +51,9 @@ convert string to float: 'x'); copy it again or repeat the run.
         raise CheckpointError(f"{path} cannot be read ({why!s:.200}); {then}.") from error
 
 
-def read_json(path: Path, kind: type[T] = dict[str, Any]) -> T:  # type: ignore[assignment]
-    """Reads a JSON file as a type."""
-    with reading(path):
+def read_json(path: Path, kind: type[T] = dict[str, Any], what_to_do: str = "") -> T:  # type: ignore[assignment]
+    """Reads a JSON file as a type; `what_to_do`: where it cannot be read."""
+    with reading(path, what_to_do):
         content: Any = parse_json(path, finite=False)  # a metric may be NaN
         return _fitted(path, content, kind)
 

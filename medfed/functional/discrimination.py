@@ -42,11 +42,6 @@ def placements(scores: Floats, label: Floats) -> tuple[Floats, Floats]:
     return (both[:p] - stats.rankdata(positive)) / m, 1 - (both[p:] - stats.rankdata(negative)) / p
 
 
-def area(scores: Floats, label: Floats) -> Estimate:
-    """Returns the area under the ROC curve with DeLong's standard error."""
-    return area_difference(scores, None, label)
-
-
 def areas(scores: Floats, other: Floats | None, label: Floats) -> list[Estimate]:
     """Returns the area of each column against its labels, then that of the columns' mean.
 
@@ -92,11 +87,6 @@ def area_of_counts(positive: Floats, negative: Floats) -> Estimate:
     of_positive = positive @ (up - value) ** 2 / (p - 1) / p
     variance = of_positive + negative @ (down - value) ** 2 / (m - 1) / m
     return Estimate(value, float(np.sqrt(variance)))
-
-
-def area_difference(scores: Floats, other: Floats | None, label: Floats) -> Estimate:
-    """Returns by how much the area of `scores` exceeds that of `other`, for equal patients."""
-    return areas(scores[:, None], None if other is None else other[:, None], label[:, None])[0]
 
 
 def mean_of(values: Floats) -> Estimate:

@@ -150,7 +150,8 @@ class Agreed:
     @classmethod
     def read(cls, path: Path) -> Agreed:
         """Reads the file from `write`."""
-        return cls(**untrusted.read_json(path, AgreedRecord))
+        mend = "name the agreed.json that medfed deploy dry_run=FOLDER has written"
+        return cls(**untrusted.read_json(path, AgreedRecord, mend))
 
     def record(self) -> AgreedRecord:
         """Returns the agreement as JSON, the only form that travels."""

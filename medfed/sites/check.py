@@ -62,12 +62,8 @@ def try_rounds(
     together = copy.copy(data)
     together.clients = {name: replace(client, id=name) for name in sites}
     short = config.replacing({"local.steps": 1})
+    federating.method_of(short, len(sites), are_sites=True)
     federation, _ = federating.federate(short, together, task)
-    if federation.algorithm.trains_centrally:
-        raise errors.ConfigError(
-            f"{type(federation.algorithm).__name__} trains on the pooled data of all clients, "
-            "which sites do not share; agree on another algorithm."
-        )
     federation.cohort = Cohort()  # this site may not be in the cohort
     for number in range(2):
         current, is_open = federation.open(number), True

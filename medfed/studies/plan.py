@@ -194,7 +194,7 @@ _CORRECT = "correct it by the example in docs/study.md; spaces indent lines, tab
 def read_plan(path: Path) -> Plan:
     """Reads a plan."""
     if not path.is_file():
-        raise ConfigError(f"plan={path} is no file; medfed study without a plan writes one.")
+        raise ConfigError(f"The plan {path} is no file; medfed study without a plan writes one.")
     plan, bundles = plan_of(untrusted.read_yaml(path, what_to_do=_CORRECT), path), []
     for bundle in plan.bundles:
         if bundle.path is None:

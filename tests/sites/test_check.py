@@ -227,7 +227,11 @@ WRONG = {
     ("check",): "agreed has no value yet",
     ("check", "agreed=A", "local=B", "seed=1"): "Unknown key 'seed'",
     ("chek", "agreed=A"): "Unknown command medfed site chek (did you mean check?)",
-    ("check", "agreed=A", "local=B"): "A is missing",
+    (
+        "check",
+        "agreed=A",
+        "local=B",
+    ): "A is missing; name the agreed.json that medfed deploy",
     ("withdraw", "run=A"): "site has no value yet",
     ("withdraw", "run=A", "site=b"): "run=A is no run folder",
     ("withdraw", "run=A", "site=b", "forget=perhaps"): "forget must be true or false",
@@ -247,7 +251,7 @@ def test_a_mistake_is_one_sentence(line, tmp_path, monkeypatch, capsys):
 
 REFUSED = {
     ("algorithm.graph.sketch_inputs=1",): "too few patients stand behind a sketch of training rows",
-    ("algorithm=pooled",): "Pooled trains on the pooled data of all clients",
+    ("algorithm=pooled",): "trains on the data of all clients in one place, but sites",
     ("partition=label_imbalance",): "LabelImbalance divides the patients of one data set",
     ("data.features=[age,weight]",): "Unknown column weight",
     ("model.network=unet",): "model.network=unet is no network",

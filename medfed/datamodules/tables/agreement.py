@@ -53,7 +53,6 @@ from medfed.datamodules.tables.columns import Normalization
 from medfed.functional.survival import BINS, histogram, quantile_cuts
 from medfed.standalone.columns import Array, Columns, MinMax, Scaling, Standard
 from medfed.standalone.csv_files import Categories
-from medfed.standalone.names import same
 
 Agreed = TypeVar("Agreed")
 _map: Any = TypedDict  # made of what a run asks for
