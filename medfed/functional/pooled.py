@@ -14,9 +14,9 @@ re-evaluation of random-effects meta-analysis", JRSS A 172, 2009 (the interval o
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -168,6 +168,21 @@ class Fit(NamedTuple):
 
     coefficients: Floats
     errors: Floats
+
+
+def result_of(asking: Generator[Any, Any, Any], answer: Callable[[Any], Any]) -> Any:
+    """Answers all questions of a generator, and returns its result.
+
+    Args:
+        asking: Yields questions and receives answers.
+        answer: Gives them.
+    """
+    question = next(asking)
+    while True:
+        try:
+            question = asking.send(answer(question))
+        except StopIteration as end:
+            return end.value
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from medfed.common.floors import LEAST, TIMES
 from medfed.datamodules.splits import SPLITS
 from medfed.federation.wire.fixed_point import FEWEST
+from medfed.functional.pooled import result_of
 from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.studies.describing import Column, Curves
 from medfed.studies.evaluating import Areas, Detections, Scores
@@ -44,15 +46,9 @@ def answered(part: Part | Separate, ask: Callable[[Any, int, State], Any]) -> li
     """Returns the results of a part; hospitals give their estimates, or the total of a step."""
     if isinstance(part, Separate):
         return part.join(ask(part, 0, ()))
-    talk, step = part.talk(), 0
-    state = next(talk)
-    while True:
-        try:
-            state = talk.send(ask(part, step, state))
-        except StopIteration as end:
-            results: list[Table] = end.value
-            return results
-        step += 1
+    steps = count()
+    tables: list[Table] = result_of(part.talk(), lambda state: ask(part, next(steps), state))
+    return tables
 
 
 def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], list[str]]:

@@ -351,7 +351,7 @@ def test_names_that_no_patient_has_are_said():
     (sex,), _ = simulated(replace_models(plan, []), {"all": ALL})
     wanted = f"sex: no patient is female, and {(SEX == 0).sum()} are of other names"
     assert [line.startswith(wanted) for line in sex.remarks] == [True]
-    with pytest.raises(DataError, match="no patient has a known or listed cell in each"):
+    with pytest.raises(DataError, match="no patient has a listed cell of each column"):
         simulated(Plan({"sex": ["F", "M"]}, models=plan.models), {"all": ALL})
 
 
