@@ -475,8 +475,8 @@ def _check_keys(path: Path, values: Mapping[str, Any]) -> None:
             continue
         if key in _NOT_IN_FILE:
             raise ConfigError(f"{path}: {key} is not for a site to set; take it out.")
-        below = [f"policy.{name}" for name in Policy.__struct_fields__ if name == key]
-        hint = did_you_mean(key, below or ["agreed", "policy", *allowed, *READING])
+        below = (f"policy.{name}" for name in Policy.__struct_fields__)
+        hint = did_you_mean(key, ["agreed", "policy", *allowed, *READING, *below])
         raise ConfigError(
             f"{path}: {key} is agreed among all sites, or unknown{hint}; a site's own are site, "
             f"agreed, policy, {', '.join(allowed)}; the coordinator can change the others for all."

@@ -339,9 +339,8 @@ def _apart(one: Any, other: Any) -> str:
     """
     if not (isinstance(one, list) and isinstance(other, list)):
         return ""
-    lacks, more = ([x for x in a if x not in b] for a, b in ((one, other), (other, one)))
-    both = [("lacks", lacks), ("has", more)]
-    what = [f"{verb} {shown(few([*map(str, names)], 5), 200)}" for verb, names in both if names]
+    both = {"lacks": [x for x in one if x not in other], "has": [x for x in other if x not in one]}
+    what = [f"{verb} {shown(few([*map(str, of)], 5), 200)}" for verb, of in both.items() if of]
     return f" ({', '.join(what) or 'in another order'})"
 
 

@@ -206,8 +206,7 @@ def check_plan(terms: Agreed, file: SiteFile) -> None:
             count = numbers_in(part.estimate(rows))
             lines.append([part.name, count, len(patients), "", "in four digits"])
         elif len(terms.sites) < FEWEST:
-            lines.append([part.name, 0, "", "", f"left out: a sum needs {FEWEST} sites"])
-            continue
+            lines.append([part.name, count := 0, "", "", f"left out: a sum needs {FEWEST} sites"])
         else:
             sums, is_repeated = part.ask(rows, next(part.talk())), len(next(part.talk())) > 0
             how, count = "under masks" + ", in each step" * is_repeated, len(sums.whole)

@@ -72,10 +72,8 @@ class Column(msgspec.Struct, frozen=True):
         absent = [name for name, of in zip(self.names, counts, strict=False) if not of.any()]
         if absent and (other := int(counts[-2].sum())):
             many = other if other >= TIMES else f"fewer than {TIMES}"
-            remarks.append(
-                f"{self.name}: no patient is {few(absent)}, and {many} are of other names; compare "
-                "the plan's names with those of the data."
-            )
+            what = f"{self.name}: no patient is {few(absent)}, and {many} are of other names"
+            remarks.append(f"{what}; compare the plan's names with those of the data.")
         return [one._replace(remarks=remarks) for one in self.tables(counts, sums)]
 
     def tables(self, each: Whole, sums: Floats) -> list[Table]:
@@ -179,11 +177,8 @@ class Curves(msgspec.Struct, frozen=True):
                     at_risk = parts.share_of(int(n), 0, True) if is_hidden else int(n)
                     lines.append([name, end, at_risk, float(share), float(e)])
                     if share - low > e:
-                        wide.append(
-                            f"Survival of {name} until {end:g} is between {low:.3g} and "
-                            f"{share:.3g}: the curve takes patients who leave within an interval "
-                            "as at risk until its end; list more survival.ends."
-                        )
+                        what = f"Survival of {name} until {end:g} lies in {low:.3g} to {share:.3g}"
+                        wide.append(f"{what}, by when patients leave; list more survival.ends.")
             remarks += wide[-1:]
         head = ["group", "until", "at risk", "survival", "standard error"]
         tables = [Table("Survival", head, lines, remarks=remarks)]

@@ -96,11 +96,9 @@ def whole_numbers(plan: Plan, hospitals: Sequence[Rows]) -> Iterator[str]:
         if len(ends) > 2 and np.diff(ends).min() <= 1 and (ends == np.rint(ends)).all():
             of = np.concatenate([rows.column(name) for rows in hospitals])
             if (np.isnan(of) | (of == np.rint(of))).all():
-                yield (
-                    f"{name} holds whole numbers, and its bins begin at them, so its quartiles are "
-                    f"too high, by up to 1: let bins begin a half lower ({ends[0] - 0.5:g}, "
-                    f'{ends[1] - 0.5:g}), or put codes in quotation marks ("{ends[0]:g}").'
-                )
+                what = f"{name} holds whole numbers, and its bins begin at them, so its quartiles"
+                mend = f"let bins begin a half lower ({ends[0] - 0.5:g}), or put codes in quotation"
+                yield f"{what} are up to 1 too high: {mend} marks."
 
 
 def _asked(

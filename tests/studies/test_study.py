@@ -506,7 +506,7 @@ def test_suggested_curves_are_those_of_rows_or_it_is_said_where_they_are_not(siz
         if share - true > error:
             assert said
         if (line := said.get(f"{end:g}")) is not None:
-            low, high = (float(w.rstrip(":")) for w in line.split("between ")[1].split()[:3:2])
+            low, high = (float(w.rstrip(",")) for w in line.split(" in ")[1].split()[:3:2])
             assert low - 1e-3 <= true <= high + 1e-3
     assert len(said) <= 1
     bulk = [share for _, end, n, share, _ in curve.lines if n > size / 2]
