@@ -41,26 +41,33 @@ convert string to float: 'x'); copy it again or repeat the run.
         usual = "repeat the run (an older version may not have written it), or copy it again"
         raise CheckpointError(f"{path} is missing; {what_to_do or usual}.") from error
     except Exception as error:  # parsers raise anything, from RecursionError to zlib's
-        # A YAML error also names this source file, at length.
+        # A YAML error also names this source file, at length; a codec's error says no more.
         why = getattr(error, "problem", None) or first_line(error)
+        if (mark := getattr(error, "problem_mark", None)) is not None:
+            why = f"line {mark.line + 1}: {why}"
+        elif isinstance(error, UnicodeDecodeError):
+            why = "it is no UTF-8"
         then = what_to_do or "copy it again or repeat the run"
         raise CheckpointError(f"{path} cannot be read ({why!s:.200}); {then}.") from error
 
 
-def read_json(path: Path, kind: type[T] = dict[str, Any]) -> T:  # type: ignore[assignment]
-    """Reads a JSON file as a type."""
-    with reading(path):
+def read_json(path: Path, kind: type[T] = dict[str, Any], what_to_do: str = "") -> T:  # type: ignore[assignment]
+    """Reads a JSON file as a type; `what_to_do`: where it cannot be read."""
+    with reading(path, what_to_do):
         content: Any = parse_json(path, finite=False)  # a metric may be NaN
         return _fitted(path, content, kind)
 
 
-def read_yaml(path: Path, kind: Any = dict[str, Any]) -> dict[str, Any]:
-    """Reads a YAML file with a mapping of plain values, as a program writes it."""
+def read_yaml(path: Path, kind: Any = dict[str, Any], what_to_do: str = "") -> dict[str, Any]:
+    """Reads a YAML file with a mapping of plain values.
+
+    `what_to_do`: with a file that a person has written, and that cannot be read.
+    """
     # It refuses aliases, which can expand without end, extreme nesting, and tags.
     import yaml  # type: ignore[import-untyped]
 
     loader = _yaml_loader()
-    with reading(path):
+    with reading(path, what_to_do):
         text = path.read_text(encoding="utf-8")
         depth = 0
         for event in yaml.parse(text, loader):
@@ -71,6 +78,8 @@ def read_yaml(path: Path, kind: Any = dict[str, Any]) -> dict[str, Any]:
             if depth > _DEPTH:
                 raise ValueError(f"it is nested more than {_DEPTH} deep")
         content = yaml.load(text, Loader=loader)
+        if what_to_do and not isinstance(content, dict):
+            raise ValueError("it has no lines of a key, a colon, a space and a value")
         _fitted(path, content, kind)
         return dict(content)
 

@@ -210,9 +210,7 @@ def with_other_data(overrides: Sequence[str]) -> list[str]:
         >>> with_other_data(["experiment=brats_pfednet", "seed=0"])
         ['experiment=brats_pfednet', 'seed=0']
     """
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        return for_other_data(overrides, lambda chosen: _compose(chosen, "train"))
+    return for_other_data(overrides, lambda chosen: _composed(chosen, "train").config)
 
 
 def for_other_data(

@@ -87,7 +87,7 @@ class OwnData(Wrapped):
         if not innermost.traits.natural:
             what = f"The agreed partition {type(innermost).__name__} divides the patients of one"
             why = "among invented clients, but every site has other patients"
-            whole = "where every site holds the whole data set, set cut: true in the file of each"
+            whole = "where every site holds the whole data set, on cut=true"
             raise ConfigError(f"{what} data set {why}; agree on partition=auto, or, {whole}.")
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.functional.pooled import Regression
+from medfed.functional.pooled import Regression, result_of
 
 Floats = NDArray[np.float64]
 _EDGE = 1e-6  # of probabilities whose logarithm is taken
@@ -142,10 +142,6 @@ def calibration(p: Floats, label: Floats) -> dict[str, Estimate]:
 def _fitted(x: Floats, label: Floats, offset: Floats) -> Estimate:
     """The first coefficient of a logistic regression."""
     model = Regression("logistic", own=False)
-    fit = model.fit(x.shape[1], steps=50)
-    beta = next(fit)
-    while True:
-        try:
-            beta = fit.send(model.sums(x, label, beta, offset))
-        except StopIteration as end:
-            return Estimate(float(end.value.coefficients[0]), float(end.value.errors[0]))
+    steps = model.fit(x.shape[1], steps=50)
+    fit = result_of(steps, lambda beta: model.sums(x, label, beta, offset))
+    return Estimate(float(fit.coefficients[0]), float(fit.errors[0]))

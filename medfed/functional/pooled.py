@@ -14,9 +14,9 @@ re-evaluation of random-effects meta-analysis", JRSS A 172, 2009 (the interval o
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,11 +33,13 @@ _LEAST = 1e-24  # variance of an estimate, of two scores that are equal
 
 
 class Verdict(NamedTuple):
-    """A test's statistic, its degrees of freedom and its p-value."""
+    """A test's statistic and its p-value."""
 
     statistic: float
-    free: float
     p: float
+
+
+UNDEFINED = Verdict(math.nan, math.nan)
 
 
 def mean_and_sd(count: ArrayLike, total: ArrayLike, squares: ArrayLike) -> tuple[Floats, Floats]:
@@ -91,11 +93,11 @@ def chi_squared(table: Ints) -> Verdict:
     """Tests whether rows and columns (R, C) of counts are independent, without correction."""
     some = table[table.any(axis=1)][:, table.any(axis=0)]
     if min(some.shape, default=0) < 2:
-        return Verdict(math.nan, math.nan, math.nan)
+        return UNDEFINED
     from scipy import stats  # late, as in each function here: reading a plan needs none
 
     found = stats.chi2_contingency(some, correction=False)
-    return Verdict(float(found.statistic), float(found.dof), float(found.pvalue))
+    return Verdict(float(found.statistic), float(found.pvalue))
 
 
 def welch(count: Floats, mean: Floats, sd: Floats) -> Verdict:
@@ -104,25 +106,18 @@ def welch(count: Floats, mean: Floats, sd: Floats) -> Verdict:
 
     groups = (mean[0], sd[0], count[0]), (mean[1], sd[1], count[1])
     found = stats.ttest_ind_from_stats(*groups[0], *groups[1], equal_var=False)
-    parts = sd**2 / count
-    free = parts.sum() ** 2 / (parts**2 / (count - 1)).sum()
-    return Verdict(float(found.statistic), float(free), float(found.pvalue))
+    return Verdict(float(found.statistic), float(found.pvalue))
 
 
 def kruskal_wallis(counts: Ints) -> Verdict:
     """Tests whether groups have one distribution, from counts (bins, groups); bins are ties."""
     from scipy import stats
 
-    some = counts[:, counts.any(axis=0)]
-    n, by_bin = some.sum(), some.sum(axis=1)
-    ties = 1 - (by_bin**3 - by_bin).sum() / max(float(n) ** 3 - n, 1)
-    if some.shape[1] < 2 or not ties > 0:
-        return Verdict(math.nan, math.nan, math.nan)
-    rank = by_bin.cumsum() - (by_bin - 1) / 2
-    sums = rank @ some
-    h = (12 / (n * (n + 1)) * (sums**2 / some.sum(axis=0)).sum() - 3 * (n + 1)) / ties
-    free = some.shape[1] - 1
-    return Verdict(float(h), float(free), float(stats.chi2.sf(h, free)))
+    some = counts[counts.any(axis=1)][:, counts.any(axis=0)]
+    if min(some.shape, default=0) < 2:
+        return UNDEFINED
+    found = stats.kruskal(*(np.repeat(np.arange(len(some)), of) for of in some.T))
+    return Verdict(float(found.statistic), float(found.pvalue))
 
 
 def survival_curve(events: Ints, leavings: Ints) -> tuple[Floats, Floats, Floats]:
@@ -163,18 +158,31 @@ def log_rank(events: Ints, leavings: Ints) -> Verdict:
     scale = d * (n - d) / (n - 1)
     spread = np.diag(scale @ share) - (share * scale[:, None]).T @ share
     if len(apart) < 2 or not d.any():
-        return Verdict(math.nan, math.nan, math.nan)
+        return UNDEFINED
     statistic = float(apart @ np.linalg.pinv(spread, hermitian=True) @ apart)
-    free = len(apart) - 1
-    return Verdict(statistic, float(free), float(stats.chi2.sf(statistic, free)))
+    return Verdict(statistic, float(stats.chi2.sf(statistic, len(apart) - 1)))
 
 
 class Fit(NamedTuple):
-    """A regression: P coefficients, their standard errors, and the steps that it took."""
+    """A regression: P coefficients and their standard errors."""
 
     coefficients: Floats
     errors: Floats
-    steps: int
+
+
+def result_of(asking: Generator[Any, Any, Any], answer: Callable[[Any], Any]) -> Any:
+    """Answers all questions of a generator, and returns its result.
+
+    Args:
+        asking: Yields questions and receives answers.
+        answer: Gives them.
+    """
+    question = next(asking)
+    while True:
+        try:
+            question = asking.send(answer(question))
+        except StopIteration as end:
+            return end.value
 
 
 @dataclass(frozen=True)
@@ -237,7 +245,9 @@ class Regression:
             score -= towards * apart.sum() / total
         return np.concatenate([score, information[np.triu_indices(len(beta))]])
 
-    def fit(self, size: int, steps: int = 12) -> Generator[Floats, Floats, Fit]:
+    def fit(
+        self, size: int, steps: int = 12, names: Sequence[str] = ()
+    ) -> Generator[Floats, Floats, Fit]:
         """Asks for the sums of all hospitals until no coefficient moves.
 
         It yields coefficients (P,), first 0, and receives the hospitals' added `sums` at them.
@@ -245,22 +255,24 @@ class Regression:
         Args:
             size: P.
             steps: At most so many questions.
+            names: Of the first coefficients, for errors.
         """
         beta, upper = np.zeros(size), np.triu_indices(size)
-        for step in range(1, steps + 1):
+        for _ in range(steps):
             sums = yield beta
             information = np.zeros((size, size))
             information[upper] = sums[size:]
             information += np.triu(information, 1).T
             if not np.linalg.cond(information) < _SINGULAR:
-                raise DataError(
-                    "the columns of the regression say the same, or the same of all patients; "
-                    "leave one out"
-                )
+                weak = np.abs(np.linalg.eigh(np.nan_to_num(information))[1][:, 0])
+                same = [name for name, w in zip(names, weak, strict=False) if w > 0.01]
+                who = f"{', '.join(same) or 'the columns'} say the same"
+                of = "all patients of each hospital" if self.own else "all patients"
+                raise DataError(f"{who}, or the same of {of}; leave one out")
             inverse = np.linalg.inv(information)
             move = inverse @ sums[:size]
             if (furthest := float(np.abs(move).max(initial=0))) < _SETTLED:
-                return Fit(beta, np.sqrt(np.diag(inverse)), step)
+                return Fit(beta, np.sqrt(np.diag(inverse)))
             beta = beta + move * min(1.0, _LEAP / furthest)
         hint = "perhaps a column gives the outcome"
         raise DataError(f"the coefficients do not settle in {steps} steps; {hint}")

@@ -81,11 +81,6 @@ def _check_split(folder: Path, split: str) -> None:
 def _tested(folder: Path, split: str) -> Experiment:
     """Evaluates each selected model on its client's patients."""
     _check_split(folder, split)
-    if RunFolder(folder).sites_json.is_file():
-        raise ConfigError(
-            f"The run in {folder} was across sites, which keep their patients; only simulations "
-            "are evaluated again."
-        )
     experiment = reopen(folder)
     experiment.module.test_split = split  # type: ignore[assignment]
     with ranks_end_together(experiment.trainer):

@@ -109,7 +109,7 @@ def federation_of(
     shape: Sequence[int] | None = None,
 ) -> tuple[Federation, LocalTrainer]:
     """Builds a federation of the clients of this process: all clients, one or none."""
-    algorithm = method_of(config, len(everyone or clients))
+    algorithm = method_of(config, len(everyone or clients), everyone is not None)
     say_unprotected(algorithm)
     if config.canonical is not None and not (algorithm.mixes or algorithm.sums):
         raise ConfigError(
@@ -135,11 +135,6 @@ def federation_of(
         if config.privacy.client is not None:
             raise cannot_average("privacy.client adds noise to displacements alone")
     if algorithm.trains_centrally:
-        if everyone is not None:
-            raise ConfigError(
-                f"{algorithm.title} trains on the data of all clients in one place, but "
-                "sites do not give their data away; choose another algorithm."
-            )
         clients = [Pool(client, clients) for client in clients]
     return assemble(
         algorithm,
@@ -183,9 +178,14 @@ def server_half(
     return task, begun, account, *federation_of(config, task, [], everyone, shape)
 
 
-def method_of(config: RunDescription, clients: int) -> Algorithm:
-    """Builds a run's method, with its aggregation."""
+def method_of(config: RunDescription, clients: int, are_sites: bool = False) -> Algorithm:
+    """Builds a run's method, with its aggregation; `are_sites`: whether clients are apart."""
     algorithm: Algorithm = build(config.algorithm)
+    if algorithm.trains_centrally and are_sites:
+        raise ConfigError(
+            f"{algorithm.title} trains on the data of all clients in one place, but sites do not "
+            "give their data away; choose another algorithm."
+        )
     if config.aggregation is None:
         return algorithm
     return algorithm.aggregating(build(config.aggregation), clients)

@@ -35,9 +35,12 @@ def check(agreed: Path, local: Path, folder: Path | None = None) -> None:
 
 def withdraw(folder: Path, site: str, forget: bool) -> list[str]:
     """Takes a site out of all later rounds; see :func:`medfed.sites.withdrawal.withdraw`."""
+    from medfed.records.places import Places
     from medfed.sites import withdrawal
+    from medfed.standalone.files import locked
 
-    return withdrawal.withdraw(folder, site, forget)
+    with locked(folder, str(Places.lock), wait=False):  # a run under way asks all its sites
+        return withdrawal.withdraw(folder, site, forget)
 
 
 def show_status(folder: Path) -> None:

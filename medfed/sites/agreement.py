@@ -34,6 +34,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ from medfed.config.sections import has, put, select, targets, walk
 from medfed.config.spelling import hydra_spelling, key_of
 from medfed.sites import installed
 from medfed.sites.policy import NO_LIMITS, Hash, Policy, VetoError
-from medfed.standalone.errors import ConfigError, MedfedError, did_you_mean
+from medfed.standalone.errors import ConfigError, did_you_mean
 from medfed.standalone.files import digest, write_text
 from medfed.studies.plan import plan_of
 
@@ -149,7 +150,8 @@ class Agreed:
     @classmethod
     def read(cls, path: Path) -> Agreed:
         """Reads the file from `write`."""
-        return cls(**untrusted.read_json(path, AgreedRecord))
+        mend = "name the agreed.json that medfed deploy dry_run=FOLDER has written"
+        return cls(**untrusted.read_json(path, AgreedRecord, mend))
 
     def record(self) -> AgreedRecord:
         """Returns the agreement as JSON, the only form that travels."""
@@ -322,6 +324,7 @@ class _Known(msgspec.Struct):
 
 
 _KNOWN = _Known.__struct_fields__
+_CORRECT = "correct the site's file: lines such as site: cleveland, indented by spaces, not by tabs"
 _HINTS = {
     "site": "; it must have the site's name, as in site: cleveland",
     "agreed": "; agreed must be the 64 letters and digits that medfed site check prints, or a list "
@@ -347,13 +350,12 @@ class SiteFile:
     @classmethod
     def read(cls, path: Path) -> SiteFile:
         """Reads a site's file."""
-        try:
-            content = untrusted.read_yaml(path)
-        except MedfedError as error:
+        content = untrusted.read_yaml(path, what_to_do=_CORRECT)
+        if empty := [k for k, v in content.items() if v is None and k not in ("folder", "plugins")]:
             raise ConfigError(
-                f"The site's file is invalid: {str(error).partition(';')[0]}; it "
-                "needs lines such as site: cleveland."
-            ) from error
+                f"{path}: {empty[0]} has no value; write it behind the colon, or indent the lines "
+                "below it by two spaces."
+            )
         try:
             known = schemas.fit(content, _Known)
         except ValueError as error:
@@ -370,6 +372,12 @@ class SiteFile:
         plugins = [known.plugins] if isinstance(known.plugins, str) else known.plugins or []
         approved = (known.agreed,) if isinstance(known.agreed, str) else known.agreed
         folder = home / Path(known.folder or _FOLDER).expanduser()
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+        if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+            raise ConfigError(
+                f"{path}: nothing can be written to folder {folder}: {there} is no folder, or not "
+                "this user's to write in; name another one."
+            )
         code = tuple(str(home / Path(each).expanduser()) for each in plugins)
         named = None if approved is msgspec.UNSET else tuple(approved)
         how = known.trainer, known.logger
@@ -467,7 +475,8 @@ def _check_keys(path: Path, values: Mapping[str, Any]) -> None:
             continue
         if key in _NOT_IN_FILE:
             raise ConfigError(f"{path}: {key} is not for a site to set; take it out.")
-        hint = did_you_mean(key, ["agreed", "policy", *allowed, *READING])
+        below = (f"policy.{name}" for name in Policy.__struct_fields__)
+        hint = did_you_mean(key, ["agreed", "policy", *allowed, *READING, *below])
         raise ConfigError(
             f"{path}: {key} is agreed among all sites, or unknown{hint}; a site's own are site, "
             f"agreed, policy, {', '.join(allowed)}; the coordinator can change the others for all."

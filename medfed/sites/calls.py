@@ -17,7 +17,7 @@ from medfed.datamodules.one_site import Claims, Merging
 from medfed.sites import agreement, status, wire
 from medfed.sites.wire import Answer, Asking, Facts, Greeting, Silent, Transport
 from medfed.standalone.checks import check_fields, within
-from medfed.standalone.errors import CodecError, SiteError
+from medfed.standalone.errors import CodecError, SiteError, few
 
 Found = TypeVar("Found")
 Asked = TypeVar("Asked", bound=wire.Request)
@@ -322,12 +322,26 @@ def other_samples(before: Facts, now: Facts) -> str:
 def _check_equal(one: Mapping[str, Any], other: Mapping[str, Any], what: str, site: str) -> None:
     if keys := [k for k in dict.fromkeys([*one, *other]) if one.get(k) != other.get(k)]:
         more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
-        named = ", ".join(shown(k, 60) for k in keys[:5])
+        named = ", ".join(shown(k, 60) + _apart(one.get(k), other.get(k)) for k in keys[:5])
         verb = "differs" if len(keys) == 1 else "differ"
         raise SiteError(
             f"Site {shown(site)} has {what}: {named}{more} {verb}; make them equal, and start "
             "again."
         )
+
+
+def _apart(one: Any, other: Any) -> str:
+    """Says which names of a list a site lacks, and which it has alone.
+
+    Example:
+        >>> _apart(["age", "sex"], ["age", "AGE"]), _apart(["a", "b"], ["b", "a"]), _apart(1, 2)
+        (' (lacks sex, has AGE)', ' (in another order)', '')
+    """
+    if not (isinstance(one, list) and isinstance(other, list)):
+        return ""
+    both = {"lacks": [x for x in one if x not in other], "has": [x for x in other if x not in one]}
+    what = [f"{verb} {shown(few([*map(str, of)], 5), 200)}" for verb, of in both.items() if of]
+    return f" ({', '.join(what) or 'in another order'})"
 
 
 def sentence(why: Mapping[str, str]) -> str:

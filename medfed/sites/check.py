@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -28,6 +28,7 @@ from medfed.datamodules.tables.agreement import converse_here
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.algorithm import Cohort
 from medfed.federation.federation import Federation
+from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.models.task import TaskModule
 from medfed.reports.look import write_look
@@ -39,6 +40,7 @@ from medfed.sites.site import own_data
 from medfed.standalone import errors, files
 from medfed.studies.described import described
 from medfed.studies.parts import Separate, numbers_in
+from medfed.studies.simulation import answered, whole_numbers
 
 OTHER = "a part specific to the method, see its page"
 
@@ -60,12 +62,8 @@ def try_rounds(
     together = copy.copy(data)
     together.clients = {name: replace(client, id=name) for name in sites}
     short = config.replacing({"local.steps": 1})
+    federating.method_of(short, len(sites), are_sites=True)
     federation, _ = federating.federate(short, together, task)
-    if federation.algorithm.trains_centrally:
-        raise errors.ConfigError(
-            f"{type(federation.algorithm).__name__} trains on the pooled data of all clients, "
-            "which sites do not share; agree on another algorithm."
-        )
     federation.cohort = Cohort()  # this site may not be in the cohort
     for number in range(2):
         current, is_open = federation.open(number), True
@@ -113,21 +111,14 @@ def print_traffic(traffic: Sequence[Traffic], rounds: int, console: Console) -> 
         console.print(table) if rows else say(console, f"{title}: nothing in the rounds.")
 
 
-def sentences(
-    config: RunDescription, data: FederatedDataModule, federation: Federation, file: SiteFile
-) -> list[str]:
+def sentences(file: SiteFile, task: TaskModule, federation: Federation, **words: Any) -> list[str]:
     """Says what else leaves a site, and what never leaves it."""
-    words = {"data": data, "config": config, "federation": federation, "few": errors.few}
-    text = files.filled(
-        installed.TEMPLATES / "leaves.txt",
-        site=file.site,
-        whole=file.policy.send_model,
-        table=data if isinstance(data, TabularDataModule) else None,
-        planned=privacy.protections(config, data.clients, federation).get(file.site),
-        exact=privacy.exact(config),
-        **words,
-    )
-    return text.strip().split("\n")
+    config, data = words["config"], words["data"]
+    words |= {"file": file, "site": file.site, "federation": federation, "few": errors.few}
+    words["planned"] = privacy.protections(config, data.clients, federation).get(file.site)
+    words["exact"], words["chooser"] = privacy.exact(config), experiment.chooser_of(config, task)
+    words["table"] = data if isinstance(data, TabularDataModule) else None
+    return files.filled(installed.TEMPLATES / "leaves.txt", **words).strip().split("\n")
 
 
 def warnings(
@@ -165,10 +156,11 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
     hashes = fingerprints(config.values)
     data = _data_of(terms, file, config)
     read_by_itself(data, file.site)
+    assembly.say_data(data)
     console = wide_console()
     say(console, f"Site {file.site}, one of {len(terms.sites)}: {', '.join(terms.sites)}.")
     say(console, f"Agreed: {' '.join(terms.overrides) or 'the defaults'} ({len(hashes)} keys).")
-    say(console, f"Kept in {file.folder}.", data.description)
+    say(console, f"Kept in {file.folder}.")
     cohort = cohort_record(data)
     # The other sites know which of them has the other patients of a common data set.
     print_cohort(replace(cohort, patients=cohort.used) if terms.cut else cohort, console)
@@ -176,7 +168,7 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> None:
     start.begin(config, task, {"channels": data.channel_names, "labels": data.class_names})
     federation = try_rounds(config, data, task, terms.sites)
     print_traffic(traffic_of(federation.ledger, file.site), config.rounds, console)
-    say(console, *sentences(config, data, federation, file))
+    say(console, *sentences(file, task, federation, config=config, data=data))
     statistics = federating.statistics_of(federation.algorithm, data)
     few_behind = [line for one in statistics if (line := one.too_few(file.policy.least))]
     say(console, *few_behind, *warnings(config, data, file, terms.joins), style="red")
@@ -205,19 +197,32 @@ def check_plan(terms: Agreed, file: SiteFile) -> None:
         for one in place.plan.bundles
     )
     say(console, *opened)
-    lines = list[list[str]]()
+    lines, remarks = list[list[object]](), list[str]()
+    counted = policy.Counted(file.folder / policy.COUNTED, terms.digest)
+    total = counted.numbers(data)
     rows = place.cohort.with_examples(place.rows, [bundle.name for bundle in place.plan.bundles])
     for part in place.parts:
         if isinstance(part, Separate):
             count = numbers_in(part.estimate(rows))
-            lines.append([part.name, str(count), str(len(patients)), "in four digits"])
+            lines.append([part.name, count, len(patients), "", "in four digits"])
+        elif len(terms.sites) < FEWEST:
+            lines.append([part.name, count := 0, "", "", f"left out: a sum needs {FEWEST} sites"])
         else:
-            sums = part.ask(rows, next(part.talk()))
-            how = "under masks, in each step" if len(next(part.talk())) else "under masks"
-            lines.append([part.name, str(len(sums.whole)), str(sums.patients), how])
-    head = ["part", "numbers", "patients behind them", "how"]
-    console.print(tables.Table.of(head, lines, prose=(0, 3)).printed("What would leave"))
-    counted = policy.Counted(file.folder / policy.COUNTED, terms.digest)
+            sums, is_repeated = part.ask(rows, next(part.talk())), len(next(part.talk())) > 0
+            how, count = "under masks" + ", in each step" * is_repeated, len(sums.whole)
+            lines.append([part.name, count, sums.patients, floors.TIMES * count, how])
+            here = [] if is_repeated else answered(part, lambda *_, of=sums.whole: of)
+            remarks += [line for one in here for line in one.remarks]
+        total += count
+    head = ["part", "numbers", "patients behind them", "needed of all sites", "how"]
+    texts = [[*map(str, line)] for line in lines]
+    console.print(tables.Table.of(head, texts, prose=(0, 4)).printed("What would leave"))
+    if not (plans := file.policy.plans):
+        raise policy.VetoError("policy.plans of this site's file is 0: no number may leave.")
+    say(console, *dict.fromkeys([*remarks, *whole_numbers(place.plan, [rows])]), style="yellow")
+    least = -(-total * floors.TIMES // plans)
+    what = f"{total} numbers of these patients would then have left (of a regression, in each step)"
+    say(console, f"{what}; policy.plans lets so many leave from {least} patients of all sites on.")
     counted.add_patients(data, patients, file.policy.least, keep=False)
     say(console, file.approval(terms), f"Site {file.site} is ready.")
 

@@ -27,17 +27,22 @@ from medfed import __version__
 from medfed.common import schemas, untrusted
 from medfed.common.console import levels, shown
 from medfed.config import compose, description, sections
+from medfed.federation.wire.fixed_point import FEWEST
 from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full
+from medfed.run import federating
 from medfed.sites import agreement, calls, installed, masks, newcomers, run, site_folder, studying
 from medfed.sites.flare import LOST, PREFIXES, SITE, check_flare, write_job
 from medfed.sites.policy import VetoError
+from medfed.sites.site import own_data
 from medfed.sites.wire import Answers, Request, Transport, declined, unreadable
 from medfed.sites.withdrawal import withdrawn_of
-from medfed.standalone.errors import CodecError, ConfigError, MedfedError, SiteError
+from medfed.standalone.errors import CodecError, ConfigError, MedfedError, SiteError, few
 from medfed.standalone.files import write_json
 from medfed.studies.cohorts import Opener
+from medfed.studies.parts import Separate
 from medfed.studies.plan import plan_of, read_plan
+from medfed.studies.simulation import parts
 
 if TYPE_CHECKING:
     from medfed.sites.flare.console import Console
@@ -227,9 +232,17 @@ def deployment_of(keys: sections.Section, typed: Sequence[str]) -> Deployment:
     plan = None if study is None else msgspec.to_builtins(study.agreed)
     what = typed, [*map(str, keys.sites)], bool(keys.cut), plan
     agreed, coordinator_only, remarks = agreement.Agreed.of(*what)
+    if study is not None and len(agreed.sites) < FEWEST:
+        sums = [part.name for part in parts(study) if not isinstance(part, Separate)]
+        remarks += [f"Left out, as a sum needs {FEWEST} sites: {few(sums)}."] * bool(sums)
     for line in remarks:
         _print(line)
     config = agreed.config()
+    if study is None:  # what no site could run is refused here
+        sites = agreed.sites
+        own_data(config, sites[0], None if agreed.cut else sites)
+        algorithm = federating.method_of(config, len(sites), are_sites=True)
+        federating.build_channel(config, algorithm, len(sites))
     method = str(config.algorithm["_target_"]).rpartition(".")[2].lower()
     kind, now = "study" if study else method, time.strftime("%Y-%m-%d_%H-%M-%S")
     folder = Path(keys.resume or keys.folder or f"outputs/{config.name}/{kind}/{now}")

@@ -296,6 +296,11 @@ class Counted(msgspec.Struct, frozen=True):
                 )
             sets.append(new)
 
+    def numbers(self, data: str) -> int:
+        """Returns how many numbers about some data have left for other agreements."""
+        known = _read(self.path.with_name(NUMBERS), dict[str, dict[str, int]]).get(data, {})
+        return sum(n for what, n in known.items() if what.partition("/")[0] != self.agreement)
+
     def add_numbers(self, data: str, what: str, count: int, most: int) -> None:
         """Remembers how many numbers about some data leave, of all agreements, before they do."""
         path = self.path.with_name(NUMBERS)

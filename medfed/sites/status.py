@@ -125,10 +125,13 @@ def tables(run: RunFolder) -> Group:
     title = f"Round {min(status.round + 1, status.rounds)} of {status.rounds}: {status.doing}"
     sites, kinds = [], []
     noisy = any(site.epsilon is not None for site in status.sites.values())
+    file = run.withdrawn_json
+    left = untrusted.read_json(file).get("sites", ()) if file.is_file() else ()
     for name, site in status.sites.items():
+        state = "withdrawn" if name in left else site.state
         counts = [c for (known, _), c in traffic.counts.items() if known == name]
         sizes = (size(sum(c[i] for c in counts)) for i in (1, 2))
-        line = [shown(name), shown(site.state, 1000), site.since, str(site.round + 1), *sizes]
+        line = [shown(name), shown(state, 1000), site.since, str(site.round + 1), *sizes]
         spent = "not said" if site.epsilon is None else f"{site.epsilon:.3g}"
         sites.append([*line, *[spent] * noisy])
     for kind, meaning in agreement.words_for("requests").items():

@@ -56,6 +56,7 @@ COHORTS = tuple(_TAKES.values())
 _TOLERANCE = 0.25
 """How far beyond the spacings of the training a scan's may be, as a fraction, before a line says
 so; as in :class:`medfed.delivery.predict.options.PredictOptions`."""
+_NO_COLUMN = f"The label is called {OUTCOME}; a column that a line names as left out is not there."
 _log = logging.getLogger(__name__)
 
 
@@ -140,7 +141,7 @@ class Cohort:
         for name, texts in self.listed.items():
             if name not in columns:
                 columns[name] = self._coded(texts, name, categories)
-        hint = "" if isinstance(self.data, TabularDataModule) else LACKING
+        hint = _NO_COLUMN if isinstance(self.data, TabularDataModule) else LACKING
         return Rows(columns, categories, survival, self.owners, hint)
 
     def _coded(

@@ -11,7 +11,7 @@ import numpy as np
 
 from medfed.common.floors import TIMES, divided
 from medfed.functional import pooled
-from medfed.standalone.errors import DataError
+from medfed.standalone.errors import DataError, few
 from medfed.studies import parts
 from medfed.studies.parts import Floats, Groups, Line, State, Sums, Table, Whole, Word
 from medfed.studies.rows import Rows
@@ -64,12 +64,20 @@ class Column(msgspec.Struct, frozen=True):
     def talk(self) -> Generator[State, Whole, list[Table]]:
         """See the protocol."""
         whole, wide = (yield ()), self.groups.count + 1
-        each = whole[: self.cells * wide].reshape(-1, wide)[:, :-1]
-        sums = whole[self.cells * wide :].reshape(-1, wide)[:, :-1] / parts.UNIT
-        return self.tables(each, sums)
+        counts = whole[: self.cells * wide].reshape(-1, wide)
+        sums = whole[self.cells * wide :].reshape(-1, wide) / parts.UNIT
+        if not counts[:, -1].any():  # everybody is in a group
+            counts, sums = counts[:, :-1], sums[:, :-1]
+        remarks = list[str]()
+        absent = [name for name, of in zip(self.names, counts, strict=False) if not of.any()]
+        if absent and (other := int(counts[-2].sum())):
+            many = other if other >= TIMES else f"fewer than {TIMES}"
+            what = f"{self.name}: no patient is {few(absent)}, and {many} are of other names"
+            remarks.append(f"{what}; compare the plan's names with those of the data.")
+        return [one._replace(remarks=remarks) for one in self.tables(counts, sums)]
 
     def tables(self, each: Whole, sums: Floats) -> list[Table]:
-        """Returns the results of counts (cells, G) and of sums (2, G)."""
+        """Returns the results of counts (cells, G) and sums (2, G); those in no group are last."""
         counts = _with_all(each, self.groups)
         known, everyone = counts[:-1].sum(axis=0), counts.sum(axis=0)
         rows = [*(counts[:-1] if self.names else [known]), counts[-1]]
@@ -83,10 +91,11 @@ class Column(msgspec.Struct, frozen=True):
         if self.names:
             named = zip((*self.names, "other"), shares, counts, strict=False)
             lines += [[name, *row] for name, row, n in named if name != "other" or n.any()]
-            lines += self._of_categories(each[:-1], bool(hidden.any()))
+            lines += self._of_categories(each[:-1, : self.groups.count], bool(hidden.any()))
         else:
-            lines += self._of_numbers(known, counts[:-1], each[:-1], _with_all(sums, self.groups))
-        return [Table(self.name, ["column", "all", *self.groups.names], lines)]
+            lines += self._of_numbers(known, counts[:-1], _with_all(sums, self.groups))
+        others = ["in none"] * (each.shape[1] > self.groups.count)
+        return [Table(self.name, ["column", "all", *self.groups.names, *others], lines)]
 
     def _of_categories(self, each: Whole, is_some_hidden: bool) -> Iterator[Line]:
         if self.groups.count > 1:
@@ -96,7 +105,7 @@ class Column(msgspec.Struct, frozen=True):
             apart = pooled.standardised_difference(shares.T)  # in many digits it gives counts away
             yield ["standardised difference", float(f"{apart:.2g}") if is_some_hidden else apart]
 
-    def _of_numbers(self, known: Any, counts: Whole, each: Whole, sums: Floats) -> Iterator[Line]:
+    def _of_numbers(self, known: Any, counts: Whole, sums: Floats) -> Iterator[Line]:
         mean, sd = pooled.mean_and_sd(known, *sums)
         centre, half = parts.middle(self.ends)
         mean, sd = mean * half + centre, sd * half
@@ -111,11 +120,13 @@ class Column(msgspec.Struct, frozen=True):
         printed = np.where(printable, quarters, np.nan).tolist()
         for title, quarter in zip(_QUARTERS, printed, strict=True):
             yield [title, *map(self._or_bin, quarter, spreads)]
+        groups = slice(1, 1 + self.groups.count)
         if self.groups.count > 1:
-            yield ["p (Kruskal–Wallis)", parts.p_value(pooled.kruskal_wallis(each).p)]
-        if self.groups.count == 2 and all(printable) and (known[1:] > 1).all():
-            yield ["p (Welch)", parts.p_value(pooled.welch(known[1:], mean[1:], sd[1:]).p)]
-            spread = math.sqrt((sd[1:] ** 2).mean())
+            yield ["p (Kruskal–Wallis)", parts.p_value(pooled.kruskal_wallis(counts[:, groups]).p)]
+        if self.groups.count == 2 and all(printable) and (known[groups] > 1).all():
+            test = pooled.welch(known[groups], mean[groups], sd[groups])
+            yield ["p (Welch)", parts.p_value(test.p)]
+            spread = math.sqrt((sd[groups] ** 2).mean())
             apart = abs(mean[1] - mean[2]) / spread if spread else math.nan
             yield ["standardised difference", apart]
 
@@ -147,17 +158,30 @@ class Curves(msgspec.Struct, frozen=True):
     def talk(self) -> Generator[State, Whole, list[Table]]:
         """See the protocol; a curve ends where fewer than ten are at risk."""
         whole = yield ()
-        counts = whole.reshape(2, len(self.ends) + 1, -1)[:, :, : self.groups.count].copy()
+        every = whole.reshape(2, len(self.ends) + 1, -1)
+        counts, remarks = every[:, :, : self.groups.count].copy(), list[str]()
+        # Who is in no group must not follow from the groups and from all patients.
+        sizes = every.sum(axis=(0, 1))
+        hidden = parts.withheld(np.array([[sizes.sum(), *sizes]]))[0, 1:]
         counts[1, -1] += counts[0, -1]  # what happens after the last end is not known
         counts[0, -1] = 0
         lines: list[Line] = []
-        for name, group in zip(self.groups.names or ("all",), counts.T, strict=True):
+        names = self.groups.names or ("all",)
+        for name, group, is_hidden in zip(names, counts.T, hidden[:-1], strict=True):
             curve: Sequence[Floats] = pooled.survival_curve(*group.T)
-            for end, n, share, e in zip(self.ends, *curve, strict=False):
+            events, leavings = group.T
+            lowest = np.cumprod(1 - events / np.maximum(curve[0] - leavings, 1))
+            wide = list[str]()  # where the counts do not give the curve
+            for end, n, share, e, low in zip(self.ends, *curve, lowest, strict=False):
                 if n >= 2 * TIMES:
-                    lines.append([name, end, int(n), float(share), float(e)])
+                    at_risk = parts.share_of(int(n), 0, True) if is_hidden else int(n)
+                    lines.append([name, end, at_risk, float(share), float(e)])
+                    if share - low > e:
+                        what = f"Survival of {name} until {end:g} lies in {low:.3g} to {share:.3g}"
+                        wide.append(f"{what}, by when patients leave; list more survival.ends.")
+            remarks += wide[-1:]
         head = ["group", "until", "at risk", "survival", "standard error"]
-        tables = [Table("Survival", head, lines)]
+        tables = [Table("Survival", head, lines, remarks=remarks)]
         if self.groups.count > 1:
             test = pooled.log_rank(*counts)
             line: Line = [test.statistic, self.groups.count, parts.p_value(test.p)]

@@ -187,7 +187,7 @@ class Areas(describing.Column, frozen=True):
 
     def tables(self, each: Whole, sums: Floats) -> list[Table]:
         """See the base class; a group of few patients, or of few of a class, is not printed."""
-        no, yes = each[:-1].T
+        no, yes = each[:-1, :2].T
         title, few_cells = f"Calibration of {self.name}", (len(self.ends) - 1) // 10
         if min(no.sum(), yes.sum()) < TIMES:
             return []

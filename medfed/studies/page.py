@@ -31,6 +31,7 @@ _BELOW: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset poin
 
 def write_study(plan: Plan, tables: Sequence[Table], remarks: Sequence[str], folder: Path) -> None:
     """Writes the results and prints them."""
+    remarks = [*dict.fromkeys([*remarks, *(line for table in tables for line in table.remarks)])]
     columns = [table for table in tables if table.title in plan.columns]
     whole = [table for table in tables if table not in columns]
     whole = [_table_one(columns), *whole] if columns else whole
@@ -42,7 +43,7 @@ def write_study(plan: Plan, tables: Sequence[Table], remarks: Sequence[str], fol
     with writing(folder, "choose another folder by folder=FOLDER"):
         text = yaml.safe_dump(msgspec.to_builtins(plan), allow_unicode=True, sort_keys=False)
         write_text(folder / "plan.yaml", text)
-        write_json(folder / "study.json", {"tables": each, "remarks": [*remarks]})
+        write_json(folder / "study.json", {"tables": each, "remarks": remarks})
         for name, table in zip(file_names(views).values(), whole, strict=True):
             write_text(folder / "tables" / f"{name}.csv", csv_text(table.head, table.lines))
         latex = filled(TEMPLATES / "study.tex", tables=views, text=in_latex)
@@ -98,7 +99,7 @@ def _of_column(table: Table) -> Iterator[list[str]]:
         for category, cells in has.items():
             yield [f"{name}: {category}", p, apart, *cells]
             p = apart = ""
-    if any(cell != "0 (0 %)" for cell in missing):
+    if any(cell not in ("0", "0 (0 %)") for cell in missing):
         yield [f"{name}, missing", "", "", *missing]
 
 

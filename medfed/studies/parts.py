@@ -63,6 +63,7 @@ class Table(NamedTuple):
     # names, values and ends of intervals, for a picture
     intervals: Sequence[Interval] = ()
     label: str = ""  # what these are
+    remarks: Sequence[str] = ()  # what a reader must know of it
 
 
 def interval(name: str, value: float, error: float, limits: Limits = ANY) -> Interval:

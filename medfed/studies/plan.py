@@ -7,10 +7,11 @@ patients of any one hospital.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -21,7 +22,7 @@ from medfed.common.floors import CATEGORY, LEAST, TIMES
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.functional.pooled import Family
 from medfed.records.bundles import manifest_hash, remembers_cases
-from medfed.standalone.errors import ConfigError
+from medfed.standalone.errors import ConfigError, did_you_mean
 from medfed.studies.rows import OUTCOME, Floats, Rows
 
 _log = logging.getLogger(__name__)
@@ -184,11 +185,17 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return tuple(float(v) for v in self.columns[name] if not isinstance(v, str))
 
 
+_KEYS = {n for of in (Plan, Survival, Model, Bundle, Evaluation) for n in of.__struct_fields__}
+_CHOICES = {"family": get_args(Family), "join": ("sums", "estimates")}
+_CHOICES |= {"intercept": ("hospital", "common"), "patients": ("all", "test")}
+_CORRECT = "correct it by the example in docs/study.md; spaces indent lines, tabs do not"
+
+
 def read_plan(path: Path) -> Plan:
     """Reads a plan."""
     if not path.is_file():
-        raise ConfigError(f"plan={path} is no file; medfed study without a plan writes one.")
-    plan, bundles = plan_of(untrusted.read_yaml(path), path), []
+        raise ConfigError(f"The plan {path} is no file; medfed study without a plan writes one.")
+    plan, bundles = plan_of(untrusted.read_yaml(path, what_to_do=_CORRECT), path), []
     for bundle in plan.bundles:
         if bundle.path is None:
             raise ConfigError(f"{path}: name the folder of the bundle {bundle.name} by path.")
@@ -214,8 +221,25 @@ def plan_of(content: Mapping[str, Any], source: object) -> Plan:
     try:
         plan = schemas.fit(content, Plan)
     except ValueError as error:
-        raise ConfigError(f"{source} is no plan of a study: {error}.") from error
+        why = _fault(content, str(error))
+        raise ConfigError(f"{source} is no plan of a study: {why}.") from error
     return plan.completed().check(source)
+
+
+def _fault(content: Mapping[str, Any], why: str) -> str:
+    """Says more about what does not fit a plan."""
+    for name, ends in content["columns"].items() if why.startswith("columns[...][") else ():
+        try:
+            schemas.fit(ends, list[schemas.Number | str])
+        except ValueError as error:
+            return (
+                f"columns.{name}{error}; list finite ends of bins, or names, in quotation marks "
+                'where YAML would read them otherwise: ["yes", "no"]'
+            )
+    (*_, key) = re.findall(r"\w+", why.removesuffix(" is unknown").partition(":")[0])
+    if why.endswith(" is unknown"):
+        return why + did_you_mean(key, _KEYS)
+    return f"{why}; choose {' or '.join(_CHOICES[key])}" if key in _CHOICES else why
 
 
 def suggested(hospitals: Mapping[str, Rows]) -> Plan:
@@ -243,22 +267,17 @@ def suggested(hospitals: Mapping[str, Rows]) -> Plan:
             if len(frequent) > 1:
                 columns[name] = [*frequent]
         elif 1 < len(few := np.unique(values)) <= _CODES:
-            columns[name] = [f"{value:g}" for value in few]
+            columns[name] = [f"{value:.12g}" for value in few]
         elif len(few) > 1:
             columns[name] = _ends_of(values, max(2, min(_BINS, most)))
-    survival = None
-    times = [rows.survival[:, 0].max() for rows in there if rows.survival is not None]
-    if times:  # events and leavings of each interval, of patients and of those in no group
-        survival = Survival(_even_ends(float(max(times)), everyone // (4 * TIMES)))
+            if (few == np.rint(few)).all():  # a bin of one whole number has it in its middle
+                columns[name] = sorted({float(np.ceil(end)) - 0.5 for end in columns[name]})
+    survival, each = None, [rows.survival[:, 0] for rows in there if rows.survival is not None]
+    if each and len(np.unique(times := np.concatenate(each))) > 1:
+        # Events and leavings of each interval, of patients and of those in no group.
+        ends = _ends_of(times, max(2, min(_BINS, everyone // (4 * TIMES) - 1)))[1:]
+        survival = Survival(ends if len(ends) > 1 else [ends[0] / 2, *ends])
     return Plan(columns, by=by if by in columns else None, survival=survival)
-
-
-def _even_ends(high: float, most: int) -> list[float]:
-    """Round ends of up to about twenty equal intervals from 0, the last beyond `high`."""
-    rough = high / max(2, min(_BINS, most - 2))
-    unit = 10.0 ** np.floor(np.log10(rough))
-    width = next(f for f in _FINE if f * unit >= rough * (1 - 1e-9)) * unit
-    return [_plain(n, width) for n in np.arange(1, np.floor(high / width) + 2)]
 
 
 def _ends_of(values: Floats, bins: int) -> list[Any]:

@@ -131,11 +131,13 @@ class Coefficients(msgspec.Struct, frozen=True):
 
     def talk(self) -> Generator[State, Whole, list[Table]]:
         """See the protocol."""
-        fit = self.regression.fit(self.size)
+        fit = self.regression.fit(self.size, names=[*self.terms])
         beta = next(fit)
         try:
             while True:
                 whole = yield beta.tolist()
+                if not whole[0]:
+                    raise DataError("no patient has a listed cell of each column; check its names")
                 beta = fit.send(whole[1:] / parts.UNIT)
         except StopIteration as end:
             fitted: pooled.Fit = end.value
@@ -180,12 +182,11 @@ class ByHospital(Coefficients, frozen=True):
             if any(0 < count < CATEGORY for count in counts):
                 return {self.name: FEW}
         try:
-            fit = self.regression.fit(self.design(rows).x.shape[1])
-            beta = next(fit)
-            while True:
-                beta = fit.send(self.ask(rows, beta.tolist()).whole[1:] / parts.UNIT)
-        except StopIteration as end:
-            each = zip(self.terms.items(), end.value.coefficients, end.value.errors, strict=False)
+            steps = self.regression.fit(self.design(rows).x.shape[1])
+            fit = pooled.result_of(
+                steps, lambda beta: self.ask(rows, beta.tolist()).whole[1:] / parts.UNIT
+            )
+            each = zip(self.terms.items(), fit.coefficients, fit.errors, strict=False)
             fitted = {term: parts.four((b / unit, e / unit)) for (term, unit), b, e in each}
             return {self.name: fitted}
         except DataError:

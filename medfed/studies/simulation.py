@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from medfed.common.floors import LEAST, TIMES
 from medfed.datamodules.splits import SPLITS
 from medfed.federation.wire.fixed_point import FEWEST
+from medfed.functional.pooled import result_of
 from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.studies.describing import Column, Curves
 from medfed.studies.evaluating import Areas, Detections, Scores
@@ -44,15 +46,9 @@ def answered(part: Part | Separate, ask: Callable[[Any, int, State], Any]) -> li
     """Returns the results of a part; hospitals give their estimates, or the total of a step."""
     if isinstance(part, Separate):
         return part.join(ask(part, 0, ()))
-    talk, step = part.talk(), 0
-    state = next(talk)
-    while True:
-        try:
-            state = talk.send(ask(part, step, state))
-        except StopIteration as end:
-            results: list[Table] = end.value
-            return results
-        step += 1
+    steps = count()
+    tables: list[Table] = result_of(part.talk(), lambda state: ask(part, next(steps), state))
+    return tables
 
 
 def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], list[str]]:
@@ -81,8 +77,8 @@ def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], l
             "Across hospitals, sums need three of them: of two, each would know the other's. Ask "
             "for models with join: estimates."
         )
+    remarks += whole_numbers(plan, [*hospitals.values()])
     tables: list[Table] = []
-
     for part in parts(plan):
         if isinstance(part, Coefficients):
             designs = [Coefficients.design(part, rows) for rows in hospitals.values()]
@@ -91,6 +87,18 @@ def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], l
             remarks += [f"{of} have a missing or unlisted cell and are left out."] * bool(lost)
         tables += answered(part, partial(_asked, hospitals, remarks))
     return tables, list(dict.fromkeys(remarks))
+
+
+def whole_numbers(plan: Plan, hospitals: Sequence[Rows]) -> Iterator[str]:
+    """Names columns of whole numbers whose bins begin at them, which moves their quartiles."""
+    for name in plan.columns:
+        ends = np.array(plan.ends(name))
+        if len(ends) > 2 and np.diff(ends).min() <= 1 and (ends == np.rint(ends)).all():
+            of = np.concatenate([rows.column(name) for rows in hospitals])
+            if (np.isnan(of) | (of == np.rint(of))).all():
+                what = f"{name} holds whole numbers, and its bins begin at them, so its quartiles"
+                mend = f"let bins begin a half lower ({ends[0] - 0.5:g}), or put codes in quotation"
+                yield f"{what} are up to 1 too high: {mend} marks."
 
 
 def _asked(

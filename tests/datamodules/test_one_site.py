@@ -172,7 +172,7 @@ def test_a_share_of_a_data_set_that_every_site_holds():
 @sweep(
     ("partition", "message"),
     [
-        (lambda: OwnData(LabelImbalance(3), "a", ["a"]), "LabelImbalance divides .* cut: true"),
+        (lambda: OwnData(LabelImbalance(3), "a", ["a"]), "LabelImbalance divides .* on cut=true"),
         (lambda: OwnData(ChannelMissing(LabelImbalance(3)), "a", ["a"]), "LabelImbalance divides"),
         (
             lambda: OwnData(Auto(), "Basle", SITES).assign(

@@ -24,11 +24,17 @@ def _components(scores):
     return wins.mean(1), wins.mean(0)
 
 
+def area(scores, label, other=None):
+    """That of one column."""
+    one, *_ = discrimination.areas(
+        scores[:, None], None if other is None else other[:, None], label[:, None]
+    )
+    return one
+
+
 @pytest.mark.parametrize("other", [None, Q], ids=["one", "two"])
 def test_areas_are_delongs(other):
-    less = None if other is None else other[:, None]
-    ours, mean = discrimination.areas(P[:, None], less, LABEL[:, None])
-    assert ours == mean  # of one column
+    ours = area(P, LABEL, other)
     each = [_components(s) for s in (P, *([] if other is None else [other]))]
     up, down = (a - (b if len(each) > 1 else 0) for a, b in zip(each[0], each[-1], strict=True))
     expected = roc_auc_score(LABEL, P) - (0 if other is None else roc_auc_score(LABEL, other))
@@ -63,8 +69,6 @@ def test_delongs_error_is_that_of_new_patients():
     found = []
     for _ in range(400):
         label = (rng.random(120) < 0.4).astype(float)
-        found.append(
-            discrimination.areas((rng.normal(size=120) + label)[:, None], None, label[:, None])[0]
-        )
+        found.append(area(rng.normal(size=120) + label, label))
     values, errors = np.transpose(found)
     assert np.mean(errors) == pytest.approx(values.std(), rel=0.12)

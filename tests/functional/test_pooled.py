@@ -32,20 +32,20 @@ def test_moments_and_welch_are_those_of_all_rows():
     np.testing.assert_allclose(mean, [g.mean() for g in groups], rtol=1e-13)
     np.testing.assert_allclose(sd, [g.std(ddof=1) for g in groups], rtol=1e-11)
     ours, theirs = pooled.welch(count, mean, sd), stats.ttest_ind(*groups, equal_var=False)
-    np.testing.assert_allclose(ours, [theirs.statistic, theirs.df, theirs.pvalue], rtol=1e-9)
+    np.testing.assert_allclose(ours, [theirs.statistic, theirs.pvalue], rtol=1e-9)
 
 
 def test_tests_of_counts_are_scipys():
     table = np.histogram2d(HOSPITAL, SEX, [HOSPITALS, 2])[0].astype(int)
     theirs = stats.chi2_contingency(table, correction=False)
     np.testing.assert_allclose(
-        pooled.chi_squared(table), [theirs.statistic, theirs.dof, theirs.pvalue], rtol=1e-12
+        pooled.chi_squared(table), [theirs.statistic, theirs.pvalue], rtol=1e-12
     )
     values = np.unique(AGE)
     by_value = np.array([[(AGE[h == HOSPITAL] == v).sum() for h in range(4)] for v in values])
     theirs = stats.kruskal(*[AGE[h == HOSPITAL] for h in range(4)])
     ours = pooled.kruskal_wallis(by_value)
-    np.testing.assert_allclose(ours, [theirs.statistic, 3, theirs.pvalue], rtol=1e-11)
+    np.testing.assert_allclose(ours, [theirs.statistic, theirs.pvalue], rtol=1e-11)
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
@@ -77,12 +77,7 @@ def test_curves_and_log_rank_are_statsmodels():
 def _fitted(model, *hospitals):
     """Newton's method, as server and hospitals do it."""
     fit = model.fit(hospitals[0][0].shape[1])
-    beta = next(fit)
-    while True:
-        try:
-            beta = fit.send(sum(model.sums(x, y, beta) for x, y in hospitals))
-        except StopIteration as end:
-            return end.value
+    return pooled.result_of(fit, lambda beta: sum(model.sums(x, y, beta) for x, y in hospitals))
 
 
 def _dealt(x, y):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from medfed.commands.evaluate import main
+from medfed.run.audit import audit
 from medfed.run.evaluation import (
     banded,
     measure_across,
@@ -118,10 +119,12 @@ def test_what_cannot_be_evaluated_so_is_one_sentence(clinical, tmp_path, capsys)
         with pytest.raises(SystemExit):
             main([f"run={clinical}", "by=age", f"patients={file}"])
         assert sentence in capsys.readouterr().err
-    (clinical / "sites.json").write_text("{}")
-    with pytest.raises(ConfigError, match="was across sites, which keep their patients"):
-        measure_across(clinical)
-    (clinical / "sites.json").unlink()
+    for of in ("sites.json", "job.json"):  # of a coordinator, and of a hospital
+        (clinical / of).write_text("{}")
+        for again in (measure_across, lambda run: audit(run, None, 1, 1, 0.01)):
+            with pytest.raises(ConfigError, match="was across sites, which keep their patients"):
+                again(clinical)
+        (clinical / of).unlink()
 
 
 def test_one_odd_cell_changes_no_column(caplog):

@@ -12,6 +12,7 @@ from medfed.federation.algorithm import Algorithm
 from medfed.federation.wire.ledger import Ledger
 from medfed.sites.agreement import Agreed, SiteFile, words_for
 from medfed.sites.check import traffic_of
+from medfed.sites.wire import Reply, Trained
 from medfed.standalone.errors import DataError
 from tests.integration.runs import run
 from tests.pages import DOCS, write_files
@@ -43,7 +44,7 @@ def test_a_hospital_reads_what_it_has_and_what_would_leave(hospital, capsys):
     assert "columns (age, sex, crp) and of classes or regions (0, 1)" in said
     assert "Pooled scaling sends the server for each column the number of values" in said
     assert "holds of each column its name, its scaling, a rounded range, and categories" in said
-    assert "Never leaves: images, rows, names or numbers of patients" in said
+    assert "Never leaves: images, rows, names or ids of patients" in said
     (line,) = re.findall(r"has no line agreed, .* add the line: (agreed: [0-9a-f]{64}) ", said)
     assert said.endswith("Site Bern is ready.")
     written = (hospital / "site.yaml").read_text()
@@ -137,6 +138,67 @@ def test_the_bytes_are_those_of_a_run(hospital, tmp_path, monkeypatch, capsys):
     }
 
 
+LEAVES = {
+    "hello": {"greeting": "hashes of the agreed keys"},
+    "agree": {"facts": "that there are 48 training samples"},
+    "begin": {"rounds": "the rounds that this site keeps"},
+    "keys": {"keys": "public keys and shares for the masks", "given": "shares for the masks"},
+    "shares": {"boxes": "shares for the masks"},
+    "fit": {"steps": "the number of gradient steps", "passes": "steps and passes"},
+    "unmask": {"shares": "shares for the masks"},
+    "evaluate": {
+        "metrics": "the metrics, such as auroc, over 16 validation patients",
+        "diverged": "whether training diverges",
+        "point": "thresholds, calibration, quantiles of misfits",
+        "small": "whether these are few",
+    },
+    "across": {"metrics": "the whole model with its personal parts"},
+    "commit": {
+        "steps": "the number of gradient steps",
+        "passes": "steps and passes",
+        "loss": "their mean training loss",
+        "epsilon": "epsilon so far",
+    },
+    "load": {"digest": "of the rounds that this site keeps"},
+    "onboard": {"metrics": "the metrics over 16 test patients"},
+    "declined": {"of": "", "status": "", "reason": "the type of the error"},
+    "ask": {},
+    "bring": {},  # of studies, which the check lists by part
+}
+
+
+def test_a_hospital_reads_of_each_field_of_its_replies(hospital, tmp_path, capsys):
+    """Thresholds, calibration and epsilon left, and the check did not say so."""
+    fields = {
+        kind.__struct_config__.tag: {*kind.__struct_fields__} - {*Reply.__struct_fields__}
+        for kind in (*Reply.__subclasses__(), *Trained.__subclasses__())
+    }
+    assert fields == {kind: {*words} for kind, words in LEAVES.items()}
+    here = f"site: Bern\ndata: {{path: {hospital / 'ours.csv'}}}\npolicy: {{send_model: true}}\n"
+    (tmp_path / "site.yaml").write_text(here)
+    said = ""
+    noise = "privacy.example={epsilon:8,delta:1e-3,clip:1}"
+    for more in (("channel.secure=masks",), (noise, "data.scaling=client")):
+        Agreed(SITES, (*EXPERIMENT[:-2], "algorithm=fedavg", *more)).write(tmp_path / "agreed.json")
+        said += look(tmp_path, capsys)
+    for kind, words in LEAVES.items():
+        assert [name for name, text in words.items() if text not in said] == [], kind
+
+
+def test_a_check_fails_where_the_run_would(hospital, tmp_path, capsys):
+    study = (*EXPERIMENT[:-2], "data.scaling=client", "data.test_fraction=0", "algorithm=fedavg")
+    Agreed(SITES, study).write(tmp_path / "agreed.json")
+    here = f"site: Bern\ndata: {{path: {hospital / 'ours.csv'}}}\n"
+    (tmp_path / "site.yaml").write_text(here)
+    with pytest.raises(SystemExit):
+        look(tmp_path, capsys)
+    assert "No client has a test patient" in capsys.readouterr().err
+    (tmp_path / "site.yaml").write_text(f"{here}folder: site.yaml/medfed\n")
+    with pytest.raises(SystemExit):
+        look(tmp_path, capsys)
+    assert "nothing can be written to folder" in capsys.readouterr().err
+
+
 def test_every_part_of_every_method_has_words():
     parts = {p for name, yaml in yamls().items() for p in method(name, yaml).kind.parts_sent}
     assert parts <= {*words_for("parts")}
@@ -165,7 +227,11 @@ WRONG = {
     ("check",): "agreed has no value yet",
     ("check", "agreed=A", "local=B", "seed=1"): "Unknown key 'seed'",
     ("chek", "agreed=A"): "Unknown command medfed site chek (did you mean check?)",
-    ("check", "agreed=A", "local=B"): "A is missing",
+    (
+        "check",
+        "agreed=A",
+        "local=B",
+    ): "A is missing; name the agreed.json that medfed deploy",
     ("withdraw", "run=A"): "site has no value yet",
     ("withdraw", "run=A", "site=b"): "run=A is no run folder",
     ("withdraw", "run=A", "site=b", "forget=perhaps"): "forget must be true or false",
@@ -185,7 +251,7 @@ def test_a_mistake_is_one_sentence(line, tmp_path, monkeypatch, capsys):
 
 REFUSED = {
     ("algorithm.graph.sketch_inputs=1",): "too few patients stand behind a sketch of training rows",
-    ("algorithm=pooled",): "Pooled trains on the pooled data of all clients",
+    ("algorithm=pooled",): "trains on the data of all clients in one place, but sites",
     ("partition=label_imbalance",): "LabelImbalance divides the patients of one data set",
     ("data.features=[age,weight]",): "Unknown column weight",
     ("model.network=unet",): "model.network=unet is no network",

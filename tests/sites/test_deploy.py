@@ -25,6 +25,7 @@ from tests.sites.hospitals import direct, same
 
 CLINICAL = ("experiment=clinical_pfednet", "partition.num_clients=2", "local.steps=2")
 SITES = ["hospital_0", "hospital_1"]
+POSSIBLE = ("sites=[a,b]", "dry_run=x", "algorithm=fedavg", "data=csv", "data.label=ill")
 
 
 def sentence(capsys, *arguments):
@@ -48,6 +49,12 @@ def sentence(capsys, *arguments):
         (("sites=[a]", "kit=x", "cut=true", "roundz=2"), "did you mean rounds"),
         (("sites=[a]", "kit=x", "cut=true", "resume=nowhere"), "nowhere is no run folder"),
         (("sites=[a]", "kit=x", "cut=true", "seed=0,1"), "Ambiguous value"),
+        (("sites=[a]", "kit=x", "experiment=nope"), "Unknown experiment 'nope'; choose one of"),
+        ((*POSSIBLE, "algorithm=pooled"), "trains on the data of all clients in one place"),
+        ((*POSSIBLE, "partition=label_imbalance"), "LabelImbalance divides the patients of one"),
+        ((*POSSIBLE, "channel.secure=masks"), "2 clients are too few to hide one in a sum of 3"),
+        ((*POSSIBLE, "aggregation=krum"), "needs at least 5 clients, and there are 2"),
+        (("sites=[a,b]", "dry_run=x", "study=nowhere.yaml"), "The plan nowhere.yaml is no file"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments, told, capsys, tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from medfed.datamodules.tables.agreement import (
     TrainRows,
     agree,
     client_side,
+    converse_here,
     server_side,
 )
 from medfed.delivery.main import keep_bundle
@@ -152,13 +153,39 @@ def test_one_client_with_far_limits_moves_no_other():
     parts["d"] = parts["d"] * 1e12
     claims = Claims(list(parts))
     halves = {c: client_side(TrainRows(SETTINGS, rows)) for c, rows in parts.items()}
-    from medfed.datamodules.tables.agreement import converse_here
-
     agreed, _ = converse_here(server_side(SETTINGS, claims), halves)
     scaled = agreed.scaling.scale(parts["a"])
     assert np.std(scaled) > 0.3  # they all became 0
     (line,) = claims.remarks
     assert line.startswith("d has limits of age over 100 times as far out as those of most")
+
+
+def agreed_on(claims, **texts):
+    """What clients agree on whose column has these categories, 30 patients of each."""
+    settings = AgreementSettings(["sex"], False, "standard", False, ["sex"])
+    halves = {
+        name: client_side(
+            TrainRows(
+                settings,
+                np.repeat(np.arange(len(of)), 30.0).reshape(-1, 1),
+                {"sex": (*of,)},
+            )
+        )
+        for name, of in texts.items()
+    }
+    return converse_here(server_side(settings, claims), halves)[0]
+
+
+def test_codes_of_one_client_that_no_other_has_are_said():
+    """Two spellings of one category became two inputs, and nobody was told."""
+    claims = Claims(["a", "b", "c"])
+    with pytest.raises(DataError, match=r"Column sex: 'f' \(a\) and 'F' \(c\) differ only in cap"):
+        agreed_on(claims, a=["f", "m"], b=["f"], c=["F", "M"])
+    agreed_on(claims, a=["f", "m"], b=["f"], c=["m", "unknown"])
+    assert claims.remarks == []
+    agreed_on(claims, a=["f", "m"], b=["f"], c=["female", "male"])
+    (line,) = claims.remarks
+    assert line.startswith("c alone has the categories female, male of sex, and has none of the")
 
 
 WRONG = {

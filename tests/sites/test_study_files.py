@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -12,9 +13,10 @@ from medfed.commands.deploy import split
 from medfed.delivery.main import open_bundle
 from medfed.sites import actions, deploying
 from medfed.sites.agreement import Agreed
+from medfed.sites.policy import VetoError
 from medfed.studies.plan import Plan, read_plan
 from tests.sites.direct import Direct
-from tests.sites.studies import NAMES, simulation
+from tests.sites.studies import KEYS, NAMES, simulation
 
 PLAN = """
 columns:
@@ -76,6 +78,45 @@ def test_from_a_command_line_to_the_page(tables, study, tmp_path, capsys):
     ]
     assert [[t["title"], t["head"], t["lines"]] for t in found["tables"]] == expected
     assert (out / "study.html").is_file()
+
+
+READS = {
+    # 27 of age, 12 of sex, 8 of outcome, 6 of a step; 11 earlier.
+    "numbers": (PLAN, NAMES, "", "64 numbers of these patients would then have left (of a"),
+    "patients": (PLAN, NAMES, "", "from 107 patients of all sites on"),
+    "none allowed": (
+        PLAN,
+        NAMES,
+        "policy: {plans: 0}",
+        "policy.plans of this site's file is 0",
+    ),
+    "other names": ("columns: {sex: [F, M]}", NAMES, "", "sex: no patient is F, M, and 150 are of"),
+    "codes": ("columns: {dose: [1, 2, 3]}", NAMES, "", "dose holds whole numbers, and its bins be"),
+    "two sites": (PLAN, NAMES[:2], "", "age 0 left out: a sum needs 3 sites"),
+}
+
+
+@pytest.mark.parametrize("kind", READS)
+def test_a_hospital_reads_what_the_study_will_meet(kind, tables, study, tmp_path, capsys):
+    """Each check said that the site is ready, and the study then failed or said nothing."""
+    text, names, lines, words = READS[kind]
+    study.write_text(text, encoding="utf-8")
+    with (tables / "alpha.csv").open(encoding="utf-8") as file:
+        rows = [line.strip() for line in file]
+    table = [f"{row},{n % 3 + 1 if n else 'dose'}" for n, row in enumerate(rows)]
+    (tmp_path / "alpha.csv").write_text("\n".join(table), encoding="utf-8")
+    (tmp_path / "site.yaml").write_text(f"site: alpha\ndata: {{path: alpha.csv}}\n{lines}\n")
+    line = [f"sites=[{','.join(names)}]", f"study={study}", f"dry_run={tmp_path}", *KEYS]
+    _, path, _ = actions.write_job(actions.deployment_of(*split(line)), tmp_path / "job")
+    typed = capsys.readouterr().err
+    assert ("Left out, as a sum needs 3 sites: age, sex" in typed) == (kind == "two sites")
+    earlier = {"alpha.csv": {"0/1": 3}, str(tmp_path / "alpha.csv"): {"other/0/1": 7, "x/0": 4}}
+    (tmp_path / "medfed").mkdir()
+    (tmp_path / "medfed" / "numbers.json").write_text(json.dumps(earlier))
+    refused = pytest.raises(VetoError, match=words) if kind == "none allowed" else nullcontext()
+    with refused:
+        actions.check(path, tmp_path / "site.yaml")
+        assert words in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_study_that_was_not_approved_does_not_start(tables, study, tmp_path):

@@ -1,6 +1,7 @@
 """A site that withdraws: the run goes on as a simulation without it, and forgets it on request."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from medfed.sites.deploying import Deployment
 from medfed.sites.run import coordinate
 from medfed.sites.site_folder import hospital
 from medfed.sites.withdrawal import forgotten_state
+from medfed.standalone.files import locked
 from tests.integration.runs import run
 from tests.sites.direct import Direct
 from tests.sites.hospitals import QUICK
@@ -75,10 +77,20 @@ def test_the_run_goes_on_as_a_simulation_without_it(stopped, capsys):
     error = capsys.readouterr().err
     assert "site=Berne is not a site of the run" in error
     assert "(did you mean Bern?)" in error
+    # A run under way would go on to ask the site, and write its checkpoints again.
+    kept = {path: path.read_bytes() for path in server.rglob("*.ckpt")}
+    with locked(server, ".lock"), pytest.raises(SystemExit):
+        main(["site", "withdraw", f"run={server}", "site=Bern", "forget=true"])
+    assert f"already works in {server}; wait until it ends" in capsys.readouterr().err
+    assert not (server / "withdrawn.json").exists()
+    assert kept == {path: path.read_bytes() for path in server.rglob("*.ckpt")}
     main(["site", "withdraw", f"run={server}", "site=Bern", "forget=true"])
     said = capsys.readouterr().out
     assert "Bern takes part in no round after round 1" in said
     assert "has deleted its state of this site: num_samples." in said
+    main(["site", "status", f"run={server}"])
+    shown = capsys.readouterr().out
+    assert re.findall(r"(\w+) +withdrawn ", shown) == ["Bern"]
     after = state_of(server)
     assert before["Bern"] > 0
     assert after["server"]["num_samples"] == {**before, "Bern": torch.zeros(1).double()}

@@ -288,9 +288,10 @@ def milp(goal, rows, limits):
     return round(found.fun)
 
 
+@pytest.mark.parametrize("groups", ["all groups", "some in none"])
 @pytest.mark.parametrize("kind", ["categories", "numbers"])
 @pytest.mark.parametrize("seed", [0, 1, 2, 4, 19, 38, 53])
-def test_no_count_of_one_to_four_follows_from_the_others(kind, seed):
+def test_no_count_of_one_to_four_follows_from_the_others(kind, seed, groups):
     """Of all words of a table together, every withheld small count has two possible values."""
     rng = np.random.default_rng(seed)
     n = 120
@@ -302,7 +303,8 @@ def test_no_count_of_one_to_four_follows_from_the_others(kind, seed):
         {"by": ("f", "m", "d")} | ({"crp": names} if names else {}),
         patients=np.arange(n),
     )
-    plan = Plan({"crp": [*names] or [0, 1, 2, 3], "by": ["f", "m", "d"]}, by="by").check("plan")
+    by = ["f", "m", "d"] if groups == "all groups" else ["f", "m"]
+    plan = Plan({"crp": [*names] or [0, 1, 2, 3], "by": by}, by="by").check("plan")
     words = table(simulated(plan, {"all": rows})[0], "crp")
     every = np.concatenate([np.ones((1, n)), group == np.arange(3)[:, None]]).astype(int)
     lines = {name: every @ (crp == at) for at, name in enumerate(names)}
@@ -318,6 +320,47 @@ def test_no_count_of_one_to_four_follows_from_the_others(kind, seed):
         if 0 < count < 5:
             least, most = possible(counts, printed, sums, cell)
             assert least < most
+
+
+def test_all_are_all_patients_also_those_in_no_group():
+    """Of the 3 in none, neither table says how many they are, nor the curves' patients at risk."""
+    code = np.select([np.arange(N) < 3, SEX == 1], [2.0, 1.0], 0.0)
+    rows = replace(ALL, columns={"age": AGE, "sex": code}, categories={"sex": ("f", "m", "d")})
+    lists = {"age": ENDS, "sex": ["f", "m"]}
+    found, _ = simulated(Plan(lists, by="sex", survival=Survival([10, 20], by="sex")), {"a": rows})
+    age = next(t for t in found if t.title == "age")
+    assert [*age.head] == ["column", "all", "f", "m", "in none"]
+    fewer, more = sorted(["f", "m"], key=lambda name: (code == "fm".index(name)).sum())
+    printed = dict(zip(age.head[1:], table(found, "age")["patients"], strict=True))
+    count = int((code == "fm".index(more)).sum())
+    assert printed == {"all": N, fewer: "≥ 5", more: count, "in none": "< 5"}
+    assert table(found, "age")["mean"][0] == pytest.approx(np.nanmean(AGE), rel=1e-9)
+    sexes = table(found, "sex")
+    assert [sexes[n][0].split()[0] for n in (fewer, more, "other")] == ["≥", str(count), "<"]
+    lines = next(t for t in found if t.title == "Survival").lines
+    assert {n for name, _, n, *_ in lines if name == fewer} == {"≥ 5"}
+    assert next(n for name, _, n, *_ in lines if name == more) == count
+
+
+def test_names_that_no_patient_has_are_said():
+    plan = Plan({"sex": ["female", "m"]}, models=[Model(["sex"], outcome="outcome")])
+    with pytest.raises(
+        DataError, match="sex: m against female say the same, or the same of all patients of each"
+    ):
+        simulated(plan, {"all": ALL})
+    (sex,), _ = simulated(replace_models(plan, []), {"all": ALL})
+    wanted = f"sex: no patient is female, and {(SEX == 0).sum()} are of other names"
+    assert [line.startswith(wanted) for line in sex.remarks] == [True]
+    with pytest.raises(DataError, match="no patient has a listed cell of each column"):
+        simulated(Plan({"sex": ["F", "M"]}, models=plan.models), {"all": ALL})
+
+
+def test_columns_that_say_the_same_are_named():
+    twice = replace(ALL, columns={**ALL.columns, "months": AGE * 12, "crp": OLD * (1 + SEX)})
+    plan = Plan({"crp": [0, 100], "months": [240, 1440], "age": ENDS, "sex": ["f", "m"]})
+    plan = replace_models(plan, [Model(["crp", "months", "sex", "age"], outcome="outcome")])
+    with pytest.raises(DataError, match="of outcome: months, age say the same, or"):
+        simulated(plan, dealt(twice, np.arange(N) % 3))
 
 
 def test_a_mean_of_few_patients_is_not_printed():
@@ -379,6 +422,12 @@ WRONG = {
     "columns: {age: [40, 50]}\nmodels: [{of: [sex]}]": "a model names sex; list it under columns",
     "columns: {age: [40, 50]}\nleast: 3": "least",
     "columns: {age: [40, 50]}\nwhatever: 3": "whatever is unknown",
+    "colums: {age: [40, 50]}": "colums is unknown (did you mean columns",
+    "columns: {smoker: [no, yes]}": "columns.smoker[0]: expected float | str, got bool; list",
+    "columns: {age: [40, .inf]}": "columns.age[1]: expected float <= 1.797",
+    "columns: {age: [40, 50]}\nmodels: [{of: [age], family: cox}]": "logistic or poisson or hazard",
+    "columns:\n\tage: [40, 50]": "line 2: found character",
+    "": "it has no lines of a key, a colon, a space and a value",
     "columns: {age: [40, 50]}\nmodels: [{of: [age], family: hazard}]": "needs survival.ends",
     "[1, 2]": "plan.yaml",
 }
@@ -437,6 +486,55 @@ def test_a_table_becomes_a_page_and_a_plan_from_which_to_go_on(tmp_path):
     page = (tmp_path / "first" / "study.html").read_text(encoding="utf-8")
     assert "Table 1" in page
     assert (tmp_path / "first" / "tables" / "Table 1.csv").is_file()
+
+
+@pytest.mark.parametrize("left", [0.1, 0.4, 0.7])
+@pytest.mark.parametrize("size", [60, 300, 900])
+def test_suggested_curves_are_those_of_rows_or_it_is_said_where_they_are_not(size, left):
+    """The curve of counts is at most the exact one's upper end; a line names both ends."""
+    rng = np.random.default_rng(size)
+    time, event = rng.exponential(300, size), (rng.random(size) > left).astype(float)
+    rows = Rows({}, {}, np.stack([time, event], axis=1), np.arange(size))
+    plan = suggested({"all": rows})
+    (curve, *_), _ = simulated(plan.check("plan"), {"all": rows})
+    exact = sm.SurvfuncRight(time, event)
+    said = {line.split(" until ")[1].split()[0]: line for line in curve.remarks}
+    for _, end, _, share, error in curve.lines:
+        at = np.searchsorted(exact.surv_times, end, "right")
+        true = exact.surv_prob[at - 1] if at else 1.0
+        assert true <= share + 1e-9
+        if share - true > error:
+            assert said
+        if (line := said.get(f"{end:g}")) is not None:
+            low, high = (float(w.rstrip(",")) for w in line.split(" in ")[1].split()[:3:2])
+            assert low - 1e-3 <= true <= high + 1e-3
+    assert len(said) <= 1
+    bulk = [share for _, end, n, share, _ in curve.lines if n > size / 2]
+    assert len(bulk) >= min(3, size // 60)
+
+
+def test_curves_of_one_time_are_left_out():
+    rows = Rows({"age": AGE}, {}, np.stack([np.full(N, 5.0), SEX], axis=1), np.arange(N))
+    assert suggested({"all": rows}).survival is None
+
+
+def test_quartiles_of_whole_numbers_are_those_of_the_numbers():
+    rng = np.random.default_rng(2)
+    counts = {"nodes": rng.poisson(3, 500), "stay": rng.geometric(0.3, 500)}
+    counts |= {"codes": rng.choice([1234567, 1234568], 500)}
+    rows = Rows({n: c.astype(float) for n, c in counts.items()}, patients=np.arange(500))
+    plan = suggested({"all": rows})
+    found, _ = simulated(plan.check("plan"), {"all": rows})
+    for name in ("nodes", "stay"):
+        words = table(found, name)
+        for title, share in (("lower quartile", 0.25), ("median", 0.5), ("upper quartile", 0.75)):
+            true = np.quantile(counts[name], share, method="inverted_cdf")
+            assert words[title][0] == pytest.approx(true, abs=0.5)
+    assert plan.groups("codes") == ("1234567", "1234568")
+    _, (said,) = simulated(Plan({"nodes": [0, 1, 2, 3, 9]}), {"a": rows, "b": rows, "c": rows})
+    assert said.startswith("nodes holds whole numbers, and its bins begin at them")
+    halves = Plan({"nodes": [-0.5, 0.5, 1.5, 2.5, 9.5]})
+    assert simulated(halves, {"a": rows, "b": rows, "c": rows})[1] == []
 
 
 def test_suggested_bins_hold_all_values():

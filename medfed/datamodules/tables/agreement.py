@@ -399,8 +399,16 @@ class Levels(Fact):
         return {"categories": named}
 
     def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
-        """See the base class: the sorted union."""
+        """See the base class: the sorted union; names that differ in case are refused."""
         of = {n: [m["categories"][n] for m in messages] for n in self.settings.categorical}
+        for column, sent in of.items():
+            whose = [(text, claims.name(at)) for at, texts in enumerate(sent) for text in texts]
+            same([text for text, _ in whose], f"Column {column}", lambda at: whose[at][1])  # noqa: B023
+            for at, texts in enumerate(sent):
+                others = {text for text, who in whose if who != claims.name(at)}
+                if texts and others and not others & {*texts}:
+                    what = f"{claims.name(at)} alone has the categories {few(texts)} of {column}"
+                    claims.remarks.append(f"{what}, and has none of the others'; check its codes.")
         return {"categories": {n: sorted(set().union(*s), key=in_order) for n, s in of.items()}}
 
 

@@ -345,7 +345,9 @@ class TabularDataModule(FederatedDataModule):
             size = len(settings.ends) + len(settings.positions) ** 2
             statistics.append(Statistic(client, what, key, size, known))
             if name in self.contributing:
-                what, known = f"the sums of {name} within the limits", self.contributing[name]
+                most, known = known, self.contributing[name]
+                far = ", beyond which most values lie (another unit?)" * (2 * known < most)
+                what = f"the sums of {name} within the limits{far}"
                 statistics.append(Statistic(client, what, key, size, known))
         return statistics
 

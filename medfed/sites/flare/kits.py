@@ -80,7 +80,7 @@ def provision(
 
 def request(invitation: Path, folder: Path, name: str, kind: str = "client") -> tuple[Path, str]:
     """Makes a key that stays in the folder of a kit, and the request for its certificate."""
-    about = read_yaml(invitation / PROFILE, _Profile)
+    about = read_yaml(invitation / PROFILE, _Profile, "name by invitation what you were sent")
     ports = {key: value for key, value in about["server"].items() if key != "host"}
     more = {"server": ports, "admin": {"role": "lead"}}.get(kind, {})
     one = {"name": name, "type": kind, "org": re.sub(r"\W", "_", name), **more}
