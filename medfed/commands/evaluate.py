@@ -29,13 +29,11 @@ def onboard(config: Section, folder: Path) -> None:
 
 def subsets(config: Section, folder: Path) -> None:
     """Evaluates the run on subsets of the channels, writes the scores and prints the tables."""
-    from medfed.run.evaluation import measure_subsets, print_subsets, write_subsets
+    from medfed.run.evaluation import measure_subsets, show_subsets
 
     names = config.subsets
     wanted = [str(s) for s in names] if isinstance(names, list) else str(names)
-    subsets = measure_subsets(folder, wanted, str(config.split))
-    write_subsets(subsets, folder)
-    print_subsets(subsets, folder)
+    show_subsets(measure_subsets(folder, wanted, str(config.split)), folder)
 
 
 def by(config: Section, folder: Path) -> None:
