@@ -22,9 +22,7 @@ def onboard(config: Section, folder: Path) -> None:
     from medfed.run import onboarding
 
     of = str(config.onboard), listed(config.k), config.onboard_steps
-    newcomers = onboarding.onboard(folder, *of)
-    onboarding.write_onboarding(newcomers, folder)
-    onboarding.print_onboarding(newcomers, folder)
+    onboarding.show_onboarding(onboarding.onboard(folder, *of), folder)
 
 
 def subsets(config: Section, folder: Path) -> None:

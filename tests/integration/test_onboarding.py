@@ -13,13 +13,12 @@ import torch
 from PIL import Image
 
 from medfed.common import scores
-from medfed.common.console import wide_console
 from medfed.common.tensors import digest
 from medfed.datamodules.readers.medmnist import read_medmnist
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.splits import SPLITS
 from medfed.run.experiment import reopen_selected
-from medfed.run.onboarding import find_clients, onboard, print_onboarding, write_onboarding
+from medfed.run.onboarding import find_clients, onboard, show_onboarding
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError, MedfedError
 from tests.integration.runs import CLINICAL, ROOT, left_in, run
 
@@ -64,7 +63,7 @@ def test_onboarded_clients_take_no_part_in_training(clinical):
 def test_pfednets_onboarded_clients_and_what_is_written(clinical):
     before = contents(clinical)
     found = onboard(clinical, "all", [1, 5, 999], steps=3)
-    write_onboarding(found, clinical)
+    show_onboarding(found, clinical)
     after = contents(clinical)
     new = {"onboarding.csv", "onboarding.json", "pictures/onboarding.png"}
     assert {n: b for n, b in after.items() if n not in new} == before
@@ -112,7 +111,7 @@ def test_scores_of_few_test_patients_are_said_to_vary_by_chance(digits, monkeypa
 
 def test_the_table(digits, capsys):
     found = onboard(digits, LATE[0], [1], steps=1)
-    print_onboarding(found, digits, wide_console())
+    show_onboarding(found, digits)
     text = capsys.readouterr().out
     assert "1 client onboarded, test" in text
     assert all(name in text for name in ("ppfl (own rule)", "fine-tuning", "local training"))
@@ -314,7 +313,7 @@ def test_the_command_line(clinical, monkeypatch, capsys):
 
 def test_a_second_hospital_leaves_the_rows_of_the_first(digits):
     for who, k in ((LATE[0], 5), (LATE[1], 1), (LATE[0], 2)):
-        write_onboarding(onboard(digits, who, [k], steps=1), digits)
+        show_onboarding(onboard(digits, who, [k], steps=1), digits)
     with (digits / "onboarding.csv").open() as file:
         rows = [(row["client"], row["k"], row["steps"]) for row in csv.DictReader(file)]
     assert rows[::3] == [(LATE[1], "1", "1"), (LATE[0], "2", "1")]
