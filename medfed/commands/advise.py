@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from medfed.commands.command_line import command
+from medfed.commands.command_line import Command
 from medfed.common.processes import loading
 from medfed.config.allowed import method_yamls
 from medfed.config.check import check_value
@@ -80,7 +80,7 @@ def _listed(value: Any) -> list[str]:
     return [str(each) for each in listed(value)]
 
 
-@command("advise", check, runs=True)
+@Command("advise", check, runs=True)
 def main(config: RunDescription) -> None:
     """Runs the pilot, then writes and prints the advice."""
     with loading():

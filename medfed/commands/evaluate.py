@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from medfed.commands.command_line import command
+from medfed.commands.command_line import Command
 from medfed.config.check import COUNT, check_value
 from medfed.config.sections import Section, listed
 from medfed.standalone.errors import ConfigError
@@ -56,7 +56,7 @@ def check(configs: Sequence[Section], sweep: bool) -> None:
         check_value("least", config.least, COUNT)
 
 
-@command("evaluate", check, folders="run")
+@Command("evaluate", check, folders="run")
 def main(config: Section) -> None:
     """Evaluates the run and prints the table of its clients, or of hospitals that join it."""
     folder = Path(str(config.run))
