@@ -8,11 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from medfed.commands.command_line import Command
-from medfed.config.check import COUNT, check_value
 from medfed.config.sections import Section, listed
 from medfed.standalone.errors import ConfigError
 
@@ -50,13 +48,7 @@ def across(config: Section, folder: Path) -> None:
     show_across(measure_across(folder, str(config.split)), folder, str(config.split))
 
 
-def check(configs: Sequence[Section], sweep: bool) -> None:
-    """Checks the values before anything large is loaded."""
-    for config in configs:
-        check_value("least", config.least, COUNT)
-
-
-@Command("evaluate", check, folders="run")
+@Command("evaluate", folders="run")
 def main(config: Section) -> None:
     """Evaluates the run and prints the table of its clients, or of hospitals that join it."""
     folder = Path(str(config.run))

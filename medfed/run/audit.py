@@ -15,11 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-from msgspec import Meta
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
@@ -27,7 +26,6 @@ from medfed.common.console import Steps, say, shown, wide_console
 from medfed.common.scores import interval
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import Tensors, flatten, select
-from medfed.config.check import COUNT, check_value
 from medfed.config.description import RunDescription
 from medfed.datamodules.client_data import ClientData
 from medfed.datamodules.plans import trained_patients, with_patients
@@ -53,7 +51,7 @@ from medfed.standalone.files import filled, write_json, write_text, writing
 BATCHES = (1, 4, 16)
 BITS = (4, 2)
 FEWEST, MOST = 8, 32  # shadow models, if their number is not set
-LEAST = 4  # shadow models, and training patients of a client that is attacked
+LEAST = 4  # training patients of a client that is attacked
 DESCRIBE = ("sketch", "membership")  # parts of messages that describe a client
 Attack = tuple[Floats, Bools]
 """(A, P) the scores of patients in A attacks, and which are members."""
@@ -124,10 +122,6 @@ def audit(
     tolerance: float = 0.01,
 ) -> Audit:
     """Measures what the messages and the models of a run give away."""
-    check_value("shadows", shadows, Annotated[int, Meta(ge=LEAST)] | None)
-    check_value("rounds", rounds, COUNT)
-    for key, value in {"minutes": minutes, "tolerance": tolerance}.items():
-        check_value(key, value, Annotated[float, Meta(gt=0)])
     summary = RunFolder(folder).summary
     last = summary["rounds"] if summary["selected_round"] is None else summary["selected_round"] + 1
     rounds = min(rounds, summary["rounds"])

@@ -19,7 +19,6 @@ from medfed.common.figures import save_figures
 from medfed.common.tables import Table
 from medfed.common.tensors import Tensors
 from medfed.common.untrusted import read_json
-from medfed.config.check import KEYS, check_value
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
@@ -81,8 +80,6 @@ def onboard(
     rate of the first round. Its validation patients choose its threshold and its level, which is
     drawn towards 0 as the run's are.
     """
-    for key, value in {"k": [*counts], "onboard_steps": steps}.items():
-        check_value(key, value, KEYS[key])
     run = RunFolder(folder)
     summary, earlier = run.summary, earlier_rows(run, Row)
     experiment = reopen_selected(folder)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from medfed.commands.evaluate import main as evaluate
 from medfed.common import scores
 from medfed.common.tensors import digest
 from medfed.datamodules.readers.medmnist import read_medmnist
@@ -123,20 +124,21 @@ def test_another_number_of_steps_is_another_model(digits):
 
 
 @pytest.mark.parametrize(
-    ("who", "counts", "steps", "error", "message"),
+    ("who", "key", "message"),
     [
-        ("all", [0], 5, ConfigError, r"k\[0\] must be a whole number of at least 1, not 0\."),
-        ("all", [], 5, ConfigError, r"k must be a list with at least one entry, not \[\]\."),
-        ("all", ["few"], 5, ConfigError, r"k\[0\] must be a whole number, not 'few'\."),
-        ("all", [1], 0, ConfigError, r"onboard_steps must be a whole number of at least 1, not 0"),
-        ("hospital_9", [1], 5, ConfigError, r"not kept out \(did .*hospital_0, hospital_4"),
-        ("hospital_2", [1], 5, ConfigError, r"took part in training; name one of hospital_0"),
-        ("/nowhere", [1], 5, DataError, r"onboard=/nowhere does not exist; name a file or folder"),
+        ("all", "k=[0]", "k[0] must be a whole number of at least 1, not 0."),
+        ("all", "k=[]", "k must be a list with at least one entry, not []."),
+        ("all", "k=[few]", "k[0] must be a whole number, not 'few'."),
+        ("all", "onboard_steps=0", "onboard_steps must be a whole number of at least 1, not 0"),
+        ("hospital_9", "k=[1]", "not kept out (did you mean hospital_"),
+        ("hospital_2", "k=[1]", "took part in training; name one of hospital_0"),
+        ("/nowhere", "k=[1]", "onboard=/nowhere does not exist; name a file or folder"),
     ],
 )
-def test_mistakes_are_one_sentence(clinical, who, counts, steps, error, message):
-    with pytest.raises(error, match=message):
-        onboard(clinical, who, counts, steps)
+def test_mistakes_are_one_sentence(clinical, who, key, message, capsys):
+    with pytest.raises(SystemExit):
+        evaluate([f"run={clinical}", f"onboard={who}", key])
+    assert message in capsys.readouterr().err
 
 
 def table(path: Path, rows: int, seed: int, columns: str = "a,b,c") -> Path:
