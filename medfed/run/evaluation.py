@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +43,6 @@ from medfed.reports.subsets import heat_map
 from medfed.run.experiment import Experiment, examined, reopen, reopen_selected, test_selected
 from medfed.run.intervals import findings, over_clients
 from medfed.run.results import undefined
-from medfed.standalone.checks import check_known
 from medfed.standalone.csv_files import MISSING, Sheet, as_number, missing_words
 from medfed.standalone.errors import ConfigError, did_you_mean, few
 from medfed.standalone.files import csv_text, write_json, write_text
@@ -67,9 +66,8 @@ def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
     return summary | measured
 
 
-def _check_split(folder: Path, split: str) -> None:
-    """Refuses another split, and says where a model remembers the cases that it is to predict."""
-    check_known("split", split, get_args(EvalSplit))
+def _warn_of_remembered(folder: Path, split: str) -> None:
+    """Says where a model remembers the cases that it is to predict."""
     known = RunFolder(folder).summary.get("remembered", {}) if split == "train" else {}
     if clients := [shown(client) for client, of in known.items() if of["cases"]]:
         warn(
@@ -80,7 +78,7 @@ def _check_split(folder: Path, split: str) -> None:
 
 def _tested(folder: Path, split: str) -> Experiment:
     """Evaluates each selected model on its client's patients."""
-    _check_split(folder, split)
+    _warn_of_remembered(folder, split)
     if RunFolder(folder).sites_json.is_file():
         raise ConfigError(
             f"The run in {folder} was across sites, which keep their patients; only simulations "
@@ -336,7 +334,7 @@ def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "tes
     The other channels are zero after normalisation, as for a hospital that lacks them. Surface
     distances are left out, because they take long.
     """
-    _check_split(folder, split)
+    _warn_of_remembered(folder, split)
     experiment = reopen_selected(folder)
     module, names = experiment.module, tuple(experiment.data.channel_names)
     subsets = find_subsets(wanted, names)
@@ -386,8 +384,6 @@ def find_subsets(wanted: str | Sequence[str], names: Subset) -> tuple[Subset, ..
         sizes = range(1, len(names) + 1)
         return tuple(s for size in sizes for s in itertools.combinations(names, size))
     listed = [wanted] if isinstance(wanted, str) else [str(w) for w in wanted]
-    if not listed:
-        raise ConfigError("subsets is an empty list; name some, or write subsets=all.")
     chosen = (check_names("channel", text.split("+"), names) for text in listed)
     return tuple(dict.fromkeys(tuple(n for n in names if n in c) for c in chosen))
 

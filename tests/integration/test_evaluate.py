@@ -82,11 +82,6 @@ def test_all_rounds_stay_in_the_record(whole_run):
     assert {row[0] for row in rows if row[2] == "val"} == {"0", "1"}
 
 
-def test_an_unknown_split_is_named(copy):
-    with pytest.raises(ConfigError, match=r"split='vall' is unknown \(did you mean val"):
-        evaluate_run(copy, "vall")
-
-
 def test_a_folder_without_a_run(tmp_path):
     with pytest.raises(CheckpointError, match="is no run folder"):
         evaluate_run(tmp_path)
