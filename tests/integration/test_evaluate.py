@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from medfed.api import train
 from medfed.run.evaluation import evaluate_run
-from medfed.standalone.errors import CheckpointError, ConfigError
+from medfed.standalone.errors import CheckpointError
 from tests.integration.runs import CLINICAL, imaging
 
 ROOT = Path(__file__).resolve().parents[2]
