@@ -78,7 +78,9 @@ def locked_run_folder(config: RunDescription, logs: bool = False) -> Iterator[No
 @contextmanager
 def _logged(folder: Path) -> Iterator[None]:
     """Also writes the program's log to the run folder."""
-    handler = _Log(folder / Places.log, delay=True, encoding="utf-8")
+    handler = logging.FileHandler(folder / Places.log, delay=True, encoding="utf-8")
+    # A full disk stops the run where it writes its results, not here.
+    handler.handleError = lambda record: None  # type: ignore[method-assign]
     handler.setFormatter(logging.Formatter("%(message)s"))
     logging.getLogger().addHandler(handler)
     try:
@@ -86,11 +88,6 @@ def _logged(folder: Path) -> Iterator[None]:
     finally:
         logging.getLogger().removeHandler(handler)
         handler.close()
-
-
-class _Log(logging.FileHandler):
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Ignores a full disk: the run stops where it writes its results, not here."""
 
 
 class SameEverywhere(pl.Callback):

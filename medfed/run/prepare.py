@@ -43,14 +43,10 @@ _log = logging.getLogger(__name__)
 NOT_FOR_TRAINING = ("workers", "show", "folder")
 # Data without an experiment, and the data whose experiment fits them.
 LIKE = {
-    "brats_folder": "brats",
-    "brats_challenge": "brats",
-    "breast_cancer": "clinical",
-    "csv": "clinical",
-    "datalist": "organs",
-    "image_folder": "medmnist",
-    "image_table": "medmnist",
-    "nnunet": "organs",
+    **dict.fromkeys(("brats_folder", "brats_challenge"), "brats"),
+    **dict.fromkeys(("breast_cancer", "csv"), "clinical"),
+    **dict.fromkeys(("datalist", "nnunet"), "organs"),
+    **dict.fromkeys(("image_folder", "image_table"), "medmnist"),
 }
 
 
