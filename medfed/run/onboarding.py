@@ -84,9 +84,28 @@ def onboard(
     summary, earlier = run.summary, earlier_rows(run, Row)
     experiment = reopen_selected(folder)
     clients = find_clients(experiment, who)
-    local = experiment.module.local
-    local.budget = replace(local.budget, steps=steps)
-    others, rows, notes = for_newcomer(summary.get("points", {})), [], []
+    module = experiment.module
+    module.local.budget = replace(module.local.budget, steps=steps)
+    others, rows, notes = for_newcomer(summary.get("points", {})), list[Row](), []
+    federation, rules = module.federation, rules_of(module.federation.algorithm)
+
+    def measured(data: ClientData, k: int, rule: Rule) -> None:
+        client, ledger = onboarded_client(federation, data), Ledger()
+        started = time.process_time()
+        if rule == "local":
+            client.begin(0, "join", 0)
+            model = rules.alone(client)
+        else:
+            message, ledger = run_onboarding(federation, client)
+            if rule == "fine_tuning" and not message.parts:
+                return  # the client receives nothing that it could fine-tune
+            model = (rules.onboard if rule == "own" else rules.fine_tune)(client, message)
+        seconds = time.process_time() - started
+        _, metrics = tested(module, client, model, others)
+        patients, up = len(data.patients["train"]), ledger.total(direction="up")
+        used = data.id, k, patients, data.num_samples, steps, rule, metrics, seconds, up
+        rows.append(Row(*used, ledger.total(direction="down")))
+
     for client in clients:
         there = first_patients(client, len(client.patients["train"]), experiment.config.seed)
         if more := [k for k in counts if k > len(there.patients["train"])]:
@@ -96,8 +115,8 @@ def onboard(
             )
         for k in counts:
             some = first_patients(client, k, experiment.config.seed)
-            measured = [_measured(experiment.module, some, k, steps, r, others) for r in RULES]
-            rows += [row for row in measured if row]
+            for rule in RULES:
+                measured(some, k, rule)
     sizes = {client.id: len(client.patients["test"]) for client in clients}
     if small := [f"{c} ({n})" for c, n in sizes.items() if n < scores.LEAST_CASES]:
         least = f"fewer than {scores.LEAST_CASES} test patients"
@@ -180,35 +199,6 @@ def tested(
     with torch.no_grad():
         metrics = module.evaluate_data(client.id, client.data, "test", keep=True)
     return model, metrics | module.decide(client.id, others)
-
-
-def _measured(
-    module: FederatedModule,
-    data: ClientData,
-    k: int,
-    steps: int,
-    rule: Rule,
-    others: Mapping[str, float],
-) -> Row | None:
-    """One row; none if the client receives nothing that it could fine-tune."""
-    rules, client = rules_of(module.federation.algorithm), onboarded_client(module.federation, data)
-    started = time.process_time()
-    ledger = Ledger()
-    if rule == "local":
-        client.begin(0, "join", 0)
-        model = rules.alone(client)
-    else:
-        message, ledger = run_onboarding(module.federation, client)
-        if rule == "fine_tuning" and not message.parts:
-            return None
-        learn = rules.onboard if rule == "own" else rules.fine_tune
-        model = learn(client, message)
-    seconds = time.process_time() - started
-    _, metrics = tested(module, client, model, others)
-    up, down = (ledger.total(direction=way) for way in ("up", "down"))
-    patients = len(data.patients["train"])
-    samples = data.num_samples
-    return Row(data.id, k, patients, samples, steps, rule, metrics, seconds, up, down)
 
 
 RowT = TypeVar("RowT")
