@@ -1,6 +1,7 @@
 """Trains one federation: ``medfed train experiment=brats_pfednet algorithm=fedavg``.
 
-``-m`` trains every combination of several values: ``medfed train -m algorithm=fedavg,ditto``.
+``-m`` trains every combination of several values: ``medfed train -m algorithm=fedavg,ditto``;
+``sweep.workers=4`` trains four at once.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from medfed.common.console import Steps, say, shown, wide_console
+from medfed.common.console import Steps, levels, say, shown, wide_console
 from medfed.common.scores import interval
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import Tensors, flatten, select
@@ -126,8 +126,7 @@ def audit(
     last = summary["rounds"] if summary["selected_round"] is None else summary["selected_round"] + 1
     rounds = min(rounds, summary["rounds"])
     audited = _Audited(reopen_selected(folder))
-    logging.disable(logging.WARNING)  # the run itself has said what building it says
-    try:
+    with levels({"medfed": logging.ERROR}):  # the run itself has said what building it says
         layer, rows = audited.replayed(rounds, tolerance)
         each = last * audited.seconds / rounds
         if shadows is None:
@@ -139,8 +138,6 @@ def audit(
             f"{shadows * each / 60:.1f} minutes; shadows=NUMBER or minutes=NUMBER changes this.",
         )
         guesses, fingerprints = audited.shadowed(shadows, last)
-    finally:
-        logging.disable(logging.NOTSET)
     sections = tuple(rows), tuple(guesses), tuple(fingerprints), tuple(audited.notes)
     return Audit(summary, rounds, tolerance, layer, shadows, *sections)
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -209,7 +208,8 @@ def _values_in(source: Path, column: str, data: FederatedDataModule) -> dict[str
                 f"needs the columns patient and {column}."
             )
     patients, ids = sheet.names("patient"), list(data.patients)
-    same([*patients, *ids], f"{source} and the run", lambda at: _place(at, len(patients)))
+    places = [*(f"data row {n + 1}" for n in range(len(patients))), *["the run"] * len(ids)]
+    same([*patients, *ids], f"{source} and the run", places.__getitem__)
     values = _by_patient(column, patients, [text or "" for text in sheet.texts(column)])
     values |= {one: values[fold(one)] for one in ids if fold(one) in values}
     if not {*values} & {*data.patients}:
@@ -218,10 +218,6 @@ def _values_in(source: Path, column: str, data: FederatedDataModule) -> dict[str
             f"{next(iter(values))}, the run has {next(iter(data.patients))}: write the same ids."
         )
     return values
-
-
-def _place(at: int, rows: int) -> str:
-    return f"data row {at + 1}" if at < rows else "the run"
 
 
 def banded(
@@ -260,26 +256,19 @@ def banded(
     return others | {p: bands[bisect_right(ends, value)] for p, value in numbers.items()}
 
 
-def picture(values: Mapping[str, Any], metric: str, title: str) -> Figure:
-    """Draws metrics by model (row) and hospital; a dot says whose patients."""
-    table = np.array([[of.get(metric) for of in row.values()] for row in values.values()], float)
-    rows = [f"model of {name}" for name in values]
-    falls = scores.smaller_is_better(metric)
-    columns = [f"patients of {name}" for name in next(iter(values.values()))]
-    return heat_map(table, rows, [[name] for name in columns], columns, title, falls=falls)
-
-
 def show_across(values: Mapping[str, Any], folder: Path, split: str) -> None:
     """Writes ``across_<split>.json`` and its picture, and prints the table."""
     run, console = RunFolder(folder), wide_console()
     metric = run.summary["selection"][0]
     title = f"{split} {scores.label_of(metric)}: of each model"
     write_json(folder / f"across_{split}.json", values)
-    save_figures(run.pictures_folder, {f"across_{split}": picture(values, metric, title)})
     known = {m: [of.get(metric, np.nan) for of in row.values()] for m, row in values.items()}
+    hospitals, falls = next(iter(values.values())), scores.smaller_is_better(metric)
+    models, patients = [f"model of {n}" for n in values], [f"patients of {n}" for n in hospitals]
+    each = np.array([*known.values()], float), models, [[n] for n in patients], patients
+    save_figures(run.pictures_folder, {f"across_{split}": heat_map(*each, title, falls=falls)})
     rows = [[model, *map(scores.number, row)] for model, row in known.items()]
-    columns = next(iter(values.values()))
-    console.print(Table.of(["model of", *columns], rows, prose=(0,)).printed(title))
+    console.print(Table.of(["model of", *hospitals], rows, prose=(0,)).printed(title))
     say(console, f"Written: {folder}/across_{split}.json and pictures/across_{split}.png")
 
 

@@ -255,7 +255,13 @@ def end_logging(
         return
     logger.log_metrics(tested, step=summary["rounds"] - 1)
     if isinstance(logger, TensorBoardLogger):
-        _show(logger, pictures)
+        import numpy as np
+        from PIL import Image
+
+        for name, path in pictures.items():
+            with Image.open(path) as image:
+                pixels = np.asarray(image.convert("RGB"))
+            logger.experiment.add_image(name, pixels, dataformats="HWC")
     elif isinstance(logger, MLFlowLogger):
         for path in pictures.values():
             logger.experiment.log_artifact(logger.run_id, str(path), "pictures")
@@ -275,16 +281,6 @@ def _table(clients: Mapping[str, Mapping[str, float]], metrics: Sequence[str]) -
 
     rows = [[client, *map(values.get, metrics)] for client, values in clients.items()]
     return Table(columns=["client", *metrics], data=rows, allow_mixed_types=True)
-
-
-def _show(logger: TensorBoardLogger, pictures: Mapping[str, Path]) -> None:
-    import numpy as np
-    from PIL import Image
-
-    for name, path in pictures.items():
-        with Image.open(path) as image:
-            pixels = np.asarray(image.convert("RGB"))
-        logger.experiment.add_image(name, pixels, dataformats="HWC")
 
 
 def _words(method: str | None, seed: int | None) -> list[str]:
