@@ -12,7 +12,7 @@ import tempfile
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -279,13 +279,10 @@ def _logged(error: Exception, folder: Path | None) -> str:
     """Writes the traceback, if possible to the folder of a run that began, and says where."""
     text = "".join(traceback.format_exception(error))
     begun = folder is not None and (folder / Places.config_yaml).is_file()
-    places = [*[str(folder)] * begun, None]  # at last the system's folder for what is temporary
-    for place in places:
-        try:
+    for place in [str(folder)] * begun + [None]:  # at last the system's folder for temporary files
+        with suppress(OSError):
             handle, name = tempfile.mkstemp(".log", "medfed-error-", place)
             with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
-        except OSError:
-            continue
-        return f"the traceback is in {name}"
+            return f"the traceback is in {name}"
     return "HYDRA_FULL_ERROR=1 shows the traceback"
