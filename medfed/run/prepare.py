@@ -207,7 +207,8 @@ def contact_sheet(data: FederatedDataModule) -> Figure | None:
         batch = client.samples(torch.from_numpy(order[:count]))
         samples = map(_flat, batch["image"].cpu(), batch["label"].cpu())
         rows.append((client, list(samples), strip))
-    names = list(data.channel_names) * len(rows[0][1]) if len(strip) > 1 else []
+    count = max(len(samples) for _, samples, _ in rows)  # some clients have few samples
+    names = list(data.channel_names) * count if len(strip) > 1 else []
     return _sheet(data, rows, dict(enumerate(names)))
 
 
@@ -252,32 +253,33 @@ def _flat(image: Tensor, label: Tensor) -> Sample:
 
 def _sheet(data: FederatedDataModule, rows: Sequence[Strip], names: Mapping[int, str]) -> Figure:
     """Draws the rows; `names` are written above the tiles of these numbers."""
-    images = np.array([[image for image, _ in samples] for _, samples, _ in rows])
+    images = np.array([image for _, samples, _ in rows for image, _ in samples])
     photographs, strips = data.channel_names == _COLOUR, len(rows[0][2])
+    count = max(len(samples) for _, samples, _ in rows)
     if not (fixed := np.abs(images).max() <= 1 + 1e-5):
-        ends = np.transpose([_percentiles(images[:, :, c]) for c in range(images.shape[2])])
-    low, high = np.full((2, images.shape[2]), [[-1.0], [1.0]]) if fixed else ends
-    if not (fixed or photographs):  # z-scored: exact zeros are background
-        images = np.where(images == 0, low[:, None, None], images)
+        ends = np.transpose([_percentiles(channel) for channel in images.swapaxes(0, 1)])
+    low, high = np.full((2, images.shape[1]), [[-1.0], [1.0]]) if fixed else ends
     height, width = (side / max(images.shape[-2:]) for side in images.shape[-2:])
     pitch, inch = strips * _STEP + _GROUP * (strips > 1), 0.62 if len(rows) > 8 else 0.8
     beside = 0.5 + 0.085 * max(len(client.id) for client, _, _ in rows)
-    size = images.shape[1] * pitch * inch + beside, len(rows) * _STEP * inch + 0.9
+    size = count * pitch * inch + beside, len(rows) * _STEP * inch + 0.9
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     for row, (client, samples, strip) in enumerate(rows):
         present, top = client.channels.numpy(), row * _STEP + (1 - height) / 2
-        for n, (_, label) in enumerate(samples):
+        for n, (image, label) in enumerate(samples):
+            if not (fixed or photographs):  # z-scored: exact zeros are background
+                image = np.where(image == 0, low[:, None, None], image)
             first = n * pitch + (1 - width) / 2
             for k, channel in enumerate(strip):
                 left = first + k * _STEP
                 extent = left, left + width, top + height, top
                 if photographs:
-                    picture = np.clip((images[row, n].T - low) / (high - low), 0, 1) * present
+                    picture = np.clip((image.T - low) / (high - low), 0, 1) * present
                     axes.imshow(picture.transpose(1, 0, 2), extent=extent)
                 elif present[channel]:
                     scale = {"vmin": low[channel], "vmax": high[channel]}
-                    axes.imshow(images[row, n, channel], extent=extent, **scale, **_GREY)
+                    axes.imshow(image[channel], extent=extent, **scale, **_GREY)
                 else:
                     corner = n * pitch + k * _STEP + 0.02, row * _STEP + 0.02
                     empty = Rectangle(corner, 0.96, 0.96, fill=False, ec="0.6", lw=0.8, ls=":")
@@ -288,7 +290,7 @@ def _sheet(data: FederatedDataModule, rows: Sequence[Strip], names: Mapping[int,
             if label.ndim == 0:
                 sides = width + (strips - 1) * _STEP, height
                 _frame(axes, int(label), data.class_names, (first, top), sides)
-    axes.set(xlim=(-0.05, images.shape[1] * pitch - 0.05 - _GROUP * (strips > 1)))
+    axes.set(xlim=(-0.05, count * pitch - 0.05 - _GROUP * (strips > 1)))
     axes.set(ylim=(len(rows) * _STEP, -0.08), aspect="equal", anchor="E")
     heights = [row * _STEP + 0.5 for row in range(len(rows))]
     axes.set_yticks(heights, [caption(client.id) for client, _, _ in rows])
