@@ -19,7 +19,7 @@ keeps its ``findings.json`` in ``docs/benchmark``.
 ``evidence``       what benchmarks/evidence/evidence.py prints
 ``privacy NAME``   what benchmarks/trust/frontier.py prints of a cohort
 ``detection``      what benchmarks/evidence/detection.py prints; ``paired``: by seed and hospital
-``methods``        what ``medfed methods --markdown`` prints
+``methods``        what each method keeps, sends and costs
 ``references``     what each file of tests/references checks
 ``requests``       what a site checks before it answers a request
 ``readme``         README.md, with which the site begins
@@ -470,8 +470,10 @@ def of_detection(findings: Findings, name: str) -> list[str]:
 def of_methods(findings: Findings, name: str) -> list[str]:
     """Every method's row."""
     files = methods.yamls()
-    rows = methods.by_family(methods.method(name, files[name]) for name in files)
-    return methods.markdown(rows).split("\n")
+    listed = methods.by_family(methods.method(name, files[name]) for name in files)
+    rows = [(f"`{one.name}`", one.kind.card.family, *one.row[1:]) for one in listed]
+    head = ("`algorithm=`", "family", *methods.COLUMNS[1:])
+    return _rows(head, rows, left=len(head))
 
 
 def of_references(findings: Findings, name: str) -> list[str]:

@@ -169,7 +169,7 @@ OF_A_RUN = {
     "across=maybe": "across must be true or false, not 'maybe'.",
     "bands=[40]": "bands changes nothing without by; set by, too.",
     "by=age bands=[b]": "bands[0] must be a number, not 'b'.",
-    "by=age least=0": "least must be a whole number of at least 1, not 0.",
+    "by=age least=-1": "least must be a whole number of at least 0, not -1.",
 }
 # What an algorithm's class checks needs torch, and nothing else of this size; others are above.
 LATER = {

@@ -29,7 +29,7 @@ from medfed.common.console import size
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.tables.mixture import MixtureDataModule
 from medfed.run.memberships import half_l1
-from medfed.run.onboarding import onboard, write_onboarding
+from medfed.run.onboarding import onboard, show_onboarding
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmark"
 LESS = ("data.samples=200", "rounds=20", "optimizer.lr=0.1")
@@ -119,7 +119,7 @@ def joining(out: Path, name: str, less: Sequence[str], seeds: Sequence[int]) -> 
         folder = out / f"join_{name}_{seed}"
         trained(folder, *JOINS[name], f"seed={seed}", *less)
         if not (folder / "onboarding.json").is_file():
-            write_onboarding(onboard(folder, "all", PATIENTS[name], STEPS[name]), folder)
+            show_onboarding(onboard(folder, "all", PATIENTS[name], STEPS[name]), folder)
         runs.append(json.loads((folder / "onboarding.json").read_text(encoding="utf-8")))
     metric = runs[0]["selection"][0]
     rows = []

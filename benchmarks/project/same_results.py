@@ -281,7 +281,7 @@ def words() -> list[Step]:
     named = "train prepare evaluate compare report benchmark advise export predict deploy site"
     named += " methods doctor"
     helps = [Step(f"help {name}", (name, "--help")) for name in named.split()]
-    tables = [("methods",), ("methods", "apfl"), ("methods", "--markdown"), ("doctor",)]
+    tables = [("methods",), ("methods", "apfl"), ("doctor",)]
     shown = [("train", "experiment=brats_pfednet", "folder=x", "--cfg", "job"), ("--help",)]
     return [
         *helps,

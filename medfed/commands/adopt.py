@@ -7,11 +7,11 @@ goes into ``medfed predict``, and among ``bundles`` into the plan of ``medfed st
 
 from __future__ import annotations
 
-from medfed.commands.command_line import command
+from medfed.commands.command_line import Command
 from medfed.config.sections import Section
 
 
-@command("adopt")
+@Command("adopt")
 def main(config: Section) -> None:
     """Writes the bundle."""
     # Imported here, so that --help and errors in the configuration appear at once.

@@ -11,12 +11,11 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from medfed.commands.command_line import command
+from medfed.commands.command_line import Command
 from medfed.common.processes import loading
 from medfed.config.allowed import method_yamls
-from medfed.config.check import check_value
 from medfed.config.description import RunDescription
 from medfed.config.sections import listed
 from medfed.config.spelling import key_of
@@ -44,7 +43,6 @@ def check(configs: Sequence[RunDescription], sweep: bool) -> None:
                 "itself, so leave resume out."
             )
     for config in (each.values for each in configs):
-        check_value("without", config.without, Literal["each", "sets"] | None)
         check_methods(_listed(config.methods), _listed(config.plugins))
 
 
@@ -80,7 +78,7 @@ def _listed(value: Any) -> list[str]:
     return [str(each) for each in listed(value)]
 
 
-@command("advise", check, runs=True)
+@Command("advise", check, runs=True)
 def main(config: RunDescription) -> None:
     """Runs the pilot, then writes and prints the advice."""
     with loading():

@@ -9,14 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from medfed.commands.command_line import command
+from medfed.commands.command_line import Command
 from medfed.config.sections import Section
 from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full
 from medfed.standalone.files import writing
 
 
-@command("audit", folders="run")
+@Command("audit", folders="run")
 def main(config: Section) -> None:
     """Attacks the run, writes the page and prints its sentences."""
     folder = Path(str(config.run))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from medfed.commands.command_line import command
+from medfed.commands.command_line import Command
 from medfed.common.processes import loading
 from medfed.config.sections import Section, listed
 from medfed.standalone.errors import ConfigError
@@ -50,7 +50,7 @@ def _asked(config: Section) -> dict[str, Any]:
     }
 
 
-@command("benchmark", check)
+@Command("benchmark", check)
 def _main(config: Section) -> None:
     """Runs the missing cells, then writes and prints the report."""
     with loading():

@@ -12,9 +12,9 @@ import tempfile
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -42,29 +42,6 @@ FULL_ERROR = "HYDRA_FULL_ERROR"
 FLAGS = ("-m", "--multirun", "--cfg", "-c", "--resolve")
 
 
-def command(
-    name: str,
-    check: Check | None = None,
-    runs: bool = False,
-    folders: str = "",
-    trains: bool = False,
-) -> Callable[[Run], Main]:
-    """Turns a function of a configuration into a command, see :class:`_Command`."""
-
-    def decorate(run: Run) -> Main:
-        made = _COMMANDS[name] = _Command(name, run, check, runs, folders, trains)
-
-        @wraps(run)
-        def main(arguments: Sequence[str] | None = None) -> None:
-            processes.end_with_parent()
-            with processes.ended_by_signals():
-                _start(made, arguments)
-
-        return main
-
-    return decorate
-
-
 def plain(
     help_of: Callable[[str], None], needs_words: bool = False
 ) -> Callable[[Callable[[list[str]], Any]], Main]:
@@ -85,9 +62,6 @@ def plain(
     return decorate
 
 
-_COMMANDS: dict[str, _Command] = {}
-
-
 def _is_folder(argument: str) -> bool:
     """Whether an argument has no key; folders may have = in their names, and keys no slash."""
     key, assigns, _ = argument.partition("=")
@@ -95,15 +69,34 @@ def _is_folder(argument: str) -> bool:
     return not (assigns or removes) or ("/" in key and os.path.exists(argument))
 
 
-@dataclass(frozen=True)
-class _Command:
+_COMMANDS: dict[str, Command] = {}
+
+
+@dataclass
+class Command:
+    """A command that Hydra starts; as a decorator it makes one of a function."""
+
     name: str
-    run: Run
     # Further checks of the configurations; its second argument says whether they are a sweep.
-    check: Check | None
-    describes: bool  # whether its function gets a RunDescription, otherwise the keys
-    folders: str  # the key of arguments without a key, which are folders; empty: there are none
-    trains: bool  # whether it makes the folder of a run, which must be new or empty
+    check: Check | None = None
+    runs: bool = False  # whether its function gets a RunDescription, otherwise the keys
+    folders: str = (
+        ""  # the key of arguments without a key, which are folders; empty: there are none
+    )
+    trains: bool = False  # whether it makes the folder of a run, which must be new or empty
+
+    def __call__(self, run: Run) -> Main:
+        """Returns the function of a command line."""
+        self.run = run
+        _COMMANDS[self.name] = self
+
+        @wraps(run)
+        def main(arguments: Sequence[str] | None = None) -> None:
+            processes.end_with_parent()
+            with processes.ended_by_signals():
+                _start(self, arguments)
+
+        return main
 
     def with_keys(self, arguments: Sequence[str]) -> list[str]:
         """Returns a command line in which folders have the key that they belong to."""
@@ -116,56 +109,48 @@ class _Command:
 
     def read(self, source: dict[str, Any], overrides: Sequence[str]) -> Any:
         """Checks a configuration."""
-        read = describe if self.describes else checked
+        read = describe if self.runs else checked
         config: Any = read(source, tuple(overrides))
-        check_made(config.values if self.describes else config)
+        check_made(config.values if self.runs else config)
         return config
 
     def folder(self, config: Any) -> Path | None:
         """Returns the run folder that a configuration names."""
-        folder = config.folder if self.describes else config.get("run")
+        folder = config.folder if self.runs else config.get("run")
         return None if folder is None else Path(str(folder))
 
-    def answer(self, config: Any) -> Any:
-        """Runs the command within Hydra, while Hydra's log is still open."""
-        with one_sentence(self.folder(config)):
-            return self.run(config)
+
+def _run_of_sweep(name: str, marked: bool, config: DictConfig) -> str:
+    """Runs a command for one combination of a sweep, also in another process.
+
+    Returns what went wrong, in one sentence, or nothing; this is printed, too. `marked`: whether
+    its lines need its number, as other runs print theirs meanwhile.
+    """
+    importlib.import_module(f"medfed.commands.{name}")
+    command, hydra, folder = _COMMANDS[name], HydraConfig.get(), None
+    gc.collect()  # objects that refer to each other hold the data of the last one
+    with console.without_remarks(), console.as_run(f"[{hydra.job.num}] " * marked):
+        try:
+            source = source_of(config)
+            with_plugins([f"plugins={literal(name)}" for name in source.get("plugins") or ()])
+            if marked and select(source, "trainer.accelerator") != "cpu":
+                processes.take_gpu()
+            checked_config = command.read(source, as_typed(hydra.overrides.task))
+            folder = command.folder(checked_config)
+            command.run(checked_config)
+        except Exception as error:
+            if os.environ.get(FULL_ERROR) == "1":
+                traceback.print_exc()
+            sentence = _sentence(error, folder)
+            print(f"error: {sentence}", file=sys.stderr)
+            return sentence
+    return ""
 
 
-@dataclass(frozen=True)
-class _RunOfSweep:
-    """Runs a command for one combination of a sweep, also in another process."""
-
-    name: str  # the name of the command
-    marked: bool  # whether its lines need its number, as other runs print theirs meanwhile
-
-    def __call__(self, config: DictConfig) -> str:
-        """Returns what went wrong, in one sentence, or nothing; this is printed, too."""
-        importlib.import_module(f"medfed.commands.{self.name}")
-        command, hydra, folder = _COMMANDS[self.name], HydraConfig.get(), None
-        gc.collect()  # objects that refer to each other hold the data of the last one
-        with console.without_remarks(), console.as_run(f"[{hydra.job.num}] " * self.marked):
-            try:
-                source = source_of(config)
-                with_plugins([f"plugins={literal(name)}" for name in source.get("plugins") or ()])
-                if self.marked and select(source, "trainer.accelerator") != "cpu":
-                    processes.take_gpu()
-                checked_config = command.read(source, as_typed(hydra.overrides.task))
-                folder = command.folder(checked_config)
-                command.run(checked_config)
-            except Exception as error:
-                if os.environ.get(FULL_ERROR) == "1":
-                    traceback.print_exc()
-                sentence = _sentence(error, folder)
-                print(f"error: {sentence}", file=sys.stderr)
-                return sentence
-        return ""
-
-
-def _sweep(command: _Command, overrides: Sequence[str], engine: Engine) -> None:
+def _sweep(command: Command, overrides: Sequence[str], engine: Engine) -> None:
     """Runs all combinations; the failure of one ends no other."""
     failed: list[tuple[Job, str]] = []
-    done = 0
+    done, run = 0, partial(_run_of_sweep, command.name, bool(engine.named))
     with ExitStack() as stack:
         sweep = stack.enter_context(Sweep(overrides, command.name, engine))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="medfed-said-"))
@@ -176,7 +161,7 @@ def _sweep(command: _Command, overrides: Sequence[str], engine: Engine) -> None:
         if engine.named:
             print(f"{len(sweep.jobs)} runs by {engine.named}, in {sweep.folder}", flush=True)
         try:
-            for job, why in sweep.outcomes(_RunOfSweep(command.name, bool(engine.named))):
+            for job, why in sweep.outcomes(run):
                 done += 1
                 if why:
                     failed.append((job, why))
@@ -200,7 +185,7 @@ def _sweep(command: _Command, overrides: Sequence[str], engine: Engine) -> None:
         sys.exit(1)
 
 
-def _start(command: _Command, arguments: Sequence[str] | None) -> None:
+def _start(command: Command, arguments: Sequence[str] | None) -> None:
     # Lightning starts the other ranks with the command's file and the same arguments.
     file = inspect.getfile(command.run)
     sys.argv = [file, *(sys.argv[1:] if arguments is None else arguments)]
@@ -235,7 +220,8 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
         (config,) = described
         if command.trains and config.resume is None and processes.is_first_process():
             refuse_full(Path(config.folder))
-        compositions[0].run(lambda _: command.answer(config))
+        with one_sentence(command.folder(config)):
+            compositions[0].run(lambda _: command.run(config))
 
 
 def parsed(arguments: Sequence[str]) -> Namespace:
@@ -298,13 +284,10 @@ def _logged(error: Exception, folder: Path | None) -> str:
     """Writes the traceback, if possible to the folder of a run that began, and says where."""
     text = "".join(traceback.format_exception(error))
     begun = folder is not None and (folder / Places.config_yaml).is_file()
-    places = [*[str(folder)] * begun, None]  # at last the system's folder for what is temporary
-    for place in places:
-        try:
+    for place in [str(folder)] * begun + [None]:  # at last the system's folder for temporary files
+        with suppress(OSError):
             handle, name = tempfile.mkstemp(".log", "medfed-error-", place)
             with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
-        except OSError:
-            continue
-        return f"the traceback is in {name}"
+            return f"the traceback is in {name}"
     return "HYDRA_FULL_ERROR=1 shows the traceback"

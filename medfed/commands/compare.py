@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from medfed.commands.command_line import command
+from medfed.commands.command_line import Command
 from medfed.config.sections import Section, listed
 
 
-@command("compare", folders="runs")
+@Command("compare", folders="runs")
 def main(config: Section) -> None:
     """Prints the table and writes CSV, Markdown and pictures."""
     # Imported here, so that --help and errors in the configuration appear at once.

@@ -7,12 +7,9 @@ command exits with status 1.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 from medfed.commands.command_line import plain
 from medfed.commands.help import print_usage
@@ -29,21 +26,12 @@ def main(words: Sequence[str]) -> None:
     with loading():
         from medfed.run import doctor
 
-    console = wide_console()
-    _print(console, "This machine", doctor.machine(Path.cwd()))
-    _print(console, "Optional packages", doctor.extras())
-    wrong = list(doctor.mistakes(Path.cwd()))
+    console, here = wide_console(), Path.cwd()
+    parts = {"This machine": doctor.machine(here), "Optional packages": doctor.extras()}
+    for title, rows in parts.items():
+        say(console, title, *(f" {what:<20} {answer}" for what, answer in rows), "")
+    wrong = list(doctor.mistakes(here))
     say(console, *(f"wrong: {sentence}" for sentence in wrong))
     print("Something is wrong." if wrong else "Nothing is wrong.")
     if wrong:
         sys.exit(1)
-
-
-def _print(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:
-    table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 1))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for what, answer in rows:
-        table.add_row(what, answer)
-    console.print(table)
-    console.print()

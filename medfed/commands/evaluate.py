@@ -8,11 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from medfed.commands.command_line import command
-from medfed.config.check import COUNT, check_value
+from medfed.commands.command_line import Command
 from medfed.config.sections import Section, listed
 from medfed.standalone.errors import ConfigError
 
@@ -22,20 +20,16 @@ def onboard(config: Section, folder: Path) -> None:
     from medfed.run import onboarding
 
     of = str(config.onboard), listed(config.k), config.onboard_steps
-    newcomers = onboarding.onboard(folder, *of)
-    onboarding.write_onboarding(newcomers, folder)
-    onboarding.print_onboarding(newcomers, folder)
+    onboarding.show_onboarding(onboarding.onboard(folder, *of), folder)
 
 
 def subsets(config: Section, folder: Path) -> None:
     """Evaluates the run on subsets of the channels, writes the scores and prints the tables."""
-    from medfed.run.evaluation import measure_subsets, print_subsets, write_subsets
+    from medfed.run.evaluation import measure_subsets, show_subsets
 
     names = config.subsets
     wanted = [str(s) for s in names] if isinstance(names, list) else str(names)
-    subsets = measure_subsets(folder, wanted, str(config.split))
-    write_subsets(subsets, folder)
-    print_subsets(subsets, folder)
+    show_subsets(measure_subsets(folder, wanted, str(config.split)), folder)
 
 
 def by(config: Section, folder: Path) -> None:
@@ -54,13 +48,7 @@ def across(config: Section, folder: Path) -> None:
     show_across(measure_across(folder, str(config.split)), folder, str(config.split))
 
 
-def check(configs: Sequence[Section], sweep: bool) -> None:
-    """Checks the values before anything large is loaded."""
-    for config in configs:
-        check_value("least", config.least, COUNT)
-
-
-@command("evaluate", check, folders="run")
+@Command("evaluate", folders="run")
 def main(config: Section) -> None:
     """Evaluates the run and prints the table of its clients, or of hospitals that join it."""
     folder = Path(str(config.run))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from medfed.commands.command_line import command
+from medfed.commands.command_line import Command
 from medfed.config.sections import Section
 
 
-@command("export", folders="run")
+@Command("export", folders="run")
 def main(config: Section) -> None:
     """Writes a bundle per client and prints their sizes and metrics."""
     # Imported here, so that --help and errors in the configuration appear at once.

@@ -51,11 +51,6 @@ def print_help(name: str, doc: str) -> None:
     for key in keys(text):
         table.add_row(*key)
     console.print(table)
-    if name == "train":
-        print(
-            "\n-m with several values of a key (seed=0,1,2) runs each combination; sweep.workers=4 "
-            "runs four at once, and sweep.shard=1/4 is the first of four jobs of a cluster."
-        )
     print(
         f"\nmedfed {name} --cfg job [KEY=VALUE ...] prints the whole configuration with the keys "
         "of the chosen options."

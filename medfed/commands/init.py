@@ -15,8 +15,8 @@ import shlex
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ import numpy as np
 
 from medfed.commands.command_line import plain
 from medfed.commands.help import print_usage
-from medfed.common.console import say, wide_console
+from medfed.common.console import logged_by, say, wide_console
 from medfed.config import allowed, compose, description, sections, spelling
 from medfed.config.spelling import as_text
 from medfed.datamodules.readers.looks import FIRST, NO, Guess, Question
@@ -112,18 +112,6 @@ class Interview:
     def tell(self, took: Sequence[tuple[str, object, str]]) -> None:
         """Prints what was taken for what."""
         self.say(*(f"{what:<15} {value}  ({why})" for what, value, why in took))
-
-    @contextmanager
-    def hearing(self) -> Iterator[None]:
-        """Prints the log's warnings among the findings."""
-        handler = logging.Handler(logging.WARNING)
-        handler.emit = lambda record: self.say(record.getMessage())  # type: ignore[method-assign]
-        logger = logging.getLogger("medfed")
-        logger.addHandler(handler)
-        try:
-            yield
-        finally:
-            logger.removeHandler(handler)
 
     def settle(self, asks: Mapping[str, Question]) -> bool:
         """Settles questions by the user, or by the best guesses; says whether any is new."""
@@ -296,8 +284,10 @@ def interviewed(
     path: Path, typed: Mapping[str, Any], name: str, yes: bool
 ) -> tuple[Guess, Interview, dict[str, Any]]:
     """Looks, asks and looks again, until no question is open."""
-    talk = Interview(typed, yes)
-    with talk.hearing():
+    talk, warnings = Interview(typed, yes), logging.Handler(logging.WARNING)
+    # The log's warnings are printed among the findings.
+    warnings.emit = lambda record: talk.say(record.getMessage())  # type: ignore[method-assign]
+    with logged_by(warnings, "medfed"):
         while True:
             try:
                 guess = guessed(path, talk.keys)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from medfed.commands.command_line import command
+from medfed.commands.command_line import Command
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.config.sections import listed
 from medfed.records.places import refuse_full
 
 
-@command("look", runs=True)
+@Command("look", runs=True)
 def main(config: RunDescription) -> None:
     """Describes the hospitals and writes the page."""
     refuse_full(Path(config.folder), otherwise=" by folder=FOLDER")

@@ -3,7 +3,7 @@
 A method is found by its other names, too, and ``medfed methods few_patients`` lists the methods for
 hospitals that have few.
 
-``plugins=FOLDER`` adds your methods. ``--markdown`` prints the table of the documentation.
+``plugins=FOLDER`` adds your methods.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from medfed.standalone.errors import ConfigError, did_you_mean, few
 if TYPE_CHECKING:
     from medfed.federation.card import Card
 
-USAGE = "medfed methods [NAME or NEED] [plugins=FOLDER] [--markdown]"
+USAGE = "medfed methods [NAME or NEED] [plugins=FOLDER]"
 COLUMNS = (
     *("algorithm=", "paper", "stays personal", "down", "up"),
     *("passes", "kept at the client", "at the server", "tasks", "cohort"),
@@ -67,8 +67,7 @@ def main(arguments: Sequence[str]) -> None:
     """Runs the command."""
     with loading():
         files = yamls([a for a in arguments if a.startswith("plugins=")])
-        rest = [a for a in arguments if not a.startswith("plugins=")]
-        names = [a for a in rest if a != "--markdown"]
+        names = [a for a in arguments if not a.startswith("plugins=")]
         needs = sorted({need for path in files.values() for need in comment_words(path, "for")})
         chosen = dict.fromkeys(files) if not names else {}
         for name in names:
@@ -81,9 +80,7 @@ def main(arguments: Sequence[str]) -> None:
                 )
             chosen |= dict.fromkeys(matching)
         rows = by_family(method(name, files[name]) for name in chosen)
-        if "--markdown" in rest:
-            print(markdown(rows))
-        elif names and not {*map(_bare, needs)} & {*map(_bare, names)}:
+        if names and not {*map(_bare, needs)} & {*map(_bare, names)}:
             for one in rows:
                 print_page(one)
         else:
@@ -186,12 +183,3 @@ def print_page(one: Method) -> None:
     for key in keys(one.yaml.read_text(encoding="utf-8")):
         print(f"  algorithm.{key.name}={key.default}  {key.comment}")
     print()
-
-
-def markdown(methods: Sequence[Method]) -> str:
-    """Returns the table of the documents."""
-    lines = [f"| {' | '.join(['`algorithm=`', 'family', *COLUMNS[1:]])} |", "|---" * 12 + "|"]
-    for one in methods:
-        name, *rest = one.row
-        lines.append(f"| {' | '.join([f'`{name}`', one.kind.card.family, *rest])} |")
-    return "\n".join(lines)

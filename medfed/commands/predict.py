@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from medfed.commands.command_line import command
+from medfed.commands.command_line import Command
 from medfed.config.sections import Section
 
 
-@command("predict")
+@Command("predict")
 def main(config: Section) -> None:
     """Predicts, and prints which files it wrote."""
     # Imported here, so that --help and errors in the configuration appear at once.

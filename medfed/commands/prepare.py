@@ -6,11 +6,11 @@ To see what every client would get, add ``show=true``:
 
 from __future__ import annotations
 
-from medfed.commands.command_line import command
+from medfed.commands.command_line import Command
 from medfed.config.description import RunDescription
 
 
-@command("prepare", runs=True)
+@Command("prepare", runs=True)
 def main(config: RunDescription) -> None:
     """Makes the cache, or completes and verifies an existing one."""
     # Imported here, so that --help and errors in the configuration appear at once.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from medfed.commands.command_line import command
+from medfed.commands.command_line import Command
 from medfed.config.sections import Section, listed
 
 
-@command("report", folders="runs")
+@Command("report", folders="runs")
 def main(config: Section) -> None:
     """Writes the page, tables and pictures, and prints the table."""
     # Imported here, so that --help and errors in the configuration appear at once.

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from medfed.commands.command_line import command
+from medfed.commands.command_line import Command
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.records.places import refuse_full
 
 
-@command("study", runs=True)
+@Command("study", runs=True)
 def main(config: RunDescription) -> None:
     """Answers the plan and writes the page."""
     refuse_full(Path(config.folder), otherwise=" by folder=FOLDER")

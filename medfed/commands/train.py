@@ -1,24 +1,22 @@
 """Trains one federation: ``medfed train experiment=brats_pfednet algorithm=fedavg``.
 
-``-m`` trains every combination of several values: ``medfed train -m algorithm=fedavg,ditto``.
+``-m`` trains every combination of several values: ``medfed train -m algorithm=fedavg,ditto``;
+``sweep.workers=4`` trains four at once.
 """
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from medfed.commands.command_line import command
+from medfed.commands.command_line import Command
 from medfed.common.processes import go_by_rank, launched, loading
 from medfed.config.check import check_gpu, several
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.standalone.errors import ConfigError
-
-_NOT_BEGUN = "the run had not begun; start it again."
 
 
 def check(configs: Sequence[RunDescription], sweep: bool) -> None:
@@ -45,32 +43,31 @@ def check(configs: Sequence[RunDescription], sweep: bool) -> None:
             algorithm.aggregating(build(config.aggregation))
 
 
-@contextmanager
-def says_how_to_go_on(config: RunDescription) -> Iterator[None]:
-    """Says how to continue a run that the user stops."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        from medfed.records.folder import RunFolder  # only a stopped run needs it
+def how_to_go_on(config: RunDescription) -> str:
+    """Says how to continue a run that the user has stopped."""
+    from medfed.records.folder import RunFolder  # only a stopped run needs it
 
-        run, how = RunFolder(Path(config.folder)), "no round was finished; start it again"
-        words = [o for o in config.overrides or () if not o.startswith("resume=")]
-        command = shlex.join(["medfed", "train", *words, f"resume={run.folder}"])
-        how = "continue after the last finished round" if run.rounds else how
-        opened = run.config_yaml.exists()
-        error.args = (f"{how} with: {command}",) if opened else (_NOT_BEGUN,)
-        raise
+    run = RunFolder(Path(config.folder))
+    if not run.config_yaml.exists():
+        return "the run had not begun; start it again."
+    words = [o for o in config.overrides or () if not o.startswith("resume=")]
+    command = shlex.join(["medfed", "train", *words, f"resume={run.folder}"])
+    how = "no round was finished; start it again"
+    return f"{'continue after the last finished round' if run.rounds else how} with: {command}"
 
 
-@command("train", check, runs=True, trains=True)
+@Command("train", check, runs=True, trains=True)
 def main(config: RunDescription) -> float | None:
     """Runs the composed configuration and returns the selection metric's mean on validation."""
     # Imported here, so that --help and errors in the configuration appear at once.
     with loading():
         from medfed.run.train import train
 
-    with says_how_to_go_on(config):
+    try:
         _, experiment = train(config, logs=True)
+    except KeyboardInterrupt as error:
+        error.args = (how_to_go_on(config),)
+        raise
     best = experiment.evaluation.best_round()
     return None if best is None else experiment.evaluation.score(best)
 

@@ -243,6 +243,18 @@ def levels(wanted: Mapping[str, int]) -> Iterator[None]:
 
 
 @contextmanager
+def logged_by(handler: logging.Handler, logger: str = "") -> Iterator[None]:
+    """Also gives the records of a logger to a handler, for a while."""
+    log = logging.getLogger(logger)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+
+
+@contextmanager
 def without_remarks() -> Iterator[None]:
     """Hides Lightning's warnings about things that a federated run does on purpose."""
     # These loggers, because the import of Lightning sets the level of their parents.

@@ -65,8 +65,7 @@ def to_hydra_overrides(arguments: Sequence[str], sweeps: bool = False) -> list[s
         if re.search(r"(^|[./@:])hydra($|[./@:])", key) and not HYDRA.fullmatch(key):
             raise ConfigError(
                 f"{key} is for Hydra's own use; set hydra.run.dir, hydra.sweep.dir or "
-                "hydra.sweep.subdir, add code and yamls by plugins=FOLDER, and share a sweep among "
-                "processes or jobs by sweep.workers=N or sweep.shard=i/N."
+                "hydra.sweep.subdir, and add code and yamls by plugins=FOLDER."
             )
     return made
 

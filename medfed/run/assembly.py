@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -287,8 +287,12 @@ def resolve_facts(config: RunDescription, data: FederatedDataModule) -> RunDescr
         raise ConfigError("model=survival and data.outcome=survival need each other; set both.")
     if getattr(data, "boxes", False) != ("anchors" in config.model):
         raise ConfigError("model=detector and data=luna16_scans need each other; set both.")
-    background = has_background(config.model, facts)
-    from_data["out_channels"] = data.num_classes + background
+    from_data["out_channels"] = data.num_classes
+    activation = config.model.get("activation")
+    if "regions" in config.model and activation is not None:
+        # Exclusive regions need an output for the background.
+        chosen = chosen_activation(activation, len(facts["regions"]), facts["exclusive"])
+        from_data["out_channels"] += chosen == "softmax"
     loss = config.model.get("loss")
     if loss in ("cox", "cox_batches"):
         from_data["out_channels"] = 1
@@ -312,11 +316,3 @@ def resolve_facts(config: RunDescription, data: FederatedDataModule) -> RunDescr
                 f"patch_size={window} must be {facts['spatial_dims']} positive numbers, or null."
             )
     return config.completed(facts)
-
-
-def has_background(model: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    """Says whether the network has an output for the background, as exclusive regions need it."""
-    wanted = model.get("activation")
-    if "regions" not in model or wanted is None:
-        return False
-    return chosen_activation(wanted, len(facts["regions"]), facts["exclusive"]) == "softmax"

@@ -11,23 +11,21 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-from msgspec import Meta
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from medfed.common.console import Steps, say, shown, wide_console
+from medfed.common.console import Steps, levels, say, shown, wide_console
 from medfed.common.scores import interval
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import Tensors, flatten, select
-from medfed.config.check import COUNT, check_value
 from medfed.config.description import RunDescription
 from medfed.datamodules.client_data import ClientData
 from medfed.datamodules.plans import trained_patients, with_patients
@@ -53,7 +51,7 @@ from medfed.standalone.files import filled, write_json, write_text, writing
 BATCHES = (1, 4, 16)
 BITS = (4, 2)
 FEWEST, MOST = 8, 32  # shadow models, if their number is not set
-LEAST = 4  # shadow models, and training patients of a client that is attacked
+LEAST = 4  # training patients of a client that is attacked
 DESCRIBE = ("sketch", "membership")  # parts of messages that describe a client
 Attack = tuple[Floats, Bools]
 """(A, P) the scores of patients in A attacks, and which are members."""
@@ -124,16 +122,11 @@ def audit(
     tolerance: float = 0.01,
 ) -> Audit:
     """Measures what the messages and the models of a run give away."""
-    check_value("shadows", shadows, Annotated[int, Meta(ge=LEAST)] | None)
-    check_value("rounds", rounds, COUNT)
-    for key, value in {"minutes": minutes, "tolerance": tolerance}.items():
-        check_value(key, value, Annotated[float, Meta(gt=0)])
     summary = RunFolder(folder).summary
     last = summary["rounds"] if summary["selected_round"] is None else summary["selected_round"] + 1
     rounds = min(rounds, summary["rounds"])
     audited = _Audited(reopen_selected(folder))
-    logging.disable(logging.WARNING)  # the run itself has said what building it says
-    try:
+    with levels({"medfed": logging.ERROR}):  # the run itself has said what building it says
         layer, rows = audited.replayed(rounds, tolerance)
         each = last * audited.seconds / rounds
         if shadows is None:
@@ -145,8 +138,6 @@ def audit(
             f"{shadows * each / 60:.1f} minutes; shadows=NUMBER or minutes=NUMBER changes this.",
         )
         guesses, fingerprints = audited.shadowed(shadows, last)
-    finally:
-        logging.disable(logging.NOTSET)
     sections = tuple(rows), tuple(guesses), tuple(fingerprints), tuple(audited.notes)
     return Audit(summary, rounds, tolerance, layer, shadows, *sections)
 
@@ -276,7 +267,7 @@ class _Audited:
 
     def _patients(self, data: ClientData, split: Split) -> Floats:
         """(P,) the mean confidence in the samples of each patient."""
-        sums, counts = np.zeros(len(data.patients[split])), np.zeros(len(data.patients[split]))
+        sums, counts = np.zeros((2, len(data.patients[split])))
         for batch in data.eval_batches(split):
             losses, case = self.task.losses(batch).double().cpu().numpy(), batch["case"].numpy()
             np.add.at(sums, case, leakage.confidence(losses))
@@ -333,36 +324,32 @@ def _first_layer(task: TaskModule, data: ClientData) -> nn.Module:
     return called[0]
 
 
-Watch = Callable[[Mapping[str, Message], Mapping[str, Message]], None]
+Messages = Mapping[str, Message]
+"""Messages by client, as the server knows them."""
 
 
-def play(federation: Federation, number: int, watch: Watch) -> None:
-    """Runs a round, and shows what travels as the server knows it."""
-    current, goes_on = federation.open(number), True
+def played(federation: Federation, number: int) -> Iterator[tuple[Messages, Messages]]:
+    """Runs a round, and yields what clients receive and reply in each phase."""
+    current, goes_on, decode = federation.open(number), True, federation.channel.decode
     while goes_on:
-        received, replies, decode = {}, {}, federation.channel.decode
+        received, replies = {}, {}
         for client in current.recipients:
             memory = federation.clients[client].memory["down"]
             received[client] = decode(current.sent[client], "down", memory)[0]
             packet = current.fit(client)
             replies[client] = decode(packet, "up", federation.memory["up"].get(client))[0]
             current.receive(client, packet)
-        watch(received, replies)
+        yield received, replies
         goes_on = current.close_phase()
 
 
 def descriptions(federation: Federation, rounds: int) -> dict[str, dict[str, Tensor]]:
     """Runs all rounds, and returns what clients sent last about themselves, by part and client."""
     described: dict[str, dict[str, Tensor]] = {}
-
-    def seen(_: Mapping[str, Message], replies: Mapping[str, Message]) -> None:
-        for client, reply in replies.items():
-            for part in DESCRIBE:
-                for tensor in reply.parts.get(part, {}).values():
-                    described.setdefault(part, {})[client] = sketch_vector(tensor.cpu())
-
-    for number in range(rounds):
-        play(federation, number, seen)
+    for _, replies in chain.from_iterable(played(federation, n) for n in range(rounds)):
+        for (client, reply), part in product(replies.items(), DESCRIBE):
+            for tensor in reply.parts.get(part, {}).values():
+                described.setdefault(part, {})[client] = sketch_vector(tensor.cpu())
     return described
 
 
@@ -375,31 +362,30 @@ def _rows_found(
         rows[c] = torch.cat([b["image"].flatten(1) for b in local.data.eval_batches("train")])
     # The server knows what it sent, and a reply that is a model is a change of that.
     known = {c: dict(local.weights) for c, local in clients.items()}
-    used, recovered = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0)
-    hit: dict[str, Tensor] = {}
-
-    def seen(received: Mapping[str, Message], replies: Mapping[str, Message]) -> None:
-        for client, reply in replies.items() if shape else ():
-            for tensors in received[client].parts.values():
-                known[client] |= tensors
-            changes: Tensors = {}
-            for part in reply.parts.keys() - set(DESCRIBE):
-                for name, tensor in reply.parts[part].items():
-                    before = known[client].get(name) if reply.kind(part) == "state" else None
-                    changes[name] = tensor if before is None else tensor - before
-            for name, weight in changes.items():
-                bias = changes.get(f"{name.removesuffix('weight')}bias")
-                if name.endswith("weight") and weight.shape == shape and bias is not None:
-                    hit[client] |= leakage.rows_in_update(weight, bias, rows[client], tolerance)
-
+    used, found = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0)
     for number in range(rounds):
-        hit.update({c: torch.zeros(len(of), dtype=torch.bool) for c, of in rows.items()})
-        play(federation, number, seen)
+        hit = {c: torch.zeros(len(of), dtype=torch.bool) for c, of in rows.items()}
+        for received, replies in played(federation, number):
+            for client in rows.keys() & replies.keys():
+                for tensors in received[client].parts.values():
+                    known[client] |= tensors
+                changes: Tensors = {}
+                for part in replies[client].parts.keys() - set(DESCRIBE):
+                    is_state = replies[client].kind(part) == "state"
+                    for name, tensor in replies[client].parts[part].items():
+                        before = known[client].get(name) if is_state else None
+                        changes[name] = tensor if before is None else tensor - before
+                for name, weight in changes.items():
+                    bias = changes.get(f"{name.removesuffix('weight')}bias")
+                    if name.endswith("weight") and weight.shape == shape and bias is not None:
+                        hit[client] |= leakage.rows_in_update(weight, bias, rows[client], tolerance)
         for c, of in rows.items():
-            recovered[c] += (count := int(hit[c].sum()))
+            found[c] += (count := int(hit[c].sum()))
             used[c] += max(count, min(len(of), clients[c].steps * clients[c].data.batch_size))
-    each = ((c, own, of.data.batch_size, of.steps) for c, of in clients.items())
-    return [RowsFound(*of, used[of[0]], recovered[of[0]]) for of in each]
+    return [
+        RowsFound(c, own, of.data.batch_size, of.steps, used[c], found[c])
+        for c, of in clients.items()
+    ]
 
 
 _MOST = 40  # clients in a picture

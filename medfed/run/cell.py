@@ -8,8 +8,8 @@ import logging
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,16 @@ def run_cell(config: Mapping[str, Any], stage: Stage, finetuned: bool = False) -
     """
     began = time.process_time()
     gc.collect()  # objects that refer to each other hold the data of the last cell
-    with tempfile.TemporaryDirectory(prefix="medfed-cell-") as folder, _quiet():
+    with (
+        tempfile.TemporaryDirectory(prefix="medfed-cell-") as folder,
+        threads_as_before(),
+        redirect_stdout(io.StringIO()),
+        redirect_stderr(io.StringIO()),
+        levels({"": logging.ERROR}),
+        without_remarks(),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
         try:
             description = describe({**config, "logger": NO_LOGGER, "progress": False})
             if finetuned:
@@ -132,18 +141,3 @@ def _tested(experiment: Experiment) -> dict[str, Any]:
         constants = tested.constants().items()
         result["constant"] = {n: {c: m.get(metric) for c, m in of.items()} for n, of in constants}
     return result
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """What a run says goes nowhere; the numbers of threads and the loggers' levels come back."""
-    with (
-        threads_as_before(),
-        redirect_stdout(io.StringIO()),
-        redirect_stderr(io.StringIO()),
-        levels({"": logging.ERROR}),
-        without_remarks(),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        yield

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
+from medfed.common.console import logged_by
 from medfed.common.processes import is_first_process
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
@@ -57,7 +58,10 @@ def locked_run_folder(config: RunDescription, logs: bool = False) -> Iterator[No
                         path.unlink()
                 made += BEGUN
             if logs:
-                lock.enter_context(_logged(folder))
+                log = logging.FileHandler(folder / Places.log, delay=True, encoding="utf-8")
+                # A full disk stops the run where it writes its results, not here.
+                log.handleError = lambda record: None  # type: ignore[method-assign]
+                lock.enter_context(logged_by(log))
             yield
     except BaseException as error:
         if not (folder / Places.config_yaml).exists():
@@ -73,24 +77,6 @@ def locked_run_folder(config: RunDescription, logs: bool = False) -> Iterator[No
         if isinstance(error, OSError) and error.errno in FULL and not explained:
             raise cannot_write(folder, error, _ELSEWHERE) from error
         raise
-
-
-@contextmanager
-def _logged(folder: Path) -> Iterator[None]:
-    """Also writes the program's log to the run folder."""
-    handler = _Log(folder / Places.log, delay=True, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logging.getLogger().addHandler(handler)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeHandler(handler)
-        handler.close()
-
-
-class _Log(logging.FileHandler):
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Ignores a full disk: the run stops where it writes its results, not here."""
 
 
 class SameEverywhere(pl.Callback):

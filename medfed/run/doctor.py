@@ -8,7 +8,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -57,13 +57,9 @@ def machine(folder: Path) -> list[Row]:
 
 def units() -> list[str]:
     """Returns the vector units that PyTorch finds, such as AVX512 and bf16."""
-    names = [torch.backends.cpu.get_cpu_capability()]
     tests = {"bf16": "_is_avx512_bf16_supported", "AMX": "_is_amx_tile_supported"}
-    for name, test in tests.items():
-        known: Callable[[], bool] | None = getattr(torch.cpu, test, None)
-        if known is not None and known():
-            names.append(name)
-    return names
+    known = [name for name, test in tests.items() if getattr(torch.cpu, test, lambda: False)()]
+    return [torch.backends.cpu.get_cpu_capability(), *known]
 
 
 def memory() -> str:

@@ -9,17 +9,16 @@ from __future__ import annotations
 import itertools
 import logging
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from rich.console import Console
 from torch import Tensor
 
 from medfed.common import scores
@@ -43,7 +42,6 @@ from medfed.reports.subsets import heat_map
 from medfed.run.experiment import Experiment, examined, reopen, reopen_selected, test_selected
 from medfed.run.intervals import findings, over_clients
 from medfed.run.results import undefined
-from medfed.standalone.checks import check_known
 from medfed.standalone.csv_files import MISSING, Sheet, as_number, missing_words
 from medfed.standalone.errors import ConfigError, did_you_mean, few
 from medfed.standalone.files import csv_text, write_json, write_text
@@ -67,9 +65,8 @@ def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
     return summary | measured
 
 
-def _check_split(folder: Path, split: str) -> None:
-    """Refuses another split, and says where a model remembers the cases that it is to predict."""
-    check_known("split", split, get_args(EvalSplit))
+def _warn_of_remembered(folder: Path, split: str) -> None:
+    """Says where a model remembers the cases that it is to predict."""
     known = RunFolder(folder).summary.get("remembered", {}) if split == "train" else {}
     if clients := [shown(client) for client, of in known.items() if of["cases"]]:
         warn(
@@ -80,7 +77,7 @@ def _check_split(folder: Path, split: str) -> None:
 
 def _tested(folder: Path, split: str) -> Experiment:
     """Evaluates each selected model on its client's patients."""
-    _check_split(folder, split)
+    _warn_of_remembered(folder, split)
     experiment = reopen(folder)
     experiment.module.test_split = split  # type: ignore[assignment]
     with ranks_end_together(experiment.trainer):
@@ -124,19 +121,15 @@ def measure_subgroups(
     if not tested.pooled():
         raise ConfigError("by is for tasks with a table of cases, and models that have not failed.")
     named = banded(values_of(data, column, source), edges, _words_missing(data))
-    group = {}
+    of_group: dict[str, dict[str, Any]] = defaultdict(dict)
     for client, cases in tested.cases.items():
         names = [named.get(p) or "unknown" for p in data.plans[client].patients[tested.split]]
-        group[client] = np.array(names, dtype=object)[cases["case"].astype(int)]
-    of_group: dict[str, dict[str, Any]] = {}
-    for name in sorted({name for names in group.values() for name in names}):
-        some = {c: tested.cases[c] for c in group if name in group[c]}
-        of_group[name] = {
-            c: {n: v[group[c] == name] for n, v in of.items()} for c, of in some.items()
-        }
+        each = np.array(names, dtype=object)[cases["case"].astype(int)]
+        for name in {*each}:
+            of_group[name][client] = {n: values[each == name] for n, values in cases.items()}
     patients = {
         name: sum(len({*of["case"].tolist()}) for of in some.values())
-        for name, some in of_group.items()
+        for name, some in sorted(of_group.items())
     }
     groups: dict[str, dict[str, Any]] = {}
     for name, count in divided(patients, least).items():
@@ -151,34 +144,30 @@ def values_of(data: FederatedDataModule, column: str, source: Path | None) -> di
     """Returns a column's text of each patient; empty where a cell is missing."""
     if source is not None:
         return _values_in(source, column, data)
-    listed = {} if isinstance(data, TabularDataModule) else patient_columns(data)
-    if column in listed:
-        return dict.fromkeys(data.patients, "") | listed[column]
-    names = data.table.names if isinstance(data, TabularDataModule) else ()
-    if not isinstance(data, TabularDataModule) or column not in names:
-        sheet, patients = _sheet_of(data)
-        if sheet is not None and column.lower() in sheet.places:
+    known: Sequence[str]
+    if not isinstance(data, TabularDataModule):
+        listed = patient_columns(data)
+        if column in listed:
+            return dict.fromkeys(data.patients, "") | listed[column]
+        known = [*listed]
+    elif column in (known := (table := data.table).names):
+        texts = dict(enumerate(table.categories.get(column, ())))
+        numbers = table.features[:, table.names.index(column)]
+        values = ["" if np.isnan(v) else texts.get(int(v), f"{v:g}") for v in numbers]
+        return _by_patient(column, table.patients, values)
+    elif data.path is not None and data.reader is None:
+        # The columns of the CSV file of a table may be no features.
+        sheet = Sheet.read(Path(data.path).expanduser(), data.header, _words_missing(data))
+        if column.lower() in sheet.places:
+            patients = [f"row_{n}" for n in range(len(sheet.rows))]
+            if data.patient is not None:
+                patients = [fold(text) for _, text in sheet.cells(data.patient)]
             return _by_patient(column, patients, [text or "" for text in sheet.texts(column)])
-        known = sheet.columns if sheet else [*names, *listed]
-        raise ConfigError(
-            f"by={column} is no column of the data{did_you_mean(column, known)}; name a CSV file "
-            "with the columns patient and this one by patients=FILE.csv."
-        )
-    table = data.table
-    texts = dict(enumerate(table.categories.get(column, ())))
-    numbers = table.features[:, table.names.index(column)]
-    values = ["" if np.isnan(v) else texts.get(int(v), f"{v:g}") for v in numbers]
-    return _by_patient(column, table.patients, values)
-
-
-def _sheet_of(data: FederatedDataModule) -> tuple[Sheet | None, list[str]]:
-    """The CSV file of a table, whose columns may be no features, and the patient of every row."""
-    if not isinstance(data, TabularDataModule) or data.path is None or data.reader is not None:
-        return None, []
-    sheet = Sheet.read(Path(data.path).expanduser(), data.header, _words_missing(data))
-    if data.patient is None:
-        return sheet, [f"row_{n}" for n in range(len(sheet.rows))]
-    return sheet, [fold(text) for _, text in sheet.cells(data.patient)]
+        known = sheet.columns
+    raise ConfigError(
+        f"by={column} is no column of the data{did_you_mean(column, known)}; name a CSV file "
+        "with the columns patient and this one by patients=FILE.csv."
+    )
 
 
 def _by_patient(column: str, patients: Sequence[str], values: Sequence[str]) -> dict[str, str]:
@@ -214,7 +203,8 @@ def _values_in(source: Path, column: str, data: FederatedDataModule) -> dict[str
                 f"needs the columns patient and {column}."
             )
     patients, ids = sheet.names("patient"), list(data.patients)
-    same([*patients, *ids], f"{source} and the run", lambda at: _place(at, len(patients)))
+    places = [*(f"data row {n + 1}" for n in range(len(patients))), *["the run"] * len(ids)]
+    same([*patients, *ids], f"{source} and the run", places.__getitem__)
     values = _by_patient(column, patients, [text or "" for text in sheet.texts(column)])
     values |= {one: values[fold(one)] for one in ids if fold(one) in values}
     if not {*values} & {*data.patients}:
@@ -223,10 +213,6 @@ def _values_in(source: Path, column: str, data: FederatedDataModule) -> dict[str
             f"{next(iter(values))}, the run has {next(iter(data.patients))}: write the same ids."
         )
     return values
-
-
-def _place(at: int, rows: int) -> str:
-    return f"data row {at + 1}" if at < rows else "the run"
 
 
 def banded(
@@ -265,26 +251,19 @@ def banded(
     return others | {p: bands[bisect_right(ends, value)] for p, value in numbers.items()}
 
 
-def picture(values: Mapping[str, Any], metric: str, title: str) -> Figure:
-    """Draws metrics by model (row) and hospital; a dot says whose patients."""
-    table = np.array([[of.get(metric) for of in row.values()] for row in values.values()], float)
-    rows = [f"model of {name}" for name in values]
-    falls = scores.smaller_is_better(metric)
-    columns = [f"patients of {name}" for name in next(iter(values.values()))]
-    return heat_map(table, rows, [[name] for name in columns], columns, title, falls=falls)
-
-
 def show_across(values: Mapping[str, Any], folder: Path, split: str) -> None:
     """Writes ``across_<split>.json`` and its picture, and prints the table."""
     run, console = RunFolder(folder), wide_console()
     metric = run.summary["selection"][0]
     title = f"{split} {scores.label_of(metric)}: of each model"
     write_json(folder / f"across_{split}.json", values)
-    save_figures(run.pictures_folder, {f"across_{split}": picture(values, metric, title)})
     known = {m: [of.get(metric, np.nan) for of in row.values()] for m, row in values.items()}
+    hospitals, falls = next(iter(values.values())), scores.smaller_is_better(metric)
+    models, patients = [f"model of {n}" for n in values], [f"patients of {n}" for n in hospitals]
+    each = np.array([*known.values()], float), models, [[n] for n in patients], patients
+    save_figures(run.pictures_folder, {f"across_{split}": heat_map(*each, title, falls=falls)})
     rows = [[model, *map(scores.number, row)] for model, row in known.items()]
-    columns = next(iter(values.values()))
-    console.print(Table.of(["model of", *columns], rows, prose=(0,)).printed(title))
+    console.print(Table.of(["model of", *hospitals], rows, prose=(0,)).printed(title))
     say(console, f"Written: {folder}/across_{split}.json and pictures/across_{split}.png")
 
 
@@ -301,12 +280,11 @@ def show_subgroups(subgroups: Mapping[str, Any], folder: Path) -> None:
     table = Table.of([column, "patients", metric, "95 % interval"], rows, prose=(0,))
     title = f"{split} {scores.label_of(metric)} by subgroup, all hospitals together"
     wide_console().print(table.printed(title))
-    order = sorted(
-        (v * (1 - 2 * scores.smaller_is_better(metric)), n) for n, v in known.items() if v == v
-    )
-    shown = order[:1] if len(order) > 1 else []  # nothing is the worst of one
-    lines = [f"Worst by {metric}: {n}, {scores.number(known[n])} {ends[n]}." for _, n in shown]
-    if any(ends[name] == "–" and value == value for name, value in known.items()):
+    lines, defined = [], [name for name, value in known.items() if value == value]
+    if len(defined) > 1:  # nothing is the worst of one
+        worst = (max if scores.smaller_is_better(metric) else min)(defined, key=known.__getitem__)
+        lines = [f"Worst by {metric}: {worst}, {scores.number(known[worst])} {ends[worst]}."]
+    if any(ends[name] == "–" for name in defined):
         lines.append("A subgroup with a hospital of a single test patient has no interval.")
     if hidden := [name for name in groups if name not in known]:
         what = "Not shown, of too few patients or as these would follow"
@@ -321,7 +299,6 @@ Subset = tuple[str, ...]
 class Subsets:
     """What was measured."""
 
-    summary: dict[str, Any]  # of the run, as ``summary.json`` holds it
     split: str
     channels: tuple[str, ...]
     subsets: tuple[Subset, ...]  # in the order of tables
@@ -341,11 +318,11 @@ def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "tes
     The other channels are zero after normalisation, as for a hospital that lacks them. Surface
     distances are left out, because they take long.
     """
-    _check_split(folder, split)
-    summary = RunFolder(folder).summary
+    _warn_of_remembered(folder, split)
     experiment = reopen_selected(folder)
     module, names = experiment.module, tuple(experiment.data.channel_names)
     subsets = find_subsets(wanted, names)
+    summary = RunFolder(folder).summary
     clients = {c: experiment.data.clients[c] for c in summary["clients"]}
     planes = {c: len(d.channels) // len(names) for c, d in clients.items()}  # slices of a contrast
     present = {
@@ -370,7 +347,7 @@ def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "tes
             if first is not None:
                 every = itertools.chain([first], batches)
                 metrics[client][subset] = module.task.evaluate(every)
-    return Subsets(summary, split, names, subsets, present, metrics)  # type: ignore[arg-type]
+    return Subsets(split, names, subsets, present, metrics)  # type: ignore[arg-type]
 
 
 def find_subsets(wanted: str | Sequence[str], names: Subset) -> tuple[Subset, ...]:
@@ -391,8 +368,6 @@ def find_subsets(wanted: str | Sequence[str], names: Subset) -> tuple[Subset, ..
         sizes = range(1, len(names) + 1)
         return tuple(s for size in sizes for s in itertools.combinations(names, size))
     listed = [wanted] if isinstance(wanted, str) else [str(w) for w in wanted]
-    if not listed:
-        raise ConfigError("subsets is an empty list; name some, or write subsets=all.")
     chosen = (check_names("channel", text.split("+"), names) for text in listed)
     return tuple(dict.fromkeys(tuple(n for n in names if n in c) for c in chosen))
 
@@ -416,12 +391,6 @@ def without(client: ClientData, split: EvalSplit, keep: Tensor) -> Iterator[Batc
 _FEW = 8  # clients with a column each
 
 
-def shown_metrics(subsets: Subsets) -> list[str]:
-    """Returns Dice, where the task has it, and the metric that selected the round."""
-    known = next(m for by_subset in subsets.metrics.values() for m in by_subset.values())
-    return list(dict.fromkeys(n for n in ("dice", subsets.summary["selection"][0]) if n in known))
-
-
 def table_of(subsets: Subsets, metric: str) -> NDArray[np.float64]:
     """Returns a metric, a row per client and a last one of means, a column per subset."""
     known = [{s: m.get(metric) for s, m in of.items()} for of in subsets.metrics.values()]
@@ -429,46 +398,38 @@ def table_of(subsets: Subsets, metric: str) -> NDArray[np.float64]:
     return np.vstack([values, scores.mean_of_known(values, 0)])
 
 
-def print_subsets(subsets: Subsets, folder: Path, console: Console | None = None) -> None:
-    """Prints Dice and the selecting metric for each subset and client."""
-    console = console or wide_console()
-    clients = list(subsets.metrics)
-    for metric in shown_metrics(subsets):
-        values = table_of(subsets, metric)
-        apart, rows = clients if len(clients) <= _FEW else [], []
-        for column, subset in enumerate(subsets.subsets):
-            texts = ["" if np.isnan(v) else scores.number(v) for v in values[: len(apart), column]]
-            having = sum(subset in by_subset for by_subset in subsets.metrics.values())
-            row = [*texts, scores.number(values[-1, column]), f"{having} of {len(clients)}"]
-            rows.append(["+".join(subset), *row])
-        title = f"{subsets.split} {scores.label_of(metric)} on subsets of the channels"
-        run = f"{shown(subsets.summary['name'])}, {subsets.summary['algorithm']}"
-        table = Table.of(["channels", *apart, "mean", "of"], rows, prose=(0,))
-        console.print(table.printed(f"{run}: {title}"))
-    say(
-        console,
-        "A client is measured on what it has; means are over the clients of the last column.",
-        f"Written: {folder}/subsets_{subsets.split}.csv and pictures/subsets_{subsets.split}.png",
-    )
+def show_subsets(subsets: Subsets, folder: Path) -> None:
+    """Writes ``subsets_<split>.csv`` and its picture, and prints tables.
 
-
-def to_csv(subsets: Subsets) -> str:
-    """Returns a line per client and subset: how many of its channels are missing, and metrics."""
+    The file has a line per client and subset: how many of its channels are missing, and metrics.
+    Tables are of Dice, where the task has it, and of the metric that selected the round.
+    """
+    run, split, console = RunFolder(folder), subsets.split, wide_console()
+    summary, clients = run.summary, list(subsets.metrics)
     rows = [(c, s, m) for c, by_subset in subsets.metrics.items() for s, m in by_subset.items()]
     names = list(rows[0][2])
     counts = {c: len(channels) for c, channels in subsets.present.items()}
     lines = ([c, "+".join(s), counts[c] - len(s), *(m[n] for n in names)] for c, s, m in rows)
-    return csv_text(["client", "channels", "missing", *names], lines)
-
-
-def write_subsets(subsets: Subsets, folder: Path) -> None:
-    """Writes ``subsets_<split>.csv`` and ``pictures/subsets_<split>.png``."""
-    run = RunFolder(folder)
-    write_text(run.subsets_csv(subsets.split), to_csv(subsets))
-    metric = shown_metrics(subsets)[0]
-    values = table_of(subsets, metric)
-    title = f"{subsets.split} {scores.label_of(metric)} with some channels"
-    rows, falls = [*subsets.metrics, "mean"], scores.smaller_is_better(metric)
-    of = subsets.subsets, subsets.channels
-    figure = heat_map(values, rows, *of, title, falls=falls, mean=True)
-    save_figures(run.pictures_folder, {f"subsets_{subsets.split}": figure})
+    write_text(run.subsets_csv(split), csv_text(["client", "channels", "missing", *names], lines))
+    chosen = [n for n in dict.fromkeys(("dice", summary["selection"][0])) if n in names]
+    tables, apart = [table_of(subsets, metric) for metric in chosen], len(clients) <= _FEW
+    title, of = f"{split} {scores.label_of(chosen[0])} with some channels", [*clients, "mean"]
+    kinds = {"falls": scores.smaller_is_better(chosen[0]), "mean": True}
+    figure = heat_map(tables[0], of, subsets.subsets, subsets.channels, title, **kinds)
+    save_figures(run.pictures_folder, {f"subsets_{split}": figure})
+    for metric, values in zip(chosen, tables, strict=True):
+        cells = []
+        for subset, (*each, mean) in zip(subsets.subsets, values.T, strict=True):
+            texts = ["" if np.isnan(v) else scores.number(v) for v in each] if apart else []
+            having = sum(subset in by_subset for by_subset in subsets.metrics.values())
+            counted = f"{having} of {len(clients)}"
+            cells.append(["+".join(subset), *texts, scores.number(mean), counted])
+        table = Table.of(["channels", *clients * apart, "mean", "of"], cells, prose=(0,))
+        title = f"{split} {scores.label_of(metric)} on subsets of the channels"
+        name = f"{shown(summary['name'])}, {summary['algorithm']}"
+        console.print(table.printed(f"{name}: {title}"))
+    say(
+        console,
+        "A client is measured on what it has; means are over the clients of the last column.",
+        f"Written: {folder}/subsets_{split}.csv and pictures/subsets_{split}.png",
+    )

@@ -96,7 +96,9 @@ class _Wandb(WandbLogger):
             for folder in self._kept.parent.glob(f"offline-run-*-{self._id}"):
                 folder.rename(folder.with_name(f"earlier-{folder.name}"))
             self._earlier = [*self._kept.parent.glob(f"earlier-offline-run-*-{self._id}")]
-            self._missing = _whole_lines(self._kept)
+            # But for a line that the end of the run before has torn.
+            lines = self._kept.read_text("utf-8").split("\n") if self._kept.is_file() else [""]
+            self._missing = [json.loads(line) for line in lines[:-1]]
             self._experiment = run = wandb.init(**self._wandb_init)
             run.define_metric("round")
             run.define_metric("*", step_metric="round", step_sync=True)
@@ -134,12 +136,6 @@ class _Wandb(WandbLogger):
         if run.settings._offline:
             folder = shlex.quote(str(Path(run.dir).parent))
             say(wide_console(), f"To send the W&B record: wandb sync {folder}")
-
-
-def _whole_lines(path: Path) -> list[tuple[int, dict[str, float]]]:
-    """Reads what a run has logged, but for a line that its end has torn."""
-    lines = path.read_text("utf-8").split("\n")[:-1] if path.is_file() else []
-    return [(step, values) for step, values in map(json.loads, lines)]
 
 
 def tensorboard_logger(save_dir: str, name: str = "tensorboard") -> TensorBoardLogger:
@@ -255,7 +251,13 @@ def end_logging(
         return
     logger.log_metrics(tested, step=summary["rounds"] - 1)
     if isinstance(logger, TensorBoardLogger):
-        _show(logger, pictures)
+        import numpy as np
+        from PIL import Image
+
+        for name, path in pictures.items():
+            with Image.open(path) as image:
+                pixels = np.asarray(image.convert("RGB"))
+            logger.experiment.add_image(name, pixels, dataformats="HWC")
     elif isinstance(logger, MLFlowLogger):
         for path in pictures.values():
             logger.experiment.log_artifact(logger.run_id, str(path), "pictures")
@@ -275,16 +277,6 @@ def _table(clients: Mapping[str, Mapping[str, float]], metrics: Sequence[str]) -
 
     rows = [[client, *map(values.get, metrics)] for client, values in clients.items()]
     return Table(columns=["client", *metrics], data=rows, allow_mixed_types=True)
-
-
-def _show(logger: TensorBoardLogger, pictures: Mapping[str, Path]) -> None:
-    import numpy as np
-    from PIL import Image
-
-    for name, path in pictures.items():
-        with Image.open(path) as image:
-            pixels = np.asarray(image.convert("RGB"))
-        logger.experiment.add_image(name, pixels, dataformats="HWC")
 
 
 def _words(method: str | None, seed: int | None) -> list[str]:

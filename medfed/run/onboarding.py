@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 import numpy as np
 import torch
-from matplotlib.figure import Figure
-from rich.console import Console
 
 from medfed.common import scores
 from medfed.common.console import say, shown, size, wide_console
@@ -20,7 +19,6 @@ from medfed.common.figures import save_figures
 from medfed.common.tables import Table
 from medfed.common.tensors import Tensors
 from medfed.common.untrusted import read_json
-from medfed.config.check import KEYS, check_value
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
@@ -82,15 +80,32 @@ def onboard(
     rate of the first round. Its validation patients choose its threshold and its level, which is
     drawn towards 0 as the run's are.
     """
-    for key, value in {"k": [*counts], "onboard_steps": steps}.items():
-        check_value(key, value, KEYS[key])
     run = RunFolder(folder)
     summary, earlier = run.summary, earlier_rows(run, Row)
     experiment = reopen_selected(folder)
     clients = find_clients(experiment, who)
-    local = experiment.module.local
-    local.budget = replace(local.budget, steps=steps)
-    others, rows, notes = for_newcomer(summary.get("points", {})), [], []
+    module = experiment.module
+    module.local.budget = replace(module.local.budget, steps=steps)
+    others, rows, notes = for_newcomer(summary.get("points", {})), list[Row](), []
+    federation, rules = module.federation, rules_of(module.federation.algorithm)
+
+    def measured(data: ClientData, k: int, rule: Rule) -> None:
+        client, ledger = onboarded_client(federation, data), Ledger()
+        started = time.process_time()
+        if rule == "local":
+            client.begin(0, "join", 0)
+            model = rules.alone(client)
+        else:
+            message, ledger = run_onboarding(federation, client)
+            if rule == "fine_tuning" and not message.parts:
+                return  # the client receives nothing that it could fine-tune
+            model = (rules.onboard if rule == "own" else rules.fine_tune)(client, message)
+        seconds = time.process_time() - started
+        _, metrics = tested(module, client, model, others)
+        patients, up = len(data.patients["train"]), ledger.total(direction="up")
+        used = data.id, k, patients, data.num_samples, steps, rule, metrics, seconds, up
+        rows.append(Row(*used, ledger.total(direction="down")))
+
     for client in clients:
         there = first_patients(client, len(client.patients["train"]), experiment.config.seed)
         if more := [k for k in counts if k > len(there.patients["train"])]:
@@ -100,8 +115,8 @@ def onboard(
             )
         for k in counts:
             some = first_patients(client, k, experiment.config.seed)
-            measured = [_measured(experiment.module, some, k, steps, r, others) for r in RULES]
-            rows += [row for row in measured if row]
+            for rule in RULES:
+                measured(some, k, rule)
     sizes = {client.id: len(client.patients["test"]) for client in clients}
     if small := [f"{c} ({n})" for c, n in sizes.items() if n < scores.LEAST_CASES]:
         least = f"fewer than {scores.LEAST_CASES} test patients"
@@ -186,76 +201,6 @@ def tested(
     return model, metrics | module.decide(client.id, others)
 
 
-def _measured(
-    module: FederatedModule,
-    data: ClientData,
-    k: int,
-    steps: int,
-    rule: Rule,
-    others: Mapping[str, float],
-) -> Row | None:
-    """One row; none if the client receives nothing that it could fine-tune."""
-    rules, client = rules_of(module.federation.algorithm), onboarded_client(module.federation, data)
-    started = time.process_time()
-    ledger = Ledger()
-    if rule == "local":
-        client.begin(0, "join", 0)
-        model = rules.alone(client)
-    else:
-        message, ledger = run_onboarding(module.federation, client)
-        if rule == "fine_tuning" and not message.parts:
-            return None
-        learn = rules.onboard if rule == "own" else rules.fine_tune
-        model = learn(client, message)
-    seconds = time.process_time() - started
-    _, metrics = tested(module, client, model, others)
-    up, down = (ledger.total(direction=way) for way in ("up", "down"))
-    patients = len(data.patients["train"])
-    samples = data.num_samples
-    return Row(data.id, k, patients, samples, steps, rule, metrics, seconds, up, down)
-
-
-def by_rule(onboarding: Onboarding) -> dict[str, list[Row]]:
-    """Returns the rows of each rule by the rule's name, as tables and pictures have it."""
-    by_method = f"{onboarding.summary['algorithm']} (own rule)"
-    names = {"own": by_method, "fine_tuning": "fine-tuning", "local": "local training"}
-    rows = {name: [r for r in onboarding.rows if r.rule == rule] for rule, name in names.items()}
-    return {name: of_rule for name, of_rule in rows.items() if of_rule}
-
-
-def print_onboarding(onboarding: Onboarding, folder: Path, console: Console | None = None) -> None:
-    """Prints metric, seconds and bytes against k, over the onboarded clients."""
-    console = console or wide_console()
-    metric = onboarding.summary["selection"][0]
-    names = list(dict.fromkeys(row.client for row in onboarding.rows))
-    title = (
-        f"{shown(onboarding.summary['name'])}, {onboarding.summary['algorithm']}: "
-        f"{len(names)} client{'s' * (len(names) != 1)} onboarded, test {scores.label_of(metric)}, "
-        f"up to {onboarding.steps} gradient steps"
-    )
-    lines = [
-        [str(k), rule, *_texts(these, metric)]
-        for k in dict.fromkeys(row.k for row in onboarding.rows)
-        for rule, rows in by_rule(onboarding).items()
-        if (these := [row for row in rows if row.k == k])
-    ]
-    head = ("k", "rule", "mean", "sd", "worst", "CPU seconds", "up", "down")
-    console.print(Table.of(head, lines, prose=(1,)).printed(title))
-    written = f"{folder}/onboarding.csv, onboarding.json and pictures/onboarding.png"
-    clients = f"Onboarded clients: {', '.join(map(shown, names))}."
-    say(console, *onboarding.notes, clients, f"Written: {written}")
-
-
-def _texts(rows: Sequence[Row], metric: str) -> list[str]:
-    values, falls = [r.metrics[metric] for r in rows], scores.smaller_is_better(metric)
-    over = scores.federation_statistics(values, falls)
-    return [
-        *(scores.number(over[n]) for n in ("mean", "sd", "worst")),
-        f"{np.mean([r.seconds for r in rows]):.3f}",
-        *(size(round(float(np.mean([getattr(r, way) for r in rows])))) for way in ("up", "down")),
-    ]
-
-
 RowT = TypeVar("RowT")
 
 
@@ -290,29 +235,45 @@ def add_rows(
     write_json(run.onboarding_json, run.about() | {"notes": list(notes), "rows": records})
 
 
-def write_onboarding(onboarding: Onboarding, folder: Path) -> None:
-    """Adds the rows to the run folder, and draws ``pictures/onboarding.png`` of them."""
-    summary, run = onboarding.summary, RunFolder(folder)
-    add_rows(run, onboarding.earlier, onboarding.rows, onboarding.notes)
-    metric = summary["selection"][0]
+def show_onboarding(onboarding: Onboarding, folder: Path) -> None:
+    """Adds the rows to the run folder, draws ``pictures/onboarding.png``, and prints a table.
+
+    Both show means over the onboarded clients against k: the metric, seconds and bytes.
+    """
+    summary, rows, run = onboarding.summary, onboarding.rows, RunFolder(folder)
+    add_rows(run, onboarding.earlier, rows, onboarding.notes)
+    metric, method = summary["selection"][0], summary["algorithm"]
+    names = {"own": f"{method} (own rule)", "fine_tuning": "fine-tuning", "local": "local training"}
+    lines, score, seconds = list[list[str]](), dict[str, list[Point]](), dict[str, list[Point]]()
+    counts = list(dict.fromkeys(row.k for row in rows))
+    for k, (rule, name) in product(counts, names.items()):
+        if not (these := [row for row in rows if (row.k, row.rule) == (k, rule)]):
+            continue
+        values = [row.metrics[metric] for row in these]
+        over = scores.federation_statistics(values, scores.smaller_is_better(metric))
+        used, *sent = (
+            float(np.mean([getattr(row, what) for row in these]))
+            for what in ("seconds", "up", "down")
+        )
+        texts = (scores.number(over[n]) for n in ("mean", "sd", "worst"))
+        lines.append([str(k), name, *texts, f"{used:.3f}", *(size(round(n)) for n in sent)])
+        score.setdefault(name, []).append((k, over["mean"]))
+        seconds.setdefault(name, []).append((k, used))
     others = summary["federation"][metric]["mean"]
-    figure = onboarding_figure(by_rule(onboarding), metric, others)
-    save_figures(run.pictures_folder, {"onboarding": figure})
-
-
-def onboarding_figure(rules: Mapping[str, Sequence[Row]], metric: str, others: float) -> Figure:
-    """Draws the metric and the CPU seconds of each rule, mean over the onboarded clients."""
-    score, seconds = dict[str, list[Point]](), dict[str, list[Point]]()
-    for name, rows in rules.items():
-        for k in dict.fromkeys(row.k for row in rows):
-            these = [row for row in rows if row.k == k]
-            value = scores.mean_of_known(np.array([row.metrics[metric] for row in these]), 0)
-            score.setdefault(name, []).append((k, float(value)))
-            seconds.setdefault(name, []).append((k, float(np.mean([r.seconds for r in these]))))
-    counts = [k for k, _ in next(iter(score.values()))]
     score["hospitals of the run"] = [(k, others) for k in (min(counts), max(counts))]
     axis, looks = "training patients of the hospital that joins", looks_in_order(score)
     figure, (above, below) = panels(2)
-    curves(score, axis, f"test {scores.label_of(metric)}", looks, evenly=True, axes=above)
+    label = f"test {scores.label_of(metric)}"
+    curves(score, axis, label, looks, evenly=True, axes=above)
     curves(seconds, axis, "CPU seconds", looks, evenly=True, axes=below)
-    return figure
+    save_figures(run.pictures_folder, {"onboarding": figure})
+    clients, console = list(dict.fromkeys(row.client for row in rows)), wide_console()
+    title = (
+        f"{shown(summary['name'])}, {method}: {len(clients)} client{'s' * (len(clients) != 1)} "
+        f"onboarded, {label}, up to {onboarding.steps} gradient steps"
+    )
+    head = ("k", "rule", "mean", "sd", "worst", "CPU seconds", "up", "down")
+    console.print(Table.of(head, lines, prose=(1,)).printed(title))
+    written = f"{folder}/onboarding.csv, onboarding.json and pictures/onboarding.png"
+    listed = f"Onboarded clients: {', '.join(map(shown, clients))}."
+    say(console, *onboarding.notes, listed, f"Written: {written}")

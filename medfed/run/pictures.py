@@ -261,56 +261,44 @@ def draw_run(
 
 def membership_figures(memberships: Memberships) -> dict[str, Figure]:
     """Draws the memberships of the selected round, beside the true mixtures, and over rounds."""
-    order, title = leaf_order(memberships.rows), _title(memberships)
+    order, last = leaf_order(memberships.rows), memberships.round == memberships.final
+    title = f"after round {memberships.final}" if last else f"round {memberships.round}, selected"
+
+    def heatmaps(panels: Sequence[tuple[str, Floats]], width: float) -> tuple[Figure, list[Axes]]:
+        """A row per client in every panel; the clients are named if there are few enough."""
+        figure = Figure(figsize=(width, min(1.6 + 0.21 * len(order), 9.5)), layout="constrained")
+        row = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0].tolist()
+        scale = {"cmap": "viridis", "vmin": 0, "vmax": 1, "aspect": "auto"}
+        for axes, (name, values) in zip(row, panels, strict=True):
+            image = axes.imshow(values[order], interpolation="nearest", **scale)
+            axes.set_title(name, fontsize=10)
+        if len(order) <= _NAMES:
+            names = [caption(memberships.clients[i]) for i in order]
+            row[0].set_yticks(range(len(order)), names, fontsize=7)
+        else:
+            row[0].set_yticks([])
+            row[0].set_ylabel(f"{len(order)} clients, similar ones next to each other")
+        figure.colorbar(image, ax=row, label="membership")
+        return figure, row
+
     panels = [(title, memberships.rows)]
     if (truth := memberships.truth) is not None:
         rows = matched(memberships.rows, truth)
         true = np.pad(truth, ((0, 0), (0, rows.shape[1] - truth.shape[1])))
         panels = [(f"learned ({title}),\nrenumbered", rows), ("true mixtures", true)]
     models = panels[0][1].shape[1]
-    selected, row = _heatmaps(memberships, order, panels, 1.6 + len(panels) * (1.4 + 0.5 * models))
+    selected, row = heatmaps(panels, 1.6 + len(panels) * (1.4 + 0.5 * models))
     for axes in row:
         axes.set(xticks=range(models), xlabel="canonical model")
-    models = memberships.rows.shape[1]
-    panels = [(f"canonical model {k}", memberships.history[:, :, k].T) for k in range(models)]
-    course, row = _heatmaps(memberships, order, panels, 2.6 + 2.1 * models)
-    earlier = memberships.round != memberships.final
+    history = np.moveaxis(memberships.history, 2, 0)  # (K, R + 1, N)
+    panels = [(f"canonical model {k}", values.T) for k, values in enumerate(history)]
+    course, row = heatmaps(panels, 2.6 + 2.1 * len(panels))
     for axes in row:
-        if earlier:
+        if not last:
             axes.axvline(memberships.round, color="white", lw=2.6)
             axes.axvline(memberships.round, color="black", lw=1.2, ls="--")
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    if earlier:
+    if not last:
         course.suptitle(f"Memberships over rounds (dashed: {title})", fontsize=10)
     return {"memberships": selected, "memberships_over_rounds": course}
-
-
-def _title(memberships: Memberships) -> str:
-    """Says which round is shown, and that it was selected if it is not the last one."""
-    if memberships.round == memberships.final:
-        return f"after round {memberships.final}"
-    return f"round {memberships.round}, selected"
-
-
-def _heatmaps(
-    memberships: Memberships,
-    order: Sequence[int],
-    panels: Sequence[tuple[str, Floats]],
-    width: float,
-) -> tuple[Figure, list[Axes]]:
-    """Draws a row per client in every panel, and names the clients if there are few enough."""
-    figure = Figure(figsize=(width, min(1.6 + 0.21 * len(order), 9.5)), layout="constrained")
-    row = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0].tolist()
-    scale = {"cmap": "viridis", "vmin": 0, "vmax": 1}
-    for axes, (title, values) in zip(row, panels, strict=True):
-        image = axes.imshow(values[list(order)], aspect="auto", interpolation="nearest", **scale)
-        axes.set_title(title, fontsize=10)
-    if len(order) <= _NAMES:
-        names = [caption(memberships.clients[i]) for i in order]
-        row[0].set_yticks(range(len(order)), names, fontsize=7)
-    else:
-        row[0].set_yticks([])
-        row[0].set_ylabel(f"{len(order)} clients, similar ones next to each other")
-    figure.colorbar(image, ax=row, label="membership")
-    return figure, row

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,14 +43,10 @@ _log = logging.getLogger(__name__)
 NOT_FOR_TRAINING = ("workers", "show", "folder")
 # Data without an experiment, and the data whose experiment fits them.
 LIKE = {
-    "brats_folder": "brats",
-    "brats_challenge": "brats",
-    "breast_cancer": "clinical",
-    "csv": "clinical",
-    "datalist": "organs",
-    "image_folder": "medmnist",
-    "image_table": "medmnist",
-    "nnunet": "organs",
+    **dict.fromkeys(("brats_folder", "brats_challenge"), "brats"),
+    **dict.fromkeys(("breast_cancer", "csv"), "clinical"),
+    **dict.fromkeys(("datalist", "nnunet"), "organs"),
+    **dict.fromkeys(("image_folder", "image_table"), "medmnist"),
 }
 
 
@@ -96,8 +93,7 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
     print_cohort(cohort, lines=len(cohort.clients))
     with writing(folder, "set folder to another folder"):
         sheets = {"patches": contact_sheet(data), "augmentation": augmentation_sheet(data)}
-        figures = {name: sheet for name, sheet in sheets.items() if sheet is not None}
-        save_figures(folder / Places.pictures_folder, figures, kind)
+        save_figures(folder / Places.pictures_folder, sheets, kind)
         write_json(folder / Places.cohort_json, cohort.record())
         write_json(folder / Places.splits_json, data.splits())
     return folder / Places.splits_json
@@ -148,46 +144,45 @@ def split_tree(network: nn.Module, split: ParameterSplit, method: str) -> Tree:
         ├── 0: 90 (90 %), shared
         └── 1: 10 (10 %), personal
     """
-    parts = blocks(network, frozenset(split.personal))
+    names = frozenset(split.personal)
+    parts = blocks(network, names)
     whole, personal = sum(b.parameters for b in parts), sum(b.personal for b in parts)
+
+    def percent(count: int) -> str:
+        return f"({brief(100 * count / max(1, whole))} %)"
+
+    def grow(tree: Tree, parts: Sequence[Block]) -> None:
+        for block in parts:
+            mixed = 0 < block.personal < block.parameters
+            kind = "personal" if block.personal else "shared"
+            kind = f"{block.personal:,} of them personal" if mixed else kind
+            share = percent(block.parameters)
+            branch = tree.add(f"{block.name}: {block.parameters:,} {share}, {kind}")
+            if mixed or len(parts) == 1:
+                grow(branch, blocks(network, names, block.name))
+
     tree = Tree(
         f"{type(network).__name__} under {method}: {whole:,} parameters, {whole - personal:,} "
-        f"shared, {personal:,} personal {_percent(personal, whole)}"
+        f"shared, {personal:,} personal {percent(personal)}"
     )
-    _grow(tree, network, parts, frozenset(split.personal), whole)
+    grow(tree, parts)
     return tree
-
-
-def _grow(
-    tree: Tree, network: nn.Module, parts: list[Block], personal: frozenset[str], whole: int
-) -> None:
-    for block in parts:
-        mixed = 0 < block.personal < block.parameters
-        kind = "personal" if block.personal else "shared"
-        kind = f"{block.personal:,} of them personal" if mixed else kind
-        share = _percent(block.parameters, whole)
-        branch = tree.add(f"{block.name}: {block.parameters:,} {share}, {kind}")
-        if mixed or len(parts) == 1:
-            inner = blocks(network, personal, block.name)
-            _grow(branch, network, inner, personal, whole)
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"({brief(100 * part / max(1, whole))} %)"
 
 
 Pixels = NDArray[np.float32]
 Sample = tuple[Pixels, Pixels]
-Scale = tuple[float, float]
-Extent = tuple[float, float, float, float]
+Pair = tuple[float, float]
+Strip = tuple[ClientData, list[Sample], list[int]]
+"""A client, some of its samples, and which channels of them are drawn."""
 
 # Okabe and Ito's colours, which people with colour-vision deficiency can distinguish.
 _CLASSES = ("#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#0072B2", "#F0E442", "#000000")
 _TILES = 12  # in a row, about
-_STEP = 1.1  # from tile to tile, of which 1 is the picture
+_STEP = 1.1  # from tile to tile, of which 1 is the longer side of the picture
 _GROUP = 0.3  # more between samples of several channels
 _ROWS, _CHOICE = 5, 16  # clients whose augmentation is drawn, and samples that one is chosen from
 _COLOUR = ("red", "green", "blue")
+_GREY: dict[str, Any] = {"cmap": "gray", "interpolation": "nearest"}
 
 
 class_colours = partial(colours, few=_CLASSES)
@@ -204,64 +199,103 @@ def contact_sheet(data: FederatedDataModule) -> Figure | None:
     clients = list(data.clients.values())
     if len(clients[0].train["image"].shape) < 4:
         return None
-    strips = 1 if data.channel_names == _COLOUR else data.in_channels
-    count = max(2, _TILES // strips)
-    samples = [_draw_samples(client, count, data.seed) for client in clients]
-    lefts = [n * _pitch(strips) + c * _STEP for n in range(count) for c in range(strips)]
-    names = list(data.channel_names) * count if strips > 1 else []
-    ticks = [x + 0.5 for x in lefts][: len(names)]
-    return _sheet(data, clients, samples, [[*range(strips)]] * len(clients), ticks, names)
+    strip = [*range(1 if data.channel_names == _COLOUR else data.in_channels)]
+    count = max(2, _TILES // len(strip))
+    rows: list[Strip] = []
+    for client in clients:
+        order = numpy_rng(data.seed, "contact sheet", client.id).permutation(client.num_samples)
+        batch = client.samples(torch.from_numpy(order[:count]))
+        samples = map(_flat, batch["image"].cpu(), batch["label"].cpu())
+        rows.append((client, list(samples), strip))
+    count = max(len(samples) for _, samples, _ in rows)  # some clients have few samples
+    names = list(data.channel_names) * count if len(strip) > 1 else []
+    return _sheet(data, rows, dict(enumerate(names)))
 
 
 def augmentation_sheet(data: FederatedDataModule) -> Figure | None:
     """Draws a training sample of each of the first clients and augmented versions of it.
 
-    Of several channels it shows the first that the client has. Returns None without augmentation.
+    The sample is one of those with most of the regions. Of several channels it shows the first that
+    the client has. Returns None without augmentation.
     """
-    clients = [c for c in list(data.clients.values())[:_ROWS] if c.augment is not None]
-    if not clients or len(clients[0].train["image"].shape) < 4:
-        return None
-    samples = [_draw_augmented(client, data.seed) for client in clients]
-    first = [[int(client.channels.int().argmax())] for client in clients]
-    ticks = [0.5, (_TILES + 1) / 2 * _STEP]
-    return _sheet(data, clients, samples, first, ticks, ["original", "augmented"])
+    clients = list(data.clients.values())[:_ROWS]
+    rows: list[Strip] = []
+    for client in clients if len(clients[0].train["image"].shape) >= 4 else ():
+        if client.augment is None:
+            continue
+        key = data.seed, "augmentation sheet", client.id
+        order = numpy_rng(*key).permutation(client.num_samples)
+        batch = client.samples(torch.from_numpy(order[:_CHOICE]))
+        labelled = (batch["label"].reshape(len(batch["label"]), -1) > 0).sum(dim=1)
+        chosen = int(labelled.argmax()) if batch["label"].ndim > 2 else 0
+        image, label = (batch[name][[chosen] * _TILES].cpu() for name in ("image", "label"))
+        new, moved = augmented(client.augment, image[1:], label[1:], derive_seed(*key))
+        image[1:], label[1:] = new * client.channels.view(-1, *[1] * (new.ndim - 2)), moved
+        first = int(client.channels.int().argmax())
+        rows.append((client, list(map(_flat, image, label)), [first]))
+    return _sheet(data, rows, {0: "original", _TILES // 2: "augmented"}) if rows else None
 
 
-def _sheet(
-    data: FederatedDataModule,
-    clients: Sequence[ClientData],
-    rows: Sequence[Sequence[Sample]],
-    channels: Sequence[Sequence[int]],
-    ticks: Sequence[float],
-    names: Sequence[str],
-) -> Figure:
-    """Draws a row of samples per client, each as a strip of some channels, with names on top."""
-    photographs = data.channel_names == _COLOUR
-    scales = _scales([np.stack([image for image, _ in samples]) for samples in rows])
-    count, strips = len(rows[0]), len(channels[0])
-    figure, axes = _empty([client.id for client in clients], count, strips)
-    for row, (client, samples, strip) in enumerate(zip(clients, rows, channels, strict=True)):
-        present = client.channels.numpy()
+def _flat(image: Tensor, label: Tensor) -> Sample:
+    """A slice (C, h, w), and its class () or regions (R, h, w); of a volume in RAS, front up."""
+    if boxes := label.ndim == 2:
+        label = painted(label, image.shape[1:])
+    regions = label.ndim > 1
+    if image.ndim == 4:
+        depth = image.shape[-1] // 2
+        if regions and label.any():
+            depth = slice_with_most(label.permute(3, 0, 1, 2))
+        image, label = image[..., depth], label[..., depth] if regions else label
+    if regions and not boxes:  # which are in LPS
+        image, label = torch.rot90(image, 1, (-2, -1)), torch.rot90(label, 1, (-2, -1))
+    return image.numpy(), label.numpy()
+
+
+def _sheet(data: FederatedDataModule, rows: Sequence[Strip], names: Mapping[int, str]) -> Figure:
+    """Draws the rows; `names` are written above the tiles of these numbers."""
+    images = np.array([image for _, samples, _ in rows for image, _ in samples])
+    photographs, strips = data.channel_names == _COLOUR, len(rows[0][2])
+    count = max(len(samples) for _, samples, _ in rows)
+    if not (fixed := np.abs(images).max() <= 1 + 1e-5):
+        ends = np.transpose([_percentiles(channel) for channel in images.swapaxes(0, 1)])
+    low, high = np.full((2, images.shape[1]), [[-1.0], [1.0]]) if fixed else ends
+    height, width = (side / max(images.shape[-2:]) for side in images.shape[-2:])
+    pitch, inch = strips * _STEP + _GROUP * (strips > 1), 0.62 if len(rows) > 8 else 0.8
+    beside = 0.5 + 0.085 * max(len(client.id) for client, _, _ in rows)
+    size = count * pitch * inch + beside, len(rows) * _STEP * inch + 0.9
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    for row, (client, samples, strip) in enumerate(rows):
+        present, top = client.channels.numpy(), row * _STEP + (1 - height) / 2
         for n, (image, label) in enumerate(samples):
-            left = n * _pitch(strips)
-            if photographs:
-                picture = np.clip([_unit(c, s) for c, s in zip(image, scales, strict=True)], 0, 1)
-                picture[~present] = 0
-                axes.imshow(picture.transpose(1, 2, 0), extent=_extent(left, row, image[0]))
-            for k, c in enumerate(strip):
-                if not photographs:
-                    _tile(axes, image[c], scales[c], left + k * _STEP, row, bool(present[c]))
-                if label.ndim == 3 and (photographs or present[c]):
-                    _contours(axes, label, left + k * _STEP, row)
+            if not (fixed or photographs):  # z-scored: exact zeros are background
+                image = np.where(image == 0, low[:, None, None], image)
+            first = n * pitch + (1 - width) / 2
+            for k, channel in enumerate(strip):
+                left = first + k * _STEP
+                extent = left, left + width, top + height, top
+                if photographs:
+                    picture = np.clip((image.T - low) / (high - low), 0, 1) * present
+                    axes.imshow(picture.transpose(1, 0, 2), extent=extent)
+                elif present[channel]:
+                    scale = {"vmin": low[channel], "vmax": high[channel]}
+                    axes.imshow(image[channel], extent=extent, **scale, **_GREY)
+                else:
+                    corner = n * pitch + k * _STEP + 0.02, row * _STEP + 0.02
+                    empty = Rectangle(corner, 0.96, 0.96, fill=False, ec="0.6", lw=0.8, ls=":")
+                    axes.add_patch(empty)
+                    continue
+                if label.ndim == 3:
+                    _contours(axes, label, extent)
             if label.ndim == 0:
-                extent = _extent(left, row, image[0])
-                _frame(axes, int(label), data.class_names, extent, (strips - 1) * _STEP)
-    axes.set(xlim=(-0.05, count * _pitch(strips) - 0.05 - _GROUP * (strips > 1)))
-    axes.set(ylim=(len(clients) * _STEP, -0.08))
-    axes.set_yticks(
-        [row * _STEP + 0.5 for row in range(len(clients))], [caption(c.id) for c in clients]
-    )
-    axes.set_xticks(ticks, names)
+                sides = width + (strips - 1) * _STEP, height
+                _frame(axes, int(label), data.class_names, (first, top), sides)
+    axes.set(xlim=(-0.05, count * pitch - 0.05 - _GROUP * (strips > 1)))
+    axes.set(ylim=(len(rows) * _STEP, -0.08), aspect="equal", anchor="E")
+    heights = [row * _STEP + 0.5 for row in range(len(rows))]
+    axes.set_yticks(heights, [caption(client.id) for client, _, _ in rows])
+    places = [n // strips * pitch + n % strips * _STEP + 0.5 for n in names]
+    axes.set_xticks(places, [*names.values()])
     axes.xaxis.tick_top()
     axes.tick_params(length=0, labelsize=9)
     axes.tick_params(axis="x", labelsize=7 if strips > 1 else 9, pad=1)
@@ -270,127 +304,40 @@ def _sheet(
     return figure
 
 
-def _draw_augmented(client: ClientData, seed: int) -> list[Sample]:
-    """A sample, chosen among those with most of the regions, and augmented versions of it."""
-    assert client.augment is not None
-    order = numpy_rng(seed, "augmentation sheet", client.id).permutation(client.num_samples)
-    batch = client.samples(torch.from_numpy(order[:_CHOICE]))
-    labelled = (batch["label"].reshape(len(batch["label"]), -1) > 0).sum(dim=1)
-    chosen = int(labelled.argmax()) if batch["label"].ndim > 2 else 0
-    image, label = (batch[key][chosen : chosen + 1].cpu() for key in ("image", "label"))
-    images, labels = (x.expand(_TILES - 1, *x.shape[1:]) for x in (image, label))
-    key = derive_seed(seed, "augmentation sheet", client.id)
-    new, moved = augmented(client.augment, images, labels, key)
-    new = new * client.channels.view(-1, *[1] * (new.ndim - 2))
-    return _flat([(image[0], label[0]), *zip(new, moved, strict=True)])
+def _percentiles(channel: Pixels) -> tuple[float, float]:
+    """The values for black and white, of what is not background."""
+    inside = channel[channel != 0]
+    low, high = np.percentile(inside, (1, 99)) if len(inside) else (0.0, 0.0)
+    return low, max(high, low + 1e-6)
 
 
-def _pitch(strips: int) -> float:
-    """From sample to sample."""
-    return strips * _STEP + _GROUP * (strips > 1)
-
-
-def _draw_samples(client: ClientData, count: int, seed: int) -> list[Sample]:
-    """Images (C, h, w), and labels: classes () or regions (R, h, w)."""
-    order = numpy_rng(seed, "contact sheet", client.id).permutation(client.num_samples)[:count]
-    batch = client.samples(torch.from_numpy(order))
-    return _flat(zip(batch["image"].cpu(), batch["label"].cpu(), strict=True))
-
-
-def _flat(samples: Iterable[tuple[Tensor, Tensor]]) -> list[Sample]:
-    """One slice of each volume; volumes with regions are in RAS and turned so that front is up."""
-    flat = []
-    for image, label in samples:
-        if boxes := label.ndim == 2:
-            label = painted(label, image.shape[1:])
-        regions = label.ndim > 1
-        if image.ndim == 4:
-            depth = image.shape[-1] // 2
-            if regions and label.any():
-                depth = slice_with_most(label.permute(3, 0, 1, 2))
-            image, label = image[..., depth], label[..., depth] if regions else label
-        if regions and not boxes:  # which are in LPS
-            image, label = torch.rot90(image, 1, (-2, -1)), torch.rot90(label, 1, (-2, -1))
-        flat.append((image.numpy(), label.numpy()))
-    return flat
-
-
-def _scales(images: Sequence[Pixels]) -> list[Scale]:
-    """The values for black and white of every channel: [-1, 1] if fixed, else percentiles."""
-    pooled = np.concatenate(images).swapaxes(0, 1)
-    if np.abs(pooled).max() <= 1 + 1e-5:
-        return [(-1.0, 1.0)] * len(pooled)
-    scales = []
-    for channel in pooled:
-        inside = channel[channel != 0]
-        low, high = np.percentile(inside, (1, 99)) if len(inside) else (0.0, 0.0)
-        scales.append((float(low), float(max(high, low + 1e-6))))
-    return scales
-
-
-def _unit(channel: Pixels, scale: Scale) -> Pixels:
-    low, high = scale
-    return (channel - low) / (high - low)
-
-
-def _extent(left: float, row: int, picture: Pixels) -> Extent:
-    """The extent of a picture: in a unit square whose longer side it fills, rows downwards."""
-    height, width = (side / max(picture.shape[:2]) for side in picture.shape[:2])
-    x, y = left + (1 - width) / 2, row * _STEP + (1 - height) / 2
-    return x, x + width, y + height, y
-
-
-def _tile(axes: Axes, image: Pixels, scale: Scale, left: float, row: int, present: bool) -> None:
-    if not present:
-        corner = (left + 0.02, row * _STEP + 0.02)
-        axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, ec="0.6", lw=0.8, ls=":"))
-        return
-    low, high = scale
-    if scale != (-1.0, 1.0):  # z-scored: exact zeros are background
-        image = np.where(image == 0, low, image)
-    extent = _extent(left, row, image)
-    axes.imshow(image, cmap="gray", vmin=low, vmax=high, extent=extent, interpolation="nearest")
-
-
-def _contours(axes: Axes, label: Pixels, left: float, row: int) -> None:
-    x0, x1, y1, y0 = _extent(left, row, label[0])
-    height, width = label.shape[1:]
-    x = x0 + (np.arange(width) + 0.5) * (x1 - x0) / width
-    y = y0 + (np.arange(height) + 0.5) * (y1 - y0) / height
+def _contours(axes: Axes, label: Pixels, extent: tuple[float, float, float, float]) -> None:
+    (left, right, bottom, top), (height, width) = extent, label.shape[1:]
+    x = left + (np.arange(width) + 0.5) * (right - left) / width
+    y = top + (np.arange(height) + 0.5) * (bottom - top) / height
     for region, colour in zip(label, region_colours(len(label)), strict=True):
         if region.min() < 0.5 < region.max():
             axes.contour(x, y, region, levels=[0.5], colors=[colour], linewidths=0.9)
 
 
-def _frame(axes: Axes, label: int, names: Sequence[str], extent: Extent, more: float) -> None:
-    """A frame in the colour of the class around a tile and the `more` to its right."""
-    x0, x1, y1, y0 = extent
+def _frame(axes: Axes, label: int, names: Sequence[str], corner: Pair, sides: Pair) -> None:
+    """A frame in the colour of the class around a sample."""
     colour = class_colours(len(names))[label]
-    axes.add_patch(Rectangle((x0, y0), x1 - x0 + more, y1 - y0, fill=False, ec=colour, lw=2.2))
+    axes.add_patch(Rectangle(corner, *sides, fill=False, ec=colour, lw=2.2))
     if len(names) > len(_CLASSES):  # too many for colours alone
         box = {"fc": "white", "ec": "none", "alpha": 0.75, "pad": 0.8}
-        axes.text(x0 + 0.07, y0 + 0.1, names[label][:8], size=7, va="top", bbox=box)
-
-
-def _empty(names: Sequence[str], count: int, strips: int) -> tuple[Figure, Axes]:
-    inch = 0.62 if len(names) > 8 else 0.8
-    beside = 0.5 + 0.085 * max(map(len, names))
-    size = (count * _pitch(strips) * inch + beside, len(names) * _STEP * inch + 0.9)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots()
-    axes.set(aspect="equal", anchor="E")
-    return figure, axes
+        place = corner[0] + 0.07, corner[1] + 0.1
+        axes.text(*place, names[label][:8], size=7, va="top", bbox=box)
 
 
 def _legend(figure: Figure, data: FederatedDataModule) -> None:
     """Legend of classes or regions, unless there are too many for colours."""
-    regions = next(iter(data.clients.values())).train["label"].shape
-    many = len(data.class_names) > len(_CLASSES)
-    if many and len(regions) == 1:
+    regions = len(next(iter(data.clients.values())).train["label"].shape) > 1
+    if not regions and len(data.class_names) > len(_CLASSES):
         return
-    palette = region_colours if len(regions) > 1 else class_colours
+    palette = (region_colours if regions else class_colours)(len(data.class_names))
     lines = [
         Line2D([], [], color=colour, lw=2.5, label=caption(name))
-        for colour, name in zip(palette(len(data.class_names)), data.class_names, strict=True)
+        for colour, name in zip(palette, data.class_names, strict=True)
     ]
     legend_below(figure, lines, 9)

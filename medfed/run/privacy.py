@@ -20,7 +20,7 @@ from medfed.config.compose import build
 from medfed.config.description import ExampleKeys, RunDescription
 from medfed.datamodules.client_data import ClientData
 from medfed.federation.aggregation import Aggregation
-from medfed.federation.algorithm import Algorithm, Cohort
+from medfed.federation.algorithm import Cohort
 from medfed.federation.card import UNPROTECTED
 from medfed.federation.engine import private
 from medfed.federation.engine.loop import LocalTrainer
@@ -79,7 +79,26 @@ def protect(
     keys = config.privacy.example
     if keys is None:
         return
-    _check(config, federation.algorithm, task, local, statistics)
+    method, name = federation.algorithm, type(federation.algorithm).__name__
+    # A class outside the file of its card may override any function of the card's class.
+    declared = next(kind for kind in type(method).__mro__ if "card" in vars(kind))
+    of_method = declared.__module__ == type(method).__module__
+    exposure = method.card.privacy_exposure if of_method else None
+    weighted = config.model.get("class_weights") is not None
+    mixes = local.model.normalises and config.buffers != "frozen"
+    cancel = "class weights cancel in the loss of one patient, and balanced ones are counts"
+    unfrozen = f"set {_norm_key(config)}, or buffers=frozen"
+    half = str(config.trainer.precision).startswith("16")
+    _refuse(  # what would leave a client without noise
+        "example",
+        (exposure != "gradients", f"{name} {UNPROTECTED.get(exposure)}", ALTERNATIVES),
+        *((True, f"{s.what} ({s.key}) would be sent without noise", s.remedy) for s in statistics),
+        (weighted, cancel, "set model.class_weights=null"),
+        (mixes, "BatchNorm mixes the patients of a batch", unfrozen),
+        (config.local.budget == "paper", "each part may take all steps", "set local.budget=equal"),
+        (config.local.compile, "draws differ in size", "set local.compile=false"),
+        (half, "single gradients overflow in float16", "set trainer.precision=32-true"),
+    )
     planned = protections(config, clients, federation)
     noises = {name: one.noise for name, one in planned.items()}
     privacy = private.ExamplePrivacy(keys.clip, noises, keys.unit, keys.chunk, system=across)
@@ -168,36 +187,6 @@ def rounds_of(cohort: Cohort, ids: Sequence[str], config: RunDescription) -> dic
     """Returns in how many rounds each client takes part."""
     rounds = (cohort.of(ids, config.seed, number) for number in range(config.rounds))
     return {**dict.fromkeys(ids, 0), **Counter(chain.from_iterable(rounds))}
-
-
-def _check(
-    config: RunDescription,
-    method: Algorithm,
-    task: TaskModule,
-    local: LocalTrainer,
-    statistics: Sequence[Statistic],
-) -> None:
-    """Refuses what would leave a client without noise."""
-    name = type(method).__name__
-    # A class outside the file of its card may override any function of the card's class.
-    declared = next(kind for kind in type(method).__mro__ if "card" in vars(kind))
-    of_method = declared.__module__ == type(method).__module__
-    exposure = method.card.privacy_exposure if of_method else None
-    weighted = config.model.get("class_weights") is not None
-    mixes = local.model.normalises and config.buffers != "frozen"
-    cancel = "class weights cancel in the loss of one patient, and balanced ones are counts"
-    unfrozen = f"set {_norm_key(config)}, or buffers=frozen"
-    half = str(config.trainer.precision).startswith("16")
-    _refuse(
-        "example",
-        (exposure != "gradients", f"{name} {UNPROTECTED.get(exposure)}", ALTERNATIVES),
-        *((True, f"{s.what} ({s.key}) would be sent without noise", s.remedy) for s in statistics),
-        (weighted, cancel, "set model.class_weights=null"),
-        (mixes, "BatchNorm mixes the patients of a batch", unfrozen),
-        (config.local.budget == "paper", "each part may take all steps", "set local.budget=equal"),
-        (config.local.compile, "draws differ in size", "set local.compile=false"),
-        (half, "single gradients overflow in float16", "set trainer.precision=32-true"),
-    )
 
 
 def _norm_key(config: RunDescription) -> str:

@@ -224,14 +224,13 @@ def save_predictions(experiment: Experiment) -> None:
         if "grid" in batch:  # the picture shows the scan on the grid of the mask
             pairs = zip(image, batch["grid"], strict=True)
             image = torch.stack([on_grid(one, grid, label.shape[2:]) for one, grid in pairs])
-        if label.ndim == 5:  # volumes: their axial slices
+        if volumes := label.ndim == 5:  # their axial slices
             image, label = (t[0].permute(3, 0, 1, 2) for t in (image, label))
-            volume = task.predict({k: v[:1] for k, v in batch.items()})
-            index = slice_with_most(label)
-            probability = volume[0].permute(3, 0, 1, 2)[index]
-        else:
-            index = slice_with_most(label)
-            probability = task.predict({k: v[index : index + 1] for k, v in batch.items()})[0]
+        index = slice_with_most(label)
+        case = 0 if volumes else index
+        (probability,) = task.predict({k: v[case : case + 1] for k, v in batch.items()})
+        if volumes:
+            probability = probability.permute(3, 0, 1, 2)[index]
         names = experiment.data.channel_names
         save_prediction(files[client], image[index], label[index], probability, names)
 

@@ -7,13 +7,12 @@ folder keeps a copy of the start, so that to resume or reopen the run needs no o
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import product
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,8 +61,12 @@ class Weights:
         ]
 
 
-# Prefixes of DataParallel, torch.compile, Lightning modules and medfed.
-PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.")
+# Of DataParallel, torch.compile, Lightning modules and medfed; up to three of them, fewest first.
+_PREFIXES = [
+    prefixes
+    for count in range(4)
+    for prefixes in product(("module.", "_orig_mod.", "model.", "network.", "net."), repeat=count)
+]
 _LISTED = 4  # names in a sentence
 
 
@@ -128,26 +131,29 @@ def fit(
         (['0.weight'], ['0.bias', '1.bias'], {'1.weight': ((9, 3), (1, 3))})
     """
     entries = float_entries(network)
-    plain = _places(network, entries)
+    ordinary = network.ordinary if isinstance(network, Canonical) else str
+    plain = {n: name for n in entries if (name := ordinary(n)) is not None}
     tensors = renamed(weights.tensors, rename or {})
     # The source has canonical models, too, or it is an ordinary network.
-    both = _named(tensors, {n: n for n in entries}), _named(tensors, plain)
-    best = max(both, key=lambda named: len(named.found))
+    choices = product(({n: n for n in entries}, plain), _PREFIXES)
+    wanted, stripped = max(choices, key=lambda choice: len(_sources(tensors, *choice)))
+    source = _sources(tensors, wanted, stripped)
     allowed = set(entries if part is None else part)
     matched, missing, left = [], [], []
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     instances: set[int] = set()
     for name, entry in entries.items():
-        if name not in best.found:
+        if name not in source:
             if name in plain:  # memberships of canonical models have another start
                 missing.append(name)
         elif name not in allowed:
             left.append(name)
-        elif (there := tensors[best.found[name]]).shape != entry.shape:
+        elif (there := tensors[source[name]]).shape != entry.shape:
             shapes[name] = (tuple(there.shape), tuple(entry.shape))
         else:
             value = usable(name, there, entry)
-            which = int(name.split(".")[1]) if best.plain and name.startswith("canonical.") else 0
+            copied = wanted[name] != name and name.startswith("canonical.")
+            which = int(name.split(".")[1]) if copied else 0
             if which and spread and isinstance(entry, nn.Parameter):
                 instances.add(which)
                 noise = torch.randn(entry.shape, generator=torch_rng(seed, "init.spread", name))
@@ -155,12 +161,12 @@ def fit(
             with torch.no_grad():
                 entry.copy_(value)
             matched.append(name)
-    used = set(best.found.values())
-    known = set(network.state_dict()) | set(plain.values())
+    known, used = {*network.state_dict(), *plain.values()}, {*source.values()}
+    bare = {n: reduce(str.removeprefix, stripped, n) for n in tensors}
+    unexpected = [n for n, name in bare.items() if n not in used and name not in known]
     sizes = {n: t.numel() for n, t in entries.items() if n in plain}
-    unexpected = [n for n in tensors if n not in used and best.names.get(n, n) not in known]
     account = matched, missing, shapes, left, unexpected
-    return Account(sizes, *account, best.stripped, (len(instances), spread))
+    return Account(sizes, *account, stripped, (len(instances), spread))
 
 
 def usable(name: str, there: Tensor, entry: Tensor) -> Tensor:
@@ -210,35 +216,12 @@ def renamed(tensors: Mapping[str, Tensor], rename: Mapping[str, str]) -> Tensors
     return {new(name): tensor for name, tensor in tensors.items()}
 
 
-class _Named(NamedTuple):
-    """Which tensor of a source fits which entry."""
-
-    found: Mapping[str, str]  # names of tensors by entry
-    stripped: tuple[str, ...] = ()  # prefixes that were removed, in order
-    # Whether the source is an ordinary network and this one has canonical parts.
-    plain: bool = False
-    names: Mapping[str, str] = MappingProxyType({})  # each tensor's name without the prefixes
-
-
-def _named(tensors: Mapping[str, Tensor], wanted: Mapping[str, str]) -> _Named:
-    """Finds the fewest prefixes without which most entries match."""
-    best = _Named({})
-    for count in range(4):
-        for stripped in itertools.product(PREFIXES, repeat=count):
-            names = {name: reduce(str.removeprefix, stripped, name) for name in tensors}
-            back = {short: name for name, short in names.items()}
-            fitting = {entry: back[n] for entry, n in wanted.items() if n in back}
-            if len(fitting) > len(best.found):
-                plain = any(entry != n for entry, n in wanted.items())
-                best = _Named(fitting, stripped, plain, names)
-    return best
-
-
-def _places(network: nn.Module, entries: Iterable[str]) -> dict[str, str]:
-    """The name of each entry in the ordinary network, which has no memberships."""
-    if not isinstance(network, Canonical):
-        return {n: n for n in entries}
-    return {n: plain for n in entries if (plain := network.ordinary(n)) is not None}
+def _sources(
+    tensors: Iterable[str], wanted: Mapping[str, str], stripped: Iterable[str]
+) -> dict[str, str]:
+    """The tensor of each entry by the entry's name in the source, whose prefixes are removed."""
+    names = {reduce(str.removeprefix, stripped, name): name for name in tensors}
+    return {entry: names[name] for entry, name in wanted.items() if name in names}
 
 
 TASK = "model._target_"

@@ -25,7 +25,7 @@ import msgspec
 
 from medfed import __version__
 from medfed.common import schemas, untrusted
-from medfed.common.console import levels, shown
+from medfed.common.console import levels, logged_by, shown
 from medfed.config import compose, description, sections
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.records.folder import RunFolder
@@ -126,9 +126,8 @@ def run_coordinator(text: str, transport: Transport) -> None:
         redirect_stdout(printed),
         redirect_stderr(printed),
         levels({"medfed": logging.INFO, "": logging.WARNING}),  # FLARE logs every call
+        logged_by(logging.StreamHandler(printed), "medfed"),
     ):
-        handler, ours = logging.StreamHandler(printed), logging.getLogger("medfed")
-        ours.addHandler(handler)
         try:
             _coordinate(deployment, transport)
         except MedfedError as error:
@@ -136,8 +135,6 @@ def run_coordinator(text: str, transport: Transport) -> None:
         except Exception as error:
             _log.exception("The run has failed.")
             how, why = STOPPED, f"unexpected {type(error).__name__}; see the traceback above."
-        finally:
-            ours.removeHandler(handler)
     write_json(output / OUTCOME, {"how": how, "why": why})
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from medfed.api import train
 from medfed.run.evaluation import evaluate_run
-from medfed.standalone.errors import CheckpointError, ConfigError
+from medfed.standalone.errors import CheckpointError
 from tests.integration.runs import CLINICAL, imaging
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,11 +80,6 @@ def test_statistics_estimated_again_are_measured_and_delivered_and_cost_no_byte(
 def test_all_rounds_stay_in_the_record(whole_run):
     rows = [line.split(",") for line in (whole_run / "metrics.csv").read_text().splitlines()]
     assert {row[0] for row in rows if row[2] == "val"} == {"0", "1"}
-
-
-def test_an_unknown_split_is_named(copy):
-    with pytest.raises(ConfigError, match=r"split='vall' is unknown \(did you mean val"):
-        evaluate_run(copy, "vall")
 
 
 def test_a_folder_without_a_run(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 
 from medfed.config.compose import described
 from medfed.datamodules.generated.luna16 import LunaCohort
-from medfed.run.prepare import prepare
+from medfed.run.prepare import contact_sheet, prepare
 from medfed.standalone.errors import ConfigError, DataError
 from tests import processes
 from tests.checking import check_overrides
@@ -81,6 +81,11 @@ def test_show_sets_up_the_clients(luna_path, tmp_path):
     ]
     data = prepare(described([*overrides, "partition.num_clients=3", "show=true"], "prepare"))
     assert len(data.clients) == 3
+    counts = [min(client.num_samples, 12) for client in data.clients.values()]
+    assert len({*counts}) > 1  # some have fewer samples than a row has places
+    (axes,) = contact_sheet(data).axes
+    assert len(axes.images) == sum(counts)
+    assert axes.get_xlim()[1] >= max(image.get_extent()[1] for image in axes.images)
 
 
 def test_data_without_a_cache_need_nothing(caplog):

@@ -99,6 +99,8 @@ def test_numbers_of_the_table_are_divided_into_bands(clinical):
     splits = json.loads((clinical / "splits.json").read_text())["clients"]
     assert total == sum(len(of["test"]) for of in splits.values())
     assert len(measure_subgroups(clinical, "test", "mean radius", least=1)["groups"]) == 4
+    whole = measure_subgroups(clinical, "test", "mean radius", least=0)
+    assert all("metrics" in one for one in whole["groups"].values())
 
 
 def test_what_cannot_be_evaluated_so_is_one_sentence(clinical, tmp_path, capsys):
