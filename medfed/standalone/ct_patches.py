@@ -212,36 +212,29 @@ _WORLD = ("coordX", "coordY", "coordZ")
 
 
 @dataclass(frozen=True)
-class Points:
-    """A CSV of points in scans."""
-
-    series: tuple[str, ...]  # series ids, each once, in the order of the file
-    scan: NDArray[np.int64]  # (n,) int64 index into `series`
-    world: NDArray[np.float64]  # (n, 3) mm x y z
-    value: NDArray[np.float64]  # (n,) the last column: a class or a diameter in mm
-    row: NDArray[np.int64]  # (n,) int64 row in the file; the first data row is 1
-
-    def some(self, rows: NDArray[np.int64], source: str) -> Candidates:
-        """Returns some of the points, of one scan; `source` is the CSV."""
-        label = self.value[rows].astype(np.int64)
-        return Candidates(self.world[rows], label, self.row[rows], source)
-
-
-@dataclass(frozen=True)
 class Candidates:
-    """The candidates of one scan."""
+    """The points of a CSV in one scan."""
 
     world: NDArray[np.float64]  # (n, 3) mm x y z, as in the CSV
-    label: NDArray[np.int64]  # (n,) int64, 1 = nodule
+    value: NDArray[Any]  # (n,) the last column: a class or a diameter in mm
     row: NDArray[np.int64]  # (n,) int64 row in the CSV; the first data row is 1
     source: str = "candidates"  # the CSV, for error sentences
 
     def __len__(self) -> int:
         return len(self.row)
 
+    @property
+    def label(self) -> NDArray[np.int64]:
+        """(n,) int64, 1 = nodule."""
+        return self.value.astype(np.int64)
 
-def read_points(path: Path, last: str | None) -> Points:
-    """Reads a CSV with the columns ``seriesuid, coordX, coordY, coordZ`` and one more."""
+    def some(self, kept: NDArray[Any]) -> Candidates:
+        """Returns those at some places, or of which a mask (n,) is true."""
+        return Candidates(self.world[kept], self.value[kept], self.row[kept], self.source)
+
+
+def read_points(path: Path, last: str | None) -> dict[str, Candidates]:
+    """Reads a CSV with the columns ``seriesuid, coordX, coordY, coordZ`` and one more, by scan."""
     names: dict[str, int] = {}
     scan, numbers = array("q"), array("d")
     wanted = ("seriesuid", *_WORLD, *([last] if last else []))
@@ -268,8 +261,11 @@ def read_points(path: Path, last: str | None) -> Points:
         cells = ", ".join(f"{value:g}" for value in table[at])
         raise DataError(f"{path}, data row {at + 1}: {cells} are not all finite; mend the row.")
     value = table[:, 3] if last else np.zeros(len(table))
+    every = Candidates(table[:, :3], value, np.arange(1, len(table) + 1), str(path))
     of = np.array(scan, dtype=np.int64)
-    return Points(tuple(names), of, table[:, :3], value, np.arange(1, len(table) + 1))
+    ends = np.cumsum(np.bincount(of))[:-1]
+    parts = np.split(np.argsort(of, kind="stable"), ends)
+    return {name: every.some(rows) for name, rows in zip(names, parts, strict=True)}
 
 
 def find_scans(path: Path) -> dict[str, Path]:

@@ -112,7 +112,7 @@ class Cohort:
             columns |= {n: np.array([line[n] for line in lines]) for n in (lines or [{}])[0]}
         elif isinstance(self.data, Luna16ScansDataModule):
             scans = self.data.scans
-            counts = [len(scans.nodules_of(name)[1]) for name in self.patients]
+            counts = [len(scans.nodules_of(name)) for name in self.patients]
             columns[LESIONS] = np.array(counts, dtype=float)
             spacings = [scans.spacing(self.data.patients[name]) for name in self.patients]
             axes = np.array(spacings, dtype=float).reshape(-1, 3).T
@@ -262,8 +262,7 @@ class Cohort:
         spacing = torch.tensor(spec.spacing)
         for series in self.patients:
             header = self.data.patients[series].files["header"]
-            nodules, diameters = self.data.scans.nodules_of(series)
-            read = read_with_nodules(header, nodules, diameters, spec)
+            read = read_with_nodules(header, self.data.scans.nodules_of(series), spec)
             image = torch.from_numpy(spec.values.take(read["image"]))
             boxes, scores = model.boxes(image[None, None], series)
             (centres, _), (lesions, sides) = (
