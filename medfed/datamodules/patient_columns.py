@@ -25,7 +25,7 @@ def patient_columns(data: FederatedDataModule) -> dict[str, dict[str, str]]:
     for sheet in _sheets(data):
         owners, rest = dict[int, str](), list[str]()
         for column in sheet.columns:
-            cells = {n: fold(text) for n, text in sheet.cells(column)}
+            cells = {n: fold(text) for n, text in enumerate(sheet[column])}
             files = {n: str(sheet.path.parent / text) for n, text in cells.items()}
             known = {n: named.get(text) or named.get(files[n]) for n, text in cells.items()}
             if any(known.values()):
@@ -33,7 +33,7 @@ def patient_columns(data: FederatedDataModule) -> dict[str, dict[str, str]]:
             elif column not in others:
                 rest.append(column)
         for column in rest:
-            cell = dict(enumerate(sheet.texts(column), start=1))
+            cell = sheet.texts(column)
             texts = {patient: text for n, patient in owners.items() if (text := cell[n])}
             found.setdefault(column, {}).update(texts)
     return found

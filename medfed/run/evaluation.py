@@ -162,7 +162,7 @@ def values_of(data: FederatedDataModule, column: str, source: Path | None) -> di
     names = data.table.names if isinstance(data, TabularDataModule) else ()
     if not isinstance(data, TabularDataModule) or column not in names:
         sheet, patients = _sheet_of(data)
-        if sheet is not None and column.lower() in sheet.places:
+        if sheet is not None and sheet.has(column):
             return _by_patient(column, patients, [text or "" for text in sheet.texts(column)])
         known = sheet.columns if sheet else [*names, *listed]
         raise ConfigError(
@@ -182,8 +182,8 @@ def _sheet_of(data: FederatedDataModule) -> tuple[Sheet | None, list[str]]:
         return None, []
     sheet = Sheet.read(Path(data.path).expanduser(), data.header, _words_missing(data))
     if data.patient is None:
-        return sheet, [f"row_{n}" for n in range(len(sheet.rows))]
-    return sheet, [fold(text) for _, text in sheet.cells(data.patient)]
+        return sheet, [f"row_{n}" for n in range(len(sheet))]
+    return sheet, [*map(fold, sheet[data.patient])]
 
 
 def _by_patient(column: str, patients: Sequence[str], values: Sequence[str]) -> dict[str, str]:
@@ -213,7 +213,7 @@ def _values_in(source: Path, column: str, data: FederatedDataModule) -> dict[str
         raise ConfigError(f"patients={source} is no file; name a CSV with the column patient.")
     sheet = Sheet.read(source, missing=_words_missing(data))
     for name in ("patient", column):
-        if name.lower() not in sheet.places:
+        if not sheet.has(name):
             raise ConfigError(
                 f"patients={source} has no column {name}{did_you_mean(name, sheet.columns)}; it "
                 f"needs the columns patient and {column}."

@@ -126,9 +126,9 @@ def read_image_table(
                 f"{path}, column {label}, has {what}; name two labels or more by "
                 "data.reader.classes, or the column by data.reader.label."
             )
-        if not (joined or classes) and len(sheet.rows) >= 10 and 2 * len(names) > len(sheet.rows):
+        if not (joined or classes) and len(sheet) >= 10 and 2 * len(names) > len(sheet):
             raise DataError(
-                f"{path}, column {label}, has {len(names)} different labels in {len(sheet.rows)} "
+                f"{path}, column {label}, has {len(names)} different labels in {len(sheet)} "
                 "rows, so it is probably an id or a measurement; name another column by "
                 "data.reader.label, or the labels by data.reader.classes."
             )
@@ -147,7 +147,7 @@ def read_image_table(
     if lost is not None:
         mend = "copy it there, or say by data.reader.file where the files of such names lie"
         what = f"{files[lost]} does not exist; {mend}, such as 'images/{{}}.jpg'"
-        raise sheet.bad(kept[lost] + 1, f": {what}.")
+        raise sheet.bad(kept[lost], f": {what}.")
     if len(set(files)) < len(files):
         twice = next(name for name in of["image"] if of["image"].count(name) > 1)
         raise DataError(f"{path} names {twice} in two rows; remove one.")
@@ -178,10 +178,10 @@ def _finding_labels(sheet: Sheet, names: Sequence[str], uncertain: str) -> NDArr
         values["-1"] = {"missing": math.nan, "positive": 1.0, "negative": 0.0}[uncertain]
     columns = [sheet.texts(name) for name in names]
     for name, texts in zip(names, columns, strict=True):
-        for number, text in enumerate(texts, start=1):
+        for at, text in enumerate(texts):
             if text not in values:
                 why = f"{str(text)[:40]!r} must be 1, 0 or empty; data.reader.uncertain takes -1."
-                raise sheet.bad(number, f", column {name}: {why}")
+                raise sheet.bad(at, f", column {name}: {why}")
     return np.array([[values[text] for text in texts] for texts in columns], np.float32).T
 
 
@@ -305,10 +305,9 @@ def _named_elsewhere(path: Path) -> tuple[Sheet, str, str] | None:
         return None
     folder, sheet = tables[0].parent, looks.sheet_of(tables[0])
     names = {name: file for file in _pictures_of(folder) for name in (file.stem, file.name)}
-    for at, column in enumerate(sheet.columns):
-        if (file := names.get(name := sheet.rows[0][at].strip())) is not None:
+    for column, cells in sheet.cells.items():
+        if (file := names.get(name := cells[0])) is not None:
             where = file.relative_to(folder).parent / file.name.replace(name, "{}", 1)
-            cells = [text for _, text in sheet.cells(column)]
             files = {folder / str(where).replace("{}", text) for text in cells}
             # A label of a few values is no name, also where files are called 0.png and 1.png.
             if 2 * len(files) > len(cells) and all(file.is_file() for file in files):

@@ -67,7 +67,7 @@ def _from_csv(sheet: Sheet, columns: Mapping[str, str], pattern: str | None) -> 
     images, masks = ([index.parent / name for name in of] for of in names)
     patients = cells.get("patient") or persons_of(cells["image"], pattern, index)
     centres: Sequence[str | None] = cells.get("centre") or [None] * len(patients)
-    places = [f"{index}, data row {sheet.number(n + 1)}" for n in range(len(patients))]
+    places = [f"{index}, data row {number}" for number in sheet.numbers]
     return [*map(Pair, images, masks, patients, centres, places)]
 
 

@@ -19,10 +19,10 @@ SPLIT_NAMES: dict[str, Split] = {
 
 def official_splits(sheet: Sheet, column: str, texts: Sequence[str]) -> list[Split]:
     """Reads the cells of a column of splits."""
-    for number, text in enumerate(texts, start=1):
+    for at, text in enumerate(texts):
         if text.lower() not in SPLIT_NAMES:
             what = f"{text[:40]!r} is none of train, val and test; mend it"
-            raise sheet.bad(number, f", column {column}: {what}.")
+            raise sheet.bad(at, f", column {column}: {what}.")
     return [SPLIT_NAMES[text.lower()] for text in texts]
 
 

@@ -292,14 +292,13 @@ def read_csv(
         if time
         else _classes(sheet, label, positive, negative, classes)
     )
-    count = len(sheet.rows)
-    rows = [f"row_{sheet.number(i + 1) - 1}" for i in range(count)]
+    rows = [f"row_{number - 1}" for number in sheet.numbers]
     words = [word for word in missing if as_number(str(word)) == float("inf")]
     whose = replace(sheet, missing=missing_words(words))
     patients = whose.names(patient) if patient else rows
     centres = whose.names(centre, csv_files.NOWHERE.format("data")) if centre else ()
     _say_nearly_alike(f"{path}, column {centre}", centres)
-    files = [path] * count
+    files = [path] * len(sheet)
     cells = csv_files.read_cells(sheet, names, categories)
     columns_of = {n: cells[:, at] for at, n in enumerate(names) if n not in categories}
     columns_of[label] = np.array([as_number(text or "") for text in sheet.texts(label)])
@@ -367,16 +366,16 @@ def _accounts_of(sheet: Sheet, names: Sequence[str], categories: Categories) -> 
     lacking: dict[str, tuple[int, str]] = {}
     for name in names:
         lacks = sheet.lacks if name in categories else sheet.lacks_number
-        for number, text in sheet.cells(name):
+        for number, text in zip(sheet.numbers, sheet[name], strict=True):
             if lacks(text):
                 why = f"missing ({text})" if text else "empty"
-                first = f"{name[:60]} in data row {sheet.number(number)}"
+                first = f"{name[:60]} in data row {number}"
                 count, example = lacking.get(why, (0, first))
                 lacking[why] = (count + 1, example)
-    path, known = str(sheet.path), len(names) * len(sheet.rows)
+    path, known = str(sheet.path), len(names) * len(sheet)
     known -= sum(count for count, _ in lacking.values())
     cells = Account(path, f"cells of {len(names)} features", known, lacking)
-    return [Account(path, "rows", len(sheet.rows), rows), cells]
+    return [Account(path, "rows", len(sheet), rows), cells]
 
 
 def counted(path: Path, features: NDArray[np.float64], left: int = 0) -> tuple[Account, Account]:
@@ -466,7 +465,7 @@ def _outcomes(sheet: Sheet, name: str, what: str = "outcome") -> NDArray[np.floa
         mend = f"write {csv_files.meant(text) or 'a number'}, or name another column"
         mend += " or set data.outcome=classes" * (what == "outcome")
         what = f"the {what} {text[:60]!r} is not a number; {mend}"
-        raise sheet.bad(odd[0] + 1, f", column {name}: {what}.")
+        raise sheet.bad(odd[0], f", column {name}: {what}.")
     return outcomes
 
 
@@ -485,7 +484,7 @@ def _survival(
     times = _outcomes(sheet, time, "time")
     if len(odd := np.flatnonzero(times < 0)):
         what = f"the time {times[odd[0]]:g} is negative; mend the row"
-        raise sheet.bad(odd[0] + 1, f", column {time}: {what}.")
+        raise sheet.bad(odd[0], f", column {time}: {what}.")
     return np.stack([times, happened.astype(float)], axis=1), ("no event", "event")
 
 
@@ -544,10 +543,10 @@ def _classes(
 
 def _check_labels(sheet: Sheet, values: Sequence[str], wanted: set[str], known: set[str]) -> None:
     """Refuses labels that are neither positive nor negative, and positives that never occur."""
-    for number, value in enumerate(values, start=1):
+    for at, value in enumerate(values):
         if value not in known:
             listed = ", ".join(sorted(known))
-            raise sheet.bad(number, f": the label {value[:60]} is none of {listed}; mend the row.")
+            raise sheet.bad(at, f": the label {value[:60]} is none of {listed}; mend the row.")
     if wanted and not wanted & set(values):
         what = f"{sheet.path}: no row has a label of data.positive ({', '.join(sorted(wanted))})"
         those = f"the labels are {', '.join(v[:40] for v in sorted(set(values))[:10])}"
@@ -590,9 +589,9 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     for key, column in (("data.unlabelled", label), ("data.unplaced", centre)):
         if column and (lacking := sheet.lacking(column)):
             no = f"no {column}{sheet.named_missing(column)}"
-            question = f"{lacking} of {len(sheet.rows)} rows have {no}. Leave them out?"
+            question = f"{lacking} of {len(sheet)} rows have {no}. Leave them out?"
             guess.ask(key, question, "drop", ("drop", "error"))
-    if label is not None and label.lower() in sheet.places:
+    if label is not None and sheet.has(label):
         _ask_label(guess, sheet, label, answers)
     return guess
 
