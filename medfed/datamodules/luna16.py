@@ -17,7 +17,7 @@ from medfed.datamodules.extending import *
 from medfed.datamodules.plans import ClientPlan, client_images
 from medfed.datamodules.readers.luna16 import Luna16Reader
 from medfed.datamodules.readers.samples import Index, select_rows
-from medfed.standalone.ct_patches import Candidates, PatchSpec, read_patches, to_unit
+from medfed.standalone.ct import Candidates, PatchSpec, read_patches, to_unit
 from medfed.standalone.files import digest
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .boxes import BoxInference
+from .detector import BoxInference
 from .errors import CheckpointError, DataError, first_line
 from .grids import axial, plane_of, with_neighbours
 from .inference import (

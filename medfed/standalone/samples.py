@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from . import ct_patches, pictures
+from . import ct, pictures
 from .columns import Array, Columns, from_facts
 from .csv_files import read_features
 from .errors import CheckpointError, ConfigError, DataError
@@ -163,9 +163,9 @@ class ScanCandidates:
         self, scans: Path, source: Path, predictor: Predictor, tolerance: float | None
     ) -> None:
         self.source, self.predictor, self.tolerance = source, predictor, tolerance
-        self.points = ct_patches.read_points(source, None)
+        self.points = ct.read_points(source, None)
         self.folder = scans
-        self.scans = ct_patches.find_scans(scans) if scans.is_dir() else self._one_scan(scans)
+        self.scans = ct.find_scans(scans) if scans.is_dir() else self._one_scan(scans)
         self.series = list(self.points if scans.is_dir() else self.scans)  # the scans to read
         self.rows = list[tuple[int, list[object]]]()  # number in the file, and cells
 
@@ -202,19 +202,19 @@ class ScanCandidates:
 
 
 def _patches(
-    header: Path, candidates: ct_patches.Candidates, tolerance: float | None, predictor: Predictor
+    header: Path, candidates: ct.Candidates, tolerance: float | None, predictor: Predictor
 ) -> Tensor:
     """(n, C, *spatial) patches of the candidates of one scan, as in training."""
     try:
-        spec = ct_patches.PatchSpec(**predictor.facts["input"]["patches"])
+        spec = ct.PatchSpec(**predictor.facts["input"]["patches"])
     except (KeyError, TypeError) as error:
         what = f"The bundle does not say how patches are cut ({error})"
         raise CheckpointError(f"{what}; export it anew.") from error
     resampled = range(0 if spec.spacing is None else len(spec.size))  # may be of any spacing
     axes = [axis for axis in range(3) if axis not in resampled]
     check_spacing(read_geometry(header).spacing, predictor.facts, tolerance, header, axes)
-    patches = ct_patches.extract(header, candidates, spec)
-    return torch.from_numpy(ct_patches.to_unit(patches, spec.window, predictor.present.numpy()))
+    patches = ct.extract(header, candidates, spec)
+    return torch.from_numpy(ct.to_unit(patches, spec.window, predictor.present.numpy()))
 
 
 def _rows_of_image(file: Path, root: Path, predictor: Predictor) -> list[list[object]]:

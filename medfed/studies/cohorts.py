@@ -33,7 +33,7 @@ from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.functional.detection import ALARM, HIT, match_lesions
 from medfed.models.detection import in_mm
 from medfed.models.segmentation_meter import iou_and_dice, overlap_counts, surface_metrics
-from medfed.standalone import csv_files, ct_scans
+from medfed.standalone import csv_files, ct
 from medfed.standalone.columns import Columns
 from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.predictor import Predictor
@@ -258,7 +258,7 @@ class Cohort:
                 "thresholds, such as evaluate: {thresholds: [0.1, 0.3, 0.5]}."
             )
         levels = np.array(self.asked.evaluate.thresholds)[:, None]  # type: ignore[union-attr]
-        spec = ct_scans.ScanSpec(facts["input"]["spacing"], facts["normalization"]["hu"])
+        spec = ct.ScanSpec(facts["input"]["spacing"], facts["normalization"]["hu"])
         spacing = torch.tensor(spec.spacing)
         for series in self.patients:
             header = self.data.patients[series].files["header"]

@@ -18,7 +18,7 @@ from medfed.datamodules.generated.luna16 import (
     write_scan,
 )
 from medfed.datamodules.readers.luna16 import Luna16Reader
-from medfed.standalone.ct_patches import hounsfield, locate, read_points
+from medfed.standalone.ct import hounsfield, locate, read_points
 from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.files import sha256
 from medfed.standalone.volumes import read_geometry

@@ -12,7 +12,7 @@ from medfed.datamodules.augmentation import Augmentation
 from medfed.datamodules.luna16_scans import ScanPatches, boxes_within
 from medfed.datamodules.patches import BoxedVolume
 from medfed.datamodules.readers.luna16 import Luna16ScanReader, read_with_nodules
-from medfed.standalone.ct_scans import ScanSpec, places, read_scan, world_of
+from medfed.standalone.ct import ScanSpec, places, read_scan, world_of
 from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.volumes import read_geometry
 from tests.contract.names import load

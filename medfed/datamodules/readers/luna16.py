@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.cases import named_centres
-from medfed.standalone.ct_patches import Candidates, centre_voxels, find_scans, read_points
-from medfed.standalone.ct_scans import ScanSpec, places, read_scan
+from medfed.standalone import ct
+from medfed.standalone.ct import Candidates, ScanSpec
 from medfed.standalone.files import sha256
 from medfed.standalone.itk import source_of
 
@@ -110,12 +110,12 @@ class Luna16Reader(Reader):
 
     def _read(self, path: Path, names: Names, column: str) -> ByScan:
         """Finds the scans of a folder and the first of some tables, and reads it."""
-        self.path, self._scans = path, find_scans(path)
+        self.path, self._scans = path, ct.find_scans(path)
         if (file := next((path / n for n in names if (path / n).is_file()), None)) is None:
             mend = "unpack it there, or name it in data.reader"
             raise DataError(f"{path} has no {' or '.join(names)}; {mend}.")
         self._csv = file
-        return read_points(file, column)
+        return ct.read_points(file, column)
 
     def indices(self) -> list[Path]:
         """See `Reader.indices`."""
@@ -226,11 +226,11 @@ class Luna16ScanReader(Luna16Reader):
 def read_with_nodules(header: Path, nodules: Candidates, spec: ScanSpec) -> dict[str, NDArray[Any]]:
     """Reads a scan for the cache: ``image``, and ``boxes`` (m, 6) of nodules in its voxels."""
     grid = read_geometry(header, "LPS")
-    centre_voxels(header, grid, nodules)
-    middle = places(grid, nodules.world, spec.spacing)
+    ct.centre_voxels(header, grid, nodules)
+    middle = ct.places(grid, nodules.world, spec.spacing)
     half = nodules.value[:, None] / 2 / np.array(spec.spacing)
     boxes = np.concatenate([middle - half, middle + half], axis=1).astype(np.float32)
-    return {"image": read_scan(header, spec), "boxes": boxes}
+    return {"image": ct.read_scan(header, spec), "boxes": boxes}
 
 
 def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
