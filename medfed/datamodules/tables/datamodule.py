@@ -138,9 +138,8 @@ class TabularDataModule(FederatedDataModule):
         self.agreement: agreement.Agreement | None = None
         self.joined: tuple[str, ...] | None = None
         self.scalings: dict[str, Scaling] = {}
-        self.train_rows: dict[str, Array] = {}
-        self.train_outcomes: dict[str, Array] = {}
-        self.train_patients: dict[str, Index] = {}
+        self.train: dict[str, agreement.TrainRows] = {}
+        self.train_patients: dict[str, Index] = {}  # (N,) of each client's training rows
         self.contributing: dict[str, int] = {}  # patients behind sums that this process sends
 
     @cached_property
@@ -259,11 +258,9 @@ class TabularDataModule(FederatedDataModule):
         """Runs the clients' agreement and scales by training statistics; see the base class."""
         table, chosen = self.table, self._chosen(plans)
         if self.agreement is None:
-            trained = {c: rows for c, rows in self.train_rows.items() if c not in self.keep_out}
+            trained = {c: rows for c, rows in self.train.items() if c not in self.keep_out}
             settings = self._agreement_settings(self.facts())
-            outcomes = self.train_outcomes if settings.outcomes else None
-            facts = table.categories, outcomes, self.train_patients
-            self.agreement, self.exchanged = agreement.agree(settings, trained, *facts)
+            self.agreement, self.exchanged = agreement.agree(settings, trained)
         if self.survival:
             self.class_names = tuple(f"{cut:g}" for cut in self.cuts or self.agreement.cuts)
         agreed = self.columns
@@ -279,36 +276,34 @@ class TabularDataModule(FederatedDataModule):
             present = plan.channels[sources]
             blocks = {s: self._block(rows, *chosen[name][s], scaling, present) for s in SPLITS}
             clients[name] = self.labelled_client(name, replace(plan, channels=present), blocks)
-        columns.say(agreed, self.train_rows, self.scalings)
-        self.remarks += columns.constant_remarks(table.names, self.train_rows)
+        train = {client: of.rows for client, of in self.train.items()}
+        columns.say(agreed, train, self.scalings)
+        self.remarks += columns.constant_remarks(table.names, train)
         if self.samples.continuous and self.agreed_outcome_scale is not None:
             self.remarks += columns.outcome_remarks(*self.agreed_outcome_scale)
-        training = self.train_rows, self.train_outcomes
-        self.remarks += columns.leak_remarks(table.names, table.categories, *training)
+        labels = {client: of.outcomes for client, of in self.train.items()}
+        self.remarks += columns.leak_remarks(table.names, table.categories, train, labels)
         columns.say_unknown(agreed, rows)
         return clients
 
     def _chosen(self, plans: Mapping[str, ClientPlan]) -> dict[str, dict[Split, Rows]]:
         """The rows of every client and split; training rows are kept."""
-        chosen_rows = {client: self._select(client, plan) for client, plan in plans.items()}
-        features, labels = self.table.features, self.samples.labels
-        chosen = {client: rows["train"][0] for client, rows in chosen_rows.items()}
-        self.train_rows = {client: features[index] for client, index in chosen.items()}
-        self.train_outcomes = {client: labels[index] for client, index in chosen.items()}
-        self.train_patients = {client: rows["train"][1] for client, rows in chosen_rows.items()}
-        return chosen_rows
+        chosen = {client: self._select(client, plan) for client, plan in plans.items()}
+        table, labels, self.train = self.table, self.samples.labels, {}
+        for client, rows in chosen.items():
+            index, self.train_patients[client] = rows["train"]
+            facts = table.features[index], table.categories, labels[index], rows["train"][1]
+            self.train[client] = agreement.TrainRows(*facts)
+        return chosen
 
     def agreeing(self) -> Generator[bytes, bytes, None]:
         """See the base class: missing cells, categories, sums of outcomes, pooled scaling."""
         self._chosen(self.plans)
-        ((client, rows),) = self.train_rows.items()
+        (train,) = self.train.values()
         if self.agreement is None:
-            settings = self._agreement_settings(self.facts())
-            outcomes = self.train_outcomes[client] if settings.outcomes else None
-            patients = self.train_patients[client]
-            train = agreement.TrainRows(settings, rows, self.table.categories, outcomes, patients)
             self.contributing = train.contributing
-            self.agreement = yield from agreement.client_side(train)
+            settings = self._agreement_settings(self.facts())
+            self.agreement = yield from agreement.client_side(settings, train)
 
     def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """See the base class."""
@@ -332,7 +327,7 @@ class TabularDataModule(FederatedDataModule):
         if settings.intervals:
             what = "the counts of events by time"
             statistics.append(Statistic(client, what, "data.cuts", BINS, count))
-        for name, column in zip(settings.names, self.train_rows[client].T, strict=True):
+        for name, column in zip(settings.names, self.train[client].rows.T, strict=True):
             known = len(np.unique(patients[~np.isnan(column)]))
             if not (settings.pooled and known) or name in settings.categorical:
                 continue
@@ -368,7 +363,7 @@ class TabularDataModule(FederatedDataModule):
 
     def _numbers(self, client: str) -> Array:
         """Training values of a client's columns of numbers."""
-        return self.train_rows[client][:, self.columns.numeric]
+        return self.train[client].rows[:, self.columns.numeric]
 
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class; ``input`` also has the columns and their rounded range."""
