@@ -473,7 +473,7 @@ def test_years_between_dates_are_features_in_training_and_prediction(tmp_path, c
     features, others, _ = read_features(path, table.names)
     np.testing.assert_array_equal(features, table.features)
     assert "Birth" in others
-    assert read_csv(path, "ill", ["crp"], ages=ages).names == table.names
+    assert read_csv(path, "ill", features=["crp"], ages=ages).names == table.names
     with pytest.raises(ConfigError, match="Unknown column born; known: Birth, admission"):
         read_csv(path, "ill", ages={"admission": "born"})
     path.write_text(path.read_text().replace("1952-01-31", "31.1.1952"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
@@ -188,73 +188,69 @@ class Table:
 _WITHOUT = ", remove the row, or leave out all rows without a label by data.unlabelled=drop"
 
 
+@dataclass(kw_only=True)
+class CsvOptions:
+    """How a CSV file is read."""
+
+    # Feature columns; None takes all that have no other role.
+    features: Sequence[str] | None = None
+    centre: str | None = None  # column with the hospital, for the natural partition
+    patient: str | None = None  # column with the patient; None makes every row a patient
+    # Label values that count as class 1; None makes every distinct value a class.
+    positive: Values | None = None
+    # Label values that count as class 0, if `positive` is given; None takes all others.
+    negative: Values | None = None
+    header: Sequence[str] | None = None  # column names of a file without a header line
+    # What the label column of a CSV file holds: ``"classes"``, or ``"continuous"`` numbers;
+    # ``"survival"`` has the columns `time` and `event` instead: 1 if it happened, else 0, unless
+    # `positive` says otherwise.
+    outcome: Outcome = "classes"
+    drop: Sequence[str] = ()  # columns of a CSV file that are no features
+    # What to do about rows of a CSV file without a label, or with one that is neither in `positive`
+    # nor in `negative`: ``"error"`` or ``"drop"``.
+    unlabelled: Unlabelled = "error"
+    unplaced: Unlabelled = "error"  # the same about rows without a hospital
+    # Column with the time of the event, or of the last visit of a patient without it.
+    time: str | None = None
+    # Columns of ISO dates of a CSV file, each with the column of the date from which its years
+    # count, such as ``{"admission": "birth"}``; they become features.
+    ages: Mapping[str, str] | None = None
+    # Column with the official splits (train, val, test); None makes random ones.
+    split: str | None = None
+    # Further words of missing cells in a CSV file, such as ``["k.A.", -9]``; ``"not none"`` keeps a
+    # usual one as a category. Numbers do not count for names of patients and hospitals.
+    missing: Values = ()
+    # What a cell such as ``<0.5`` is in a column of numbers of a CSV file: an error (``"refuse"``),
+    # ``"half"`` of 0.5, or its ``"value"`` 0.5; ``>10`` is 10 with both.
+    limits: Limits = "refuse"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.missing, str):
+            write = f"'data.missing=[{self.missing}]'"
+            raise ConfigError(f"data.missing is a list of words; write {write}.")
+        check_fields("data", self)
+
+
 def read_csv(
     path: Path,
     label: str,
-    features: Sequence[str] | None = None,
-    centre: str | None = None,
-    patient: str | None = None,
-    positive: Values | None = None,
-    header: Sequence[str] | None = None,
-    negative: Values | None = None,
-    outcome: Outcome = "classes",
     categorical: Sequence[str] | Literal["auto"] = (),
-    drop: Sequence[str] = (),
-    unlabelled: Unlabelled = "error",
-    unplaced: Unlabelled = "error",
-    time: str | None = None,
-    ages: Mapping[str, str] | None = None,
-    split: str | None = None,
-    missing: Sequence[str | int | float] = (),
-    limits: Limits = "refuse",
     classes: Sequence[str] | None = None,
+    **options: Any,
 ) -> Table:
-    """Reads a CSV file.
+    """Reads a CSV file; cells such as an empty one, ``?`` or ``NaN`` are missing.
 
-    Args:
-        path: The file; cells such as an empty one, ``?`` or ``NaN`` are missing.
-        label: Name of the label column.
-        features: Names of the feature columns; None takes all that have no other role.
-        centre: Name of the column with the hospital, if any.
-        patient: Name of the column with the patient, if any; otherwise each row is a patient.
-        positive: Label values that count as class 1, all others as 0; None makes every distinct
-            label value a class, in sorted order.
-        header: Column names of a file that has no header line.
-        negative: Label values that count as class 0, where `positive` is given; None takes all
-            others.
-        outcome: What the label column holds: ``classes``, numbers that are ``continuous``, or
-            whether the event of ``survival`` happened: 1 or 0, unless `positive` says otherwise.
-        categorical: Names of feature columns that hold categories, whatever they are written as,
-            besides those that hold texts, which ``auto`` takes alone; what cannot be a feature is
-            left out. An empty list takes none; see `find_kinds`.
-        drop: Names of columns that are no features.
-        unlabelled: Whether a row without a label is an error, or left out; so is one whose label
-            is neither in `positive` nor in `negative`, if both are given.
-        unplaced: Whether a row without a hospital is an error, or left out.
-        time: Name of the column with the time of the event or the last visit, for survival.
-        ages: Columns of ISO dates, each with the column of the earlier date: a feature is the years
-            between them.
-        split: Name of the column with the official splits, train, val or test, if any.
-        missing: Further words of missing cells; numbers among them do not count for names of
-            patients and hospitals. ``not none`` keeps a usual word as a category.
-        limits: What a cell such as ``<0.5`` is in a column of numbers; see `csv_files.Sheet`.
-        classes: The class names of a federation that the table joins, though its rows may lack
-            some; None takes those of the rows.
-
-    Returns:
-        The table.
-
-    Raises:
-        DataError: Naming the file, row and column of what cannot be used.
-        ConfigError: If a column does not exist; lists those that do.
+    `label`: the label column, of survival the event. `categorical`: feature columns that hold
+    categories, whatever they are written as, besides those that hold texts, which ``auto`` takes
+    alone; an empty list takes none, see `find_kinds`. `classes`: those of a federation that the
+    table joins, though its rows may lack some. `options`: see `CsvOptions`.
     """
-    if isinstance(missing, str):
-        raise ConfigError(f"data.missing is a list of words; write 'data.missing=[{missing}]'.")
-    check_known("data.limits", limits, get_args(Limits))
-    sheet = Sheet.read(path, header, missing_words(missing), limits)
+    given = CsvOptions(**options)
+    time, centre, patient, split = given.time, given.centre, given.patient, given.split
+    sheet = Sheet.read(path, given.header, missing_words(given.missing), given.limits)
     answers = {"data.event": label, "data.time": time} if time else {"data.label": label}
     for key, answer in answers.items():
-        if answer.lower() in {f.lower() for f in features or ()}:
+        if answer.lower() in {f.lower() for f in given.features or ()}:
             what = f"data.features names {answer}, which is {key}"
             raise ConfigError(f"{what}: the model would see the answer.")
     roles = {**answers, "data.centre": centre, "data.patient": patient, "data.split": split}
@@ -264,36 +260,36 @@ def read_csv(
 
     used = sum((columns(key, [name]) for key, name in roles.items() if name), ())
     columns("the roles", used)
-    used += columns("data.drop", drop) if drop else ()
-    dates = [columns("data.ages", pair) for pair in (ages or {}).items()]
+    used += columns("data.drop", given.drop) if given.drop else ()
+    dates = [columns("data.ages", pair) for pair in (given.ages or {}).items()]
     years = [f"years from {begin} to {end}" for end, begin in dates]
     sheet = sheet.aged(years)
     gone = {*used, *sum(dates, ())}
     names = tuple(c for c in sheet.columns if c not in gone)
-    if features is not None:
-        wanted = [*features, *(name for name in years if name not in features)]
+    if given.features is not None:
+        wanted = [*given.features, *(name for name in years if name not in given.features)]
         names = columns("data.features", wanted)
     whole = sheet
-    if outcome == "classes" and positive is None and classes is None:
+    labels_of = given.positive, given.negative
+    if given.outcome == "classes" and given.positive is None and classes is None:
         _check_ticks(sheet, label)
-    if unlabelled == "drop":
-        both = positive is not None and negative is not None
-        known = {_label(str(v)) for v in [*(positive or ()), *(negative or ())]} if both else None
+    if given.unlabelled == "drop":
+        both = [_label(str(value)) for values in labels_of for value in values or ()]
+        known = None if None in labels_of else {*both}
         for answer in answers.values():
             sheet = sheet.labelled(answer, known if answer == label else None)
-    check_known("data.unplaced", unplaced, get_args(Unlabelled))
-    sheet = sheet.placed(centre or "", unplaced)
-    names, categories = find_kinds(sheet, names, categorical, given=features is not None)
+    sheet = sheet.placed(centre or "", given.unplaced)
+    names, categories = find_kinds(sheet, names, categorical, given.features is not None)
     _say_words(whole, [*filter(None, (*answers.values(), centre, patient)), *categories])
     labels, named = (
         (_outcomes(sheet, label), (label,))
-        if outcome == "continuous"
-        else _survival(sheet, label, time, positive, negative)
+        if given.outcome == "continuous"
+        else _survival(sheet, label, time, *labels_of)
         if time
-        else _classes(sheet, label, positive, negative, classes)
+        else _classes(sheet, label, *labels_of, classes)
     )
     rows = [f"row_{number - 1}" for number in sheet.numbers]
-    words = [word for word in missing if as_number(str(word)) == float("inf")]
+    words = [word for word in given.missing if as_number(str(word)) == float("inf")]
     whose = replace(sheet, missing=missing_words(words))
     patients = whose.names(patient) if patient else rows
     centres = whose.names(centre, csv_files.NOWHERE.format("data")) if centre else ()

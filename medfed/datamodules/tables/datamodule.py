@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
-from inspect import signature
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -29,20 +28,19 @@ from medfed.datamodules.readers.base import expanded
 from medfed.datamodules.readers.last_read import read_once
 from medfed.datamodules.readers.samples import Index, Samples
 from medfed.datamodules.readers.scikit_learn import EMBEDDED
-from medfed.datamodules.readers.table import Outcome, Table, Unlabelled
+from medfed.datamodules.readers.table import Table
 from medfed.datamodules.tables import agreement, columns
 from medfed.datamodules.tables.columns import Normalization
 from medfed.functional.survival import BINS
 from medfed.standalone.checks import checked_scale
 from medfed.standalone.columns import Array, Columns, Scaling
-from medfed.standalone.csv_files import Limits
 
 log = logging.getLogger(__name__)
 Rows = tuple[Index, Index]
 
 
 @dataclass(eq=False, repr=False)
-class TabularDataModule(FederatedDataModule):
+class TabularDataModule(FederatedDataModule, tables.CsvOptions):
     """Rows of a table; ``image`` is (B, C), ``label`` (B,) int64 or an outcome.
 
     The clients agree on the C inputs: see `agreement`. An outcome is float32, in its unit; the
@@ -53,23 +51,11 @@ class TabularDataModule(FederatedDataModule):
     _: KW_ONLY
     path: str | None = None  # a CSV file (or what `reader` reads); None takes the table `embedded`
     label: str = "label"  # name of the label column
-    # Feature columns; None takes all that have no other role.
-    features: Sequence[str] | None = None
-    centre: str | None = None  # column with the hospital, for the natural partition
-    patient: str | None = None  # column with the patient; None makes every row a patient
-    # Label values that count as class 1; None makes every distinct value a class.
-    positive: Sequence[str | int | float] | None = None
-    header: Sequence[str] | None = None  # column names of a file without a header line
     # Columns that hold categories, also numbered ones, besides the columns of a CSV file that hold
     # texts, as `readers.table.find_kinds` says; an empty list: all columns hold numbers.
     categorical: Sequence[str] | None = None
     # Reads `path` if it is not a CSV file; the reader then decides the columns.
     reader: Callable[[Path], Table] | None = None
-    # Label values that count as class 0, if `positive` is given; None takes all others.
-    negative: Sequence[str | int | float] | None = None
-    # What the label column of a CSV file holds: ``"classes"``, or ``"continuous"`` numbers;
-    # ``"survival"`` has the columns `time` and `event` instead.
-    outcome: Outcome = "classes"
     # A table that comes with scikit-learn: ``"breast_cancer"`` or ``"diabetes"``.
     embedded: str = "breast_cancer"
     eval_batch_size: int = 1024  # rows per evaluation batch
@@ -91,29 +77,12 @@ class TabularDataModule(FederatedDataModule):
     # Mean and deviation of continuous outcomes, the units of the model; None: those of all clients'
     # training rows, for which each client sends three sums. ``(0, 1)`` does not scale outcomes.
     outcome_scale: Sequence[float] | None = None
-    drop: Sequence[str] = ()  # columns of a CSV file that are no features
-    # What to do about rows of a CSV file without a label: ``"error"`` or ``"drop"``.
-    unlabelled: Unlabelled = "error"
-    unplaced: Unlabelled = "error"  # the same about rows without a hospital
-    # Column with the time of the event, or of the last visit of a patient without it.
-    time: str | None = None
     # Column that is 1 if the event happened, else 0; `positive` may name other values.
     event: str | None = None
     # Number of intervals of time, which have as many events each over all clients, as the sum of
     # their histograms says.
     intervals: Annotated[int, check_positive] = 10
     cuts: Sequence[float] | None = None  # the ends of the intervals; None lets the clients agree
-    # Columns of ISO dates of a CSV file, each with the column of the date from which its years
-    # count, such as ``{"admission": "birth"}``; they become features.
-    ages: Mapping[str, str] | None = None
-    # Column with the official splits (train, val, test); None makes random ones.
-    split: str | None = None
-    # Further words of missing cells in a CSV file, such as ``["k.A.", -9]``; ``"not none"`` keeps a
-    # usual one as a category.
-    missing: Sequence[str | int | float] = ()
-    # What a cell such as ``<0.5`` is in a column of numbers of a CSV file: an error (``"refuse"``),
-    # ``"half"`` of 0.5, or its ``"value"`` 0.5; ``>10`` is 10 with both.
-    limits: Limits = "refuse"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,12 +115,10 @@ class TabularDataModule(FederatedDataModule):
     def table(self) -> Table:
         """All rows."""
         if (path := expanded(self.path)) is not None and self.reader is None:
-            keys: dict[str, Any] = {"label": self.event or self.label}
-            keys["categorical"] = "auto" if self.categorical is None else self.categorical
-            keys["classes"] = self.joined
-            others = signature(tables.read_csv).parameters.keys() - keys
-            settings = {name: getattr(self, name) for name in sorted(others) if name != "path"}
-            of: Table = read_once(self, tables.read_csv, path, **keys, **settings)
+            options = {f.name: getattr(self, f.name) for f in fields(tables.CsvOptions)}
+            options["categorical"] = "auto" if self.categorical is None else self.categorical
+            facts = {"label": self.event or self.label, "classes": self.joined}
+            of: Table = read_once(self, tables.read_csv, path, **facts, **options)
             texts = {*of.categories} - {*(self.categorical or ())}
             if self.joined is not None and texts:
                 what = "holds texts, but numbers at the other hospitals; write numbers"
