@@ -74,18 +74,12 @@ def read_image_folder(
         raise DataError(f"{path} has no folder of the classes {few(names)}; name the others so.")
     files, labels, official = zip(*listed, strict=True)
     below = [f.relative_to(path).as_posix() for f in files]
-    where = zip(below, files, strict=True)
-    centres = [search_name("centre", centre_pattern, name, f) for name, f in where]
-    if hospitals:
-        centres = [name.partition("/")[0] for name in below]
-    samples = Samples(
-        labels=np.array(labels),
-        num_classes=len(names),
-        patients=persons_of(below, patient_pattern, path),
-        centres=centres if centre_pattern or hospitals else (),
-        splits=open_training(official),
-        files=files,
-    )
+    centres = [name.partition("/")[0] for name in below] if hospitals else []
+    if centre_pattern and not hospitals:
+        where = zip(below, files, strict=True)
+        centres = [search_name("centre", centre_pattern, name, file) for name, file in where]
+    patients = persons_of(below, patient_pattern, path)
+    samples = Samples(np.array(labels), len(names), patients, centres, official, files)
     return replace(_decoded(samples, names, size, color, path), left=left)
 
 
@@ -151,14 +145,9 @@ def read_image_table(
     if len(set(files)) < len(files):
         twice = next(name for name in of["image"] if of["image"].count(name) > 1)
         raise DataError(f"{path} names {twice} in two rows; remove one.")
-    samples = Samples(
-        labels=labels[kept],
-        num_classes=len(names),
-        patients=of.get("patient") or persons_of(of["image"], patient_pattern, path),
-        centres=of.get("centre", ()),
-        splits=open_training([official[n] for n in kept] if official else []),
-        files=files,
-    )
+    patients = of.get("patient") or persons_of(of["image"], patient_pattern, path)
+    splits, centres = [official[n] for n in kept if official], of.get("centre", ())
+    samples = Samples(labels[kept], len(names), patients, centres, splits, files)
     return _decoded(samples, names, size, color, path)
 
 
@@ -203,9 +192,9 @@ def _decoded(
             log.warning(text, path, white.bit_length(), white)
         read = partial(read_image, size=size, color=color, white=white)
         images = list(pool.map(read, samples.files))
-    stacked = np.stack(images)
+    stacked, opened = np.stack(images), replace(samples, splits=open_training(samples.splits))
     channels = channel_names(stacked.shape[1])
-    return ImageSet(stacked, channels, names, samples, str(path), converted=True, white=white)
+    return ImageSet(stacked, channels, names, opened, str(path), converted=True, white=white)
 
 
 def _folders(path: Path) -> list[str]:
