@@ -44,17 +44,13 @@ class Rule:
 
     def __post_init__(self) -> None:
         check_known("data.normalize", self.name, (*_PLAIN, *_RANGES, "clip_zscore"))
+        finite = all(map(math.isfinite, (self.low, self.high, *self.scale)))
+        least, most = (0, 100) if self.name == "percentiles" else (-math.inf, math.inf)
         if self.name == "clip_zscore":
-            numbers = self.low, self.high, *self.scale
-            usable = len(numbers) == 4 and all(map(math.isfinite, numbers))
-            if not usable or self.low > self.high or self.scale[1] <= 0:
+            usable = finite and len(self.scale) == 2 and self.scale[1] > 0
+            if not usable or self.low > self.high:
                 raise ConfigError("clip_zscore needs two ends, a mean and a positive deviation.")
-            return
-        if self.name not in _RANGES:
-            return
-        ends = (self.low, self.high)
-        limits = (0, 100) if self.name == "percentiles" else (-math.inf, math.inf)
-        if not (all(map(math.isfinite, ends)) and limits[0] <= self.low < self.high <= limits[1]):
+        elif self.name in _RANGES and not (finite and least <= self.low < self.high <= most):
             raise ConfigError(
                 f"data.normalize={{{self.name}: [{self.low:g}, {self.high:g}]}} must be two "
                 f"ascending numbers{' from 0 to 100' * (self.name == 'percentiles')}."
@@ -99,16 +95,14 @@ class Rule:
             >>> Rule("window", -175.0, 250.0).record()
             {'name': 'window', 'hu': [-175.0, 250.0], 'to': [0, 1]}
         """
-        ends = [self.low, self.high]
-        if self.name in _RANGES:
-            key = "hu" if self.name == "window" else "percentiles"
-            return {"name": self.name, key: ends, "to": [0, 1]}
         if self.name == "none":
             return {"name": "none"}
-        if self.name == "clip_zscore":
-            return {"name": self.name, "hu": ends, "scale": list(self.scale)}
-        nonzero = self.name == "zscore_nonzero"
-        return {"name": "zscore", "nonzero": nonzero, "channel_wise": True}
+        if self.name in _PLAIN:
+            nonzero = self.name == "zscore_nonzero"
+            return {"name": "zscore", "nonzero": nonzero, "channel_wise": True}
+        ends = {"percentiles" if self.name == "percentiles" else "hu": [self.low, self.high]}
+        more = {"scale": list(self.scale)} if self.scale else {"to": [0, 1]}
+        return {"name": self.name, **ends, **more}
 
 
 def _record_of(rules: Sequence[Rule]) -> dict[str, Any]:
