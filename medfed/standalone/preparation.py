@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .checks import check_known
 from .errors import ConfigError
+from .grids import bounding_box
 from .itk import say_once
 
 CT_WINDOW = (-175.0, 250.0)  # HU: soft tissue, as in MONAI's models of abdominal organs
@@ -247,9 +248,9 @@ class Preparation:
         affine = np.diag([*spacing, 1.0])
         start = np.eye(4)
         if self.crop:
-            low, high = self._box(voxels)
-            voxels = voxels[:, low[0] : high[0], low[1] : high[1], low[2] : high[2]].clone()
-            start[:3, 3] = low
+            box = self._box(voxels)
+            voxels = voxels[:, *box].clone()
+            start[:3, 3] = [side.start or 0 for side in box]
         # Before resampling: interpolation would blur the zeros that the z-score excludes.
         channels = [rule.apply(voxels[n : n + 1]) for n, rule in enumerate(self.rules)]
         image = torch.cat(channels) if len(channels) > 1 else channels[0]
@@ -266,18 +267,13 @@ class Preparation:
             image = resampled.as_tensor().float().contiguous()
         return Prepared(image, torch.from_numpy(grid))
 
-    def _box(self, voxels: Tensor) -> tuple[list[int], list[int]]:
-        from monai.transforms.utils import generate_spatial_bounding_box
-
+    def _box(self, voxels: Tensor) -> tuple[slice, ...]:
         lower = [rule.low if rule.name == "window" else 0.0 for rule in self.rules]
         window = [rule.name == "window" for rule in self.rules]
         ends = torch.tensor(lower).reshape(-1, 1, 1, 1)
         above = torch.tensor(window).reshape(-1, 1, 1, 1)
         inside = torch.where(above, voxels > ends, voxels != 0)
-        if not inside.any():
-            return [0, 0, 0], list(voxels.shape[1:])
-        low, high = generate_spatial_bounding_box(inside, select_fn=lambda x: x > 0)
-        return [int(x) for x in low], [int(x) for x in high]
+        return bounding_box(inside.any(0).numpy()) if inside.any() else (slice(None),) * 3
 
     def record(self) -> dict[str, Any]:
         """Returns the preparation as JSON; :meth:`from_record` reads it.

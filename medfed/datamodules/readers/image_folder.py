@@ -133,7 +133,7 @@ def read_image_table(
         names = check_names("finding", findings, sheet.columns)
         labels = _finding_labels(sheet, names, uncertain)
         kept = list(range(len(labels)))
-    official = official_splits(sheet, split, cells.get("split", ()))
+    official = official_splits(sheet, split)
     of = {role: [texts[n] for n in kept] for role, texts in cells.items()}
     of["image"] = slashed(path.parent, (file.replace("{}", name) for name in of["image"]))
     files = [path.parent / name for name in of["image"]]

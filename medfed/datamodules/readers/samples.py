@@ -17,13 +17,14 @@ SPLIT_NAMES: dict[str, Split] = {
 }
 
 
-def official_splits(sheet: Sheet, column: str, texts: Sequence[str]) -> list[Split]:
-    """Reads the cells of a column of splits."""
+def official_splits(sheet: Sheet, column: str | None) -> Sequence[Split | None]:
+    """Reads a column of splits, of which the training is open; empty without the column."""
+    texts = sheet.known(column) if column and sheet.has(column) else []
     for at, text in enumerate(texts):
         if text.lower() not in SPLIT_NAMES:
             what = f"{text[:40]!r} is none of train, val and test; mend it"
             raise sheet.bad(at, f", column {column}: {what}.")
-    return [SPLIT_NAMES[text.lower()] for text in texts]
+    return open_training([SPLIT_NAMES[text.lower()] for text in texts])
 
 
 def open_training(splits: Sequence[Split | None]) -> Sequence[Split | None]:

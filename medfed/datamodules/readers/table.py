@@ -13,7 +13,7 @@ from typing import Any, Literal
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.account import Account
-from medfed.datamodules.readers.samples import official_splits, open_training
+from medfed.datamodules.readers.samples import official_splits
 from medfed.standalone import csv_files
 from medfed.standalone.csv_files import Categories, Limits, missing_words
 from medfed.standalone.names import alike, code_among, tidy
@@ -299,7 +299,7 @@ def read_csv(
     columns_of = {n: cells[:, at] for at, n in enumerate(names) if n not in categories}
     columns_of[label] = np.array([as_number(text or "") for text in sheet.texts(label)])
     _say_codes_of_missing(sheet, columns_of)
-    official = open_training(official_splits(sheet, split, sheet.known(split))) if split else ()
+    official = official_splits(sheet, split)
     return Table(
         *(names, cells, labels, named, patients, centres, files, categories, official),
         accounts=_accounts_of(sheet, names, categories),
