@@ -53,9 +53,8 @@ def _list_pairs(
         mend = "name another, or set data.reader.other_masks=null"
         centres = f"the centres are {few(sorted(known))}"
         raise ConfigError(f"data.reader.other_masks {what}; {centres}: {mend}.")
-    more = [others.get(p.centre or "", "") for p in pairs]
-    masks = [p.mask.with_stem(p.mask.stem + end) for p, end in zip(pairs, more, strict=True)]
-    pairs = [pair._replace(mask=mask) for pair, mask in zip(pairs, masks, strict=True)]
+    ends = [(p, others.get(p.centre or "", "")) for p in pairs]
+    pairs = [p._replace(mask=p.mask.with_stem(p.mask.stem + end)) for p, end in ends]
     _check(pairs)
     return pairs
 

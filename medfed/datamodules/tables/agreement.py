@@ -156,27 +156,23 @@ def converse_here(
     server: Merging, halves: Mapping[str, Generator[bytes, bytes, Agreed]]
 ) -> tuple[Agreed, list[Exchanged]]:
     """Passes messages between clients, in order, and the server's half until both have ended."""
-    exchanged, agreed = list[Exchanged](), list[Agreed]()
-
-    def messages_after(answer: bytes | None) -> dict[str, bytes]:
-        messages = {}
+    exchanged, agreed, answer = list[Exchanged](), list[Agreed](), None
+    next(server, None)
+    while True:
+        messages: dict[str, bytes] = {}
         for client, half in halves.items():
             try:
                 messages[client] = next(half) if answer is None else half.send(answer)
             except StopIteration as stop:
                 agreed.append(stop.value)
-        return messages
-
-    messages = messages_after(None)
-    next(server, None)
-    while len(messages) == len(halves):
+        if len(messages) < len(halves):
+            break
         exchanged += [(c, "up", len(content)) for c, content in messages.items()]
         try:
             answer = server.send([*messages.values()])
         except StopIteration:
             break
         exchanged += [(c, "down", len(answer)) for c in halves]
-        messages = messages_after(answer)
     if messages:
         what = f"{next(iter(messages))} shares other facts about its data than the others"
         raise DataError(f"{what}; read all data alike.")
