@@ -249,17 +249,13 @@ class Sheet:
         """(N) cells of a column, numbers in one spelling; None for a missing cell."""
         return [None if self.lacks(text) else tidy(fold(text)) for text in self[name]]
 
-    def lacking(self, name: str) -> int:
-        """How many cells of a column are missing; none if there is no such column."""
-        return self.texts(name).count(None) if self.has(name) else 0
-
     def words_missing(self, name: str) -> Counter[str]:
         """How many cells of a column hold each word that is read as missing, such as none."""
         return Counter(t for t in self[name] if t[:1].isalpha() and self.lacks(t))
 
     def named_missing(self, name: str) -> str:
         """The words of `words_missing` in brackets; empty if there are none."""
-        found = self.words_missing(name).items() if self.has(name) else ()
+        found = self.words_missing(name).items()
         listed = few([f'"{word}" in {count} cells' for word, count in found], 4)
         return f" ({listed})" if found else ""
 

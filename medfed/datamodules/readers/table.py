@@ -583,7 +583,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     if "data.missing" in guess.asks:
         return guess  # the answer says which rows have a label, and which labels there are
     for key, column in (("data.unlabelled", label), ("data.unplaced", centre)):
-        if column and (lacking := sheet.lacking(column)):
+        if column and sheet.has(column) and (lacking := sheet.texts(column).count(None)):
             no = f"no {column}{sheet.named_missing(column)}"
             question = f"{lacking} of {len(sheet)} rows have {no}. Leave them out?"
             guess.ask(key, question, "drop", ("drop", "error"))

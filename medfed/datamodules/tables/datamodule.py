@@ -286,14 +286,12 @@ class TabularDataModule(FederatedDataModule, tables.CsvOptions):
     def summaries(self, client: str) -> list[Statistic]:
         """See the base class: sums of outcomes, and what pooled scaling needs of a column."""
         settings, patients = self._agreement_settings(self.facts()), self.train_patients[client]
-        statistics = []
+        sent: list[tuple[str, str, int, int]] = []  # what, by which key, numbers and patients
         count = len(np.unique(patients))
         if settings.continuous:
-            what, key = "the sums of the outcome", "data.outcome_scale"
-            statistics.append(Statistic(client, what, key, agreement.SUMS, count))
+            sent.append(("the sums of the outcome", "data.outcome_scale", agreement.SUMS, count))
         if settings.intervals:
-            what = "the counts of events by time"
-            statistics.append(Statistic(client, what, "data.cuts", BINS, count))
+            sent.append(("the counts of events by time", "data.cuts", BINS, count))
         for name, column in zip(settings.names, self.train[client].rows.T, strict=True):
             known = len(np.unique(patients[~np.isnan(column)]))
             if not (settings.pooled and known) or name in settings.categorical:
@@ -305,11 +303,11 @@ class TabularDataModule(FederatedDataModule, tables.CsvOptions):
             elif settings.normalization == "minmax":
                 what = f"the range of {name}"
             size = len(settings.ends) + len(settings.positions) ** 2
-            statistics.append(Statistic(client, what, key, size, known))
+            sent.append((what, key, size, known))
             if name in self.contributing:
                 what, known = f"the sums of {name} within the limits", self.contributing[name]
-                statistics.append(Statistic(client, what, key, size, known))
-        return statistics
+                sent.append((what, key, size, known))
+        return [Statistic(client, *each) for each in sent]
 
     def _agreement_settings(self, facts: Mapping[str, Any]) -> agreement.AgreementSettings:
         """The settings of the agreement of clients with these `facts`."""
