@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
 
 from medfed.datamodules.extending import *
 from medfed.standalone.columns import Array

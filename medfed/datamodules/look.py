@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 from torch import Tensor, arange
 
 from medfed.datamodules.base import FederatedDataModule

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any, TypeVar
+from dataclasses import asdict
+from typing import TypeVar
 
 import torch
 

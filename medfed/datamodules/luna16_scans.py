@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import KW_ONLY, asdict, dataclass, replace
-from functools import partial
+from dataclasses import KW_ONLY, asdict
 from itertools import groupby
-from typing import Annotated, Any
 
 import torch
 

@@ -8,10 +8,6 @@ tumour, 2 oedema, 4 enhancing tumour (3 since 2023).
 
 from __future__ import annotations
 
-import logging
-from dataclasses import replace
-from typing import Any
-
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.cases import CaseReader, hospitals_of, institutions

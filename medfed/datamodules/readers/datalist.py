@@ -8,9 +8,7 @@ label values.
 
 from __future__ import annotations
 
-import logging
-import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks

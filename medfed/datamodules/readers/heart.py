@@ -6,9 +6,6 @@ Repository, 1989, doi:10.24432/C52P4X: the files ``processed.{centre}.data``.
 
 from __future__ import annotations
 
-import logging
-from typing import Any
-
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.table import Table, counted, join_tables, read_csv

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
 from itertools import product
 from typing import Literal
 

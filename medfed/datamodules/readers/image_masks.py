@@ -5,8 +5,7 @@ Both also give each picture's patient and hospital.
 
 from __future__ import annotations
 
-import logging
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor

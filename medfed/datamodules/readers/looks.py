@@ -8,11 +8,9 @@ again, so a question may depend on another's answer.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers.persons import BEGINNINGS, KNOWN, are_patients

@@ -11,8 +11,7 @@ Analysis 42, 2017.
 
 from __future__ import annotations
 
-import logging
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks

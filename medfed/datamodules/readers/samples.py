@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.partitions.by_label import thin

@@ -5,10 +5,7 @@ The reader decides which columns hold numbers, which hold categories, and which 
 
 from __future__ import annotations
 
-import logging
-import re
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks

@@ -37,8 +37,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, TypedDict, TypeVar
+from typing import Literal, TypedDict, TypeVar
 
 from msgspec import Meta
 

@@ -5,12 +5,11 @@ The user or the reader names the columns of features, labels, hospitals and pati
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, fields
 from functools import cached_property
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
