@@ -10,7 +10,6 @@ channels of every sample become zero, and nothing is rescaled.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import fields
 from itertools import compress
 from typing import Literal
 

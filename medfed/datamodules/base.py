@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Generator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import KW_ONLY
 from itertools import islice
 from typing import Literal
 

@@ -13,8 +13,8 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 import numpy as np
@@ -36,8 +36,8 @@ from medfed.standalone.volumes import is_volume, read_geometry, stem_of, suffix_
 __all__ = [
     # of Python and NumPy
     "Annotated", "Any", "Callable", "ClassVar", "Collection", "Counter", "Iterable", "Iterator",
-    "Mapping", "NDArray", "Path", "Sequence", "dataclass", "field", "logging", "np", "partial",
-    "re", "replace",
+    "KW_ONLY", "Mapping", "NDArray", "Path", "Sequence", "asdict", "cached_property", "dataclass",
+    "field", "fields", "logging", "np", "partial", "re", "replace",
     # patients, their names and splits
     "Missing", "Names", "Patient", "Reader", "SPLITS", "Split", "VolumeReader", "are_exclusive",
     "check_names", "fold", "given_path", "persons_of", "same", "search_name", "with_hospitals",

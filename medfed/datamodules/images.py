@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import KW_ONLY
-from functools import cached_property
 from inspect import signature
 from itertools import compress
 from typing import Literal

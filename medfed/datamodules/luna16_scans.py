@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, asdict
 from itertools import groupby
 
 import torch

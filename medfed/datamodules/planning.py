@@ -20,7 +20,6 @@ The smallest and the largest grey value are single voxels; nothing needs them, a
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from typing import NamedTuple
 
 from torch import Tensor

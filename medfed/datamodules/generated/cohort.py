@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, asdict, fields
 from typing import Self, TypeVar
 
 from medfed.datamodules.extending import *

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from medfed.datamodules.extending import *
 from medfed.datamodules.partitions.by_label import thin
 

@@ -6,8 +6,6 @@ The user or the reader names the columns of features, labels, hospitals and pati
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import KW_ONLY, fields
-from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
