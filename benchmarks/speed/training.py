@@ -128,7 +128,7 @@ from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.small import SmallCNN
 from medfed.models.networks.unet import unet
 from medfed.run import assembly, train
-from medfed.standalone.ct_patches import to_unit
+from medfed.standalone.ct import to_unit
 
 SAMPLER.stop()
 

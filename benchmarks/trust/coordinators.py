@@ -173,7 +173,7 @@ def honest() -> tuple[list[wire.Request], np.ndarray[Any, Any]]:
         config = described([*STUDY, "data.path=null", "logger=none", f"folder={folder / 'run'}"])
         coordinate(config, transport, SITES)
         data: Any = transport.sites[SITE].workplace
-        return transport.said, data.data.train_rows[SITE][:, : len(COLUMNS)]
+        return transport.said, data.data.train[SITE].rows[:, : len(COLUMNS)]
     finally:
         shutil.rmtree(folder)
 

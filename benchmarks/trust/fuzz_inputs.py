@@ -317,7 +317,7 @@ def _tables(folder: Path) -> Iterable[Family]:
     yield Family("partition.json", text, _file(folder / "splits.json", partition), share=6)
 
     def table(path: Path) -> Read:
-        found = read_csv(path, "label", None, "centre", None)
+        found = read_csv(path, "label", centre="centre")
         return [found.labels]  # a cell that is missing is NaN by intention
 
     text = [b"age,size,centre,label\n61,2.5,a,0\n45,,b,1\n" + b"50,1e3,a,1\n" * 5]

@@ -10,9 +10,8 @@ channels of every sample become zero, and nothing is rescaled.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from itertools import compress
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor

@@ -6,7 +6,6 @@ and starts the worker processes that make training batches ahead of the training
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import weakref
 from abc import ABC, abstractmethod
@@ -14,9 +13,8 @@ from collections import deque
 from collections.abc import Generator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor

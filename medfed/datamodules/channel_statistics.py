@@ -22,10 +22,6 @@ below a hundredth of their own, which would let one client ruin all models.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-from typing import Any
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,7 @@ Samples are in memory, are mapped from disk, or are read or cut on demand.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor

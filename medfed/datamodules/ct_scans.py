@@ -1,5 +1,5 @@
-"""The scans of a section ``data.scan``, by its name there: :mod:`medfed.standalone.ct_scans`."""
+"""The scans of a section ``data.scan``, by its name there: :mod:`medfed.standalone.ct`."""
 
-from medfed.standalone.ct_scans import ScanSpec
+from medfed.standalone.ct import ScanSpec
 
 __all__ = ["ScanSpec"]

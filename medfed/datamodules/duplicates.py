@@ -6,9 +6,8 @@ of images, voxels of CT patches, the bytes of files of volumes, all features of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from medfed.datamodules.extending import *
 

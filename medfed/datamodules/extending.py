@@ -1,17 +1,22 @@
 """What readers, partitions and data modules begin with: names of ``extending import *``.
 
 Each name keeps its documentation where it is defined. A reader of yours may import the few names
-that it needs from here. Imports from ``dataclasses`` and ``typing`` stay in each file, as linters
-look for them there.
+that it needs from here. ``Literal`` and what few need stay in each file, as linters look for them
+there.
 """
 
 # ruff: noqa: I001, RUF022 - in groups, by what they are for
 from __future__ import annotations
 
 # fmt: off
+import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Annotated, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from medfed.datamodules.readers.base import Missing, Names, Patient, Reader, VolumeReader
@@ -30,8 +35,9 @@ from medfed.standalone.volumes import is_volume, read_geometry, stem_of, suffix_
 
 __all__ = [
     # of Python and NumPy
-    "Callable", "Collection", "Counter", "Iterable", "Iterator", "Mapping", "NDArray", "Path",
-    "Sequence", "np",
+    "Annotated", "Any", "Callable", "ClassVar", "Collection", "Counter", "Iterable", "Iterator",
+    "KW_ONLY", "Mapping", "NDArray", "Path", "Sequence", "asdict", "cached_property", "dataclass",
+    "field", "fields", "logging", "np", "partial", "re", "replace",
     # patients, their names and splits
     "Missing", "Names", "Patient", "Reader", "SPLITS", "Split", "VolumeReader", "are_exclusive",
     "check_names", "fold", "given_path", "persons_of", "same", "search_name", "with_hospitals",

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cached_property, partial
 from inspect import signature
 from itertools import compress
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor

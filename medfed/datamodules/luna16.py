@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -17,7 +14,7 @@ from medfed.datamodules.extending import *
 from medfed.datamodules.plans import ClientPlan, client_images
 from medfed.datamodules.readers.luna16 import Luna16Reader
 from medfed.datamodules.readers.samples import Index, select_rows
-from medfed.standalone.ct_patches import PatchSpec, read_patches, to_unit
+from medfed.standalone.ct import Candidates, PatchSpec, read_patches, to_unit
 from medfed.standalone.files import digest
 
 log = logging.getLogger(__name__)
@@ -34,14 +31,14 @@ class CtDataModule(CachedDataModule[AnyScans]):
         self.channel_names, self.class_names = self.scans.channels, self.scans.classes
 
     def recipe_of(
-        self, kind: str, name: str, read: Any, facts: Callable[[str], Sequence[Any]], joined: bool
+        self, kind: str, name: str, read: Any, points: Callable[[str], Candidates], joined: bool
     ) -> Recipe:
         """Returns a recipe with an item per scan."""
         spec, items = getattr(self, name), []
         for scan in self.list_patients():
             header = scan.files["header"]
             hashed = (header,) if "raw" in scan.files else ()
-            args = (header, *facts(scan.id), spec)
+            args = (header, points(scan.id), spec)
             items.append(Item(scan.id, tuple(scan.files.values()), hashed, args))
         settings = {"reader": self.scans.record(), name: asdict(spec)}
         where = "" if self.path is None else f" data.path={self.path}"
@@ -95,7 +92,7 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
     def recipe(self) -> Recipe:
         """The cache's recipe: one item per scan, with all its kept candidates."""
         kept = self.scans.candidates_of
-        return self.recipe_of("luna16", "patches", read_patches, lambda s: [kept(s)], joined=True)
+        return self.recipe_of("luna16", "patches", read_patches, kept, joined=True)
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """Maps every client's rows of the cache; makes the cache first if it is missing."""

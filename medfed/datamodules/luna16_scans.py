@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import KW_ONLY, asdict, dataclass, replace
-from functools import partial
 from itertools import groupby
-from typing import Annotated, Any
 
 import torch
 
@@ -20,7 +16,7 @@ from medfed.datamodules.patches import BoxedVolume, PatchRows
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.luna16 import Luna16ScanReader, read_with_nodules
 from medfed.functional.detection import SCAN
-from medfed.standalone.ct_scans import ScanSpec, world_of
+from medfed.standalone.ct import ScanSpec, world_of
 
 log = logging.getLogger(__name__)
 Boxes = NDArray[np.float32]

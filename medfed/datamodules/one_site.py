@@ -22,7 +22,6 @@ one patient at two clients             not checked; the sites must prevent it
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.partitions.base import Ids, Partition, Wrapped

@@ -7,9 +7,6 @@ regions are divided evenly among a patient's regions, so a small one appears as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
-
 import torch
 from torch import Tensor
 

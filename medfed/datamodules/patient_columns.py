@@ -23,19 +23,16 @@ def patient_columns(data: FederatedDataModule) -> dict[str, dict[str, str]]:
     settings: Mapping[str, object] = getattr(getattr(data, "reader", None), "keywords", {})
     others = {str(settings.get(role) or role) for role in _ROLES} | {*data.class_names}
     for sheet in _sheets(data):
-        owners, rest = dict[int, str](), list[str]()
-        for column in sheet.columns:
-            cells = {n: fold(text) for n, text in sheet.cells(column)}
-            files = {n: str(sheet.path.parent / text) for n, text in cells.items()}
-            known = {n: named.get(text) or named.get(files[n]) for n, text in cells.items()}
-            if any(known.values()):
-                owners |= {n: patient for n, patient in known.items() if patient}
+        folder, owners, rest = sheet.path.parent, [""] * len(sheet), list[str]()
+        for column, cells in sheet.cells.items():
+            known = [named.get(name) or named.get(str(folder / name)) for name in map(fold, cells)]
+            if any(known):
+                owners = [one or other for one, other in zip(known, owners, strict=True)]
             elif column not in others:
                 rest.append(column)
         for column in rest:
-            cell = dict(enumerate(sheet.texts(column), start=1))
-            texts = {patient: text for n, patient in owners.items() if (text := cell[n])}
-            found.setdefault(column, {}).update(texts)
+            pairs = zip(owners, sheet.texts(column), strict=True)
+            found.setdefault(column, {}).update((who, text) for who, text in pairs if who and text)
     return found
 
 

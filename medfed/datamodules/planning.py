@@ -20,8 +20,7 @@ The smallest and the largest grey value are single voxels; nothing needs them, a
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 

@@ -5,10 +5,7 @@ Clients that join after training are planned here, too, with only a few of their
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import compress
-from typing import Any
 
 import torch
 from torch import Tensor

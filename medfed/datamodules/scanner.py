@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any
-
 import torch
 from torch import Tensor
 

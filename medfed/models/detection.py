@@ -15,8 +15,8 @@ from medfed.functional.detection import LESION_CPM, SCAN, lesion_scores, match_l
 from medfed.functional.scores import Floats
 from medfed.models.meters import Batch, Columns, scores_of
 from medfed.models.task import MakeOptimizer, MakeScheduler, TaskModule, TaskOptions
-from medfed.standalone.boxes import CODER, BoxInference
 from medfed.standalone.checks import check_count, checked, within
+from medfed.standalone.detector import CODER, BoxInference
 from medfed.standalone.errors import ConfigError
 
 NEAREST = 4  # cells around the centre of a lesion whose anchors may be its own

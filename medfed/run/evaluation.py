@@ -158,10 +158,10 @@ def values_of(data: FederatedDataModule, column: str, source: Path | None) -> di
     elif data.path is not None and data.reader is None:
         # The columns of the CSV file of a table may be no features.
         sheet = Sheet.read(Path(data.path).expanduser(), data.header, _words_missing(data))
-        if column.lower() in sheet.places:
-            patients = [f"row_{n}" for n in range(len(sheet.rows))]
+        if sheet.has(column):
+            patients = [f"row_{n}" for n in range(len(sheet))]
             if data.patient is not None:
-                patients = [fold(text) for _, text in sheet.cells(data.patient)]
+                patients = [*map(fold, sheet[data.patient])]
             return _by_patient(column, patients, [text or "" for text in sheet.texts(column)])
         known = sheet.columns
     raise ConfigError(
@@ -197,7 +197,7 @@ def _values_in(source: Path, column: str, data: FederatedDataModule) -> dict[str
         raise ConfigError(f"patients={source} is no file; name a CSV with the column patient.")
     sheet = Sheet.read(source, missing=_words_missing(data))
     for name in ("patient", column):
-        if name.lower() not in sheet.places:
+        if not sheet.has(name):
             raise ConfigError(
                 f"patients={source} has no column {name}{did_you_mean(name, sheet.columns)}; it "
                 f"needs the columns patient and {column}."

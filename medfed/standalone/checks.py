@@ -35,16 +35,14 @@ def check_fields(section: str, holder: object) -> None:
         ...
         medfed.standalone.errors.ConfigError: algorithm.rate must be positive, not 0.0.
     """
-    limits: dict[str, tuple[Check, ...]] = {}
+    limits: dict[str, Any] = {}
     for kind in reversed(type(holder).__mro__):
         # Base classes of libraries have annotations that exist for type checkers only.
         if not kind.__module__.startswith(("pytorch_lightning", "torch")):
             # A subclass that gives only another default keeps the limits.
             hints = typing.get_type_hints(kind, include_extras=True)
-            limits |= {name: checks for name, hint in hints.items() if (checks := _checks_of(hint))}
-    for name, checks in limits.items():
-        for check in checks:
-            check(f"{section}.{name}".lstrip("."), getattr(holder, name))
+            limits |= {name: hint for name, hint in hints.items() if _checks_of(hint)}
+    check_limits((f"{section}.{n}".lstrip("."), getattr(holder, n), h) for n, h in limits.items())
 
 
 def checked(section: str) -> Callable[[Callable[P, T]], Callable[P, T]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property, lru_cache
 from io import StringIO
+from itertools import compress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -122,11 +123,10 @@ class Sheet:
     """The cells of a file; data rows count from 1."""
 
     path: Path  # the file
-    columns: list[str]
-    rows: list[list[str]]  # the cells of every row, as many as there are columns
+    cells: Mapping[str, list[str]]  # those of every row, by column
+    numbers: Sequence[int]  # the rows' numbers in the file
     # Whether the separator is not a comma, so that ``27,5`` can only be a number.
     decimal_comma: bool = False
-    numbered: Sequence[int] = ()  # the rows' numbers in the file; empty where no row was left out
     missing: Collection[str] = MISSING  # words of missing cells, as `missing_words` returns them
     # What a cell such as ``<0.5`` is among numbers: an error; half of 0.5, and of ``>10`` 10; or
     # the value of either.
@@ -169,114 +169,113 @@ class Sheet:
         if twice := {c for c in columns if count[c.lower()] > 1}:
             what = f"{path}: column {min(twice) or 'without a name'} occurs twice"
             raise DataError(f"{what}; give every column a different name.")
-        left_out = {"empty": [0] * empty} if empty else {}
-        semicolons = delimiter(content) != ","
-        sheet = cls(path, columns, rows, semicolons, (), missing, limits, left_out, has_keys)
         for number, row in enumerate(rows, start=1):
             if len(row) != len(columns):
-                what = f": {len(row)} cells, but {len(columns)} columns; mend the row"
-                raise sheet.bad(number, f"{what}{' or data.header' * has_keys}.")
-        return sheet
+                what = f"{len(row)} cells, but {len(columns)} columns; mend the row"
+                mend = " or data.header" * has_keys
+                raise DataError(f"{path}, data row {number}: {what}{mend}.")
+        cells = {c: [row[at].strip() for row in rows] for at, c in enumerate(columns)}
+        left_out = {"empty": [0] * empty} if empty else {}
+        numbers, commas = range(1, len(rows) + 1), delimiter(content) != ","
+        return cls(path, cells, numbers, commas, missing, limits, left_out, has_keys)
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return len(self.numbers)
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.cells)
 
     @cached_property
-    def places(self) -> dict[str, int]:
-        """The position of each column, by its name in lower case."""
-        return {column.lower(): at for at, column in enumerate(self.columns)}
+    def _by_name(self) -> dict[str, list[str]]:
+        return {column.lower(): cells for column, cells in self.cells.items()}
 
-    def bad(self, number: int, what: str) -> DataError:
-        """Returns the sentence about a row."""
-        return DataError(f"{self.path}, data row {self.number(number)}{what}")
+    def has(self, name: str) -> bool:
+        """Whether there is a column of this name, in any case."""
+        return name.lower() in self._by_name
 
-    def number(self, row: int) -> int:
-        """The number of a row in the file."""
-        return self.numbered[row - 1] if self.numbered else row
+    def __getitem__(self, name: str) -> list[str]:
+        """The cells of a column."""
+        return self._by_name[name.lower()]
+
+    def bad(self, at: int, what: str) -> DataError:
+        """Returns the sentence about a row, which is at this place, from 0."""
+        return DataError(f"{self.path}, data row {self.numbers[at]}{what}")
 
     def labelled(self, name: str, known: Collection[str] | None = None) -> Sheet:
         """The rows that have a label, if given one of `known`; a line names the others."""
-        texts = enumerate(self.texts(name), start=1)
-        kept = [n for n, t in texts if t is not None and (known is None or t in known)]
-        if len(kept) == len(self.rows):
+        kept = [t is not None and (known is None or t in known) for t in self.texts(name)]
+        if all(kept):
             return self
-        if not kept:
+        if not any(kept):
             raise DataError(f"{self.path}: no row has a {name}; name another column.")
-        gone = [self.number(n) for n in sorted({*range(1, len(self.rows) + 1)} - {*kept})]
-        left, words = [*map(str, gone)], self.named_missing(name)
+        numbers, words = [*compress(self.numbers, kept)], self.named_missing(name)
+        gone = sorted({*self.numbers} - {*numbers})
         reason = f"no {name}{' of those named' * (known is not None)}{words}"
         text = "%s: %d of %d rows have no %s%s and are left out: data rows %s."
-        log.warning(text, self.path, len(left), len(self.rows), name, words, few(left, 10))
-        return replace(
-            self,
-            rows=[self.rows[n - 1] for n in kept],
-            numbered=[self.number(n) for n in kept],
-            left_out={**self.left_out, reason: gone},
-        )
+        listed = few([*map(str, gone)], 10)
+        log.warning(text, self.path, len(gone), len(self), name, words, listed)
+        cells = {column: [*compress(of, kept)] for column, of in self.cells.items()}
+        left_out = {**self.left_out, reason: gone}
+        return replace(self, cells=cells, numbers=numbers, left_out=left_out)
 
     def aged(self, names: Sequence[str]) -> Sheet:
         """Adds columns such as ``years from birth to admission``, by the ISO dates in both."""
-        rows, missing = self.rows, [n for n in names if n.lower() not in self.places]
-        for name in missing:
+        cells = dict(self.cells)
+        for name in (name for name in names if not self.has(name)):
             begins, ends = map(self._dates, AGE.fullmatch(name).groups())  # type: ignore[union-attr]
             years = (ends - begins) / np.timedelta64(31_557_600, "s")  # of 365.25 days
             if below := int((years < 0).sum()):
                 text = "%s: %s are below 0 in %d of %d rows; mend the dates or swap the columns."
-                log.warning(text, self.path, name, below, len(rows))
-            rows = [[*row, f"{each:.4f}"] for row, each in zip(rows, years, strict=True)]
-        return replace(self, columns=[*self.columns, *missing], rows=rows)
+                log.warning(text, self.path, name, below, len(self))
+            cells[name] = [f"{each:.4f}" for each in years]
+        return replace(self, cells=cells)
 
     def _dates(self, name: str) -> NDArray[Any]:
-        dates = np.full(len(self.rows), "NaT", dtype="datetime64[s]")
-        for number, text in self.cells(name):
+        dates = np.full(len(self), "NaT", dtype="datetime64[s]")
+        for at, text in enumerate(self[name]):
             try:
                 if not self.lacks(text):
-                    dates[number - 1] = datetime.fromisoformat(text).replace(tzinfo=None)
+                    dates[at] = datetime.fromisoformat(text).replace(tzinfo=None)
             except ValueError:
                 what = f", column {name}: {text[:40]!r} is no ISO date, such as 2019-01-31; write "
                 what += f"it so{', or leave the column out of data.ages' * self.has_keys}."
-                raise self.bad(number, what) from None
+                raise self.bad(at, what) from None
         return dates
-
-    def cells(self, name: str) -> list[tuple[int, str]]:
-        """Number and text of every cell of a column."""
-        at = self.places[name.lower()]
-        return [(number, row[at].strip()) for number, row in enumerate(self.rows, start=1)]
 
     def texts(self, name: str) -> list[str | None]:
         """(N) cells of a column, numbers in one spelling; None for a missing cell."""
-        return [None if self.lacks(t) else tidy(fold(t)) for _, t in self.cells(name)]
-
-    def lacking(self, name: str) -> int:
-        """How many cells of a column are missing; none if there is no such column."""
-        return self.texts(name).count(None) if name.lower() in self.places else 0
+        return [None if self.lacks(text) else tidy(fold(text)) for text in self[name]]
 
     def words_missing(self, name: str) -> Counter[str]:
         """How many cells of a column hold each word that is read as missing, such as none."""
-        texts = (t for _, t in self.cells(name) if t[:1].isalpha() and self.lacks(t))
-        return Counter(texts)
+        return Counter(t for t in self[name] if t[:1].isalpha() and self.lacks(t))
 
     def named_missing(self, name: str) -> str:
         """The words of `words_missing` in brackets; empty if there are none."""
-        found = self.words_missing(name).items() if name.lower() in self.places else ()
+        found = self.words_missing(name).items()
         listed = few([f'"{word}" in {count} cells' for word, count in found], 4)
         return f" ({listed})" if found else ""
 
     def placed(self, centre: str, unplaced: str) -> Sheet:
         """The rows that name a hospital, if the others shall be dropped."""
-        drop = unplaced == "drop" and centre.lower() in self.places
-        return self.labelled(centre) if drop else self
+        return self.labelled(centre) if unplaced == "drop" and self.has(centre) else self
 
     def known(self, name: str, instead: str = _MEND) -> list[str]:
         """The cells of a column that may not be missing: label, patient or centre."""
-        for number, text in self.cells(name):
+        for at, text in enumerate(self[name]):
             if self.lacks(text):
                 what = "the cell is missing" + f" ({text} counts so)" * bool(text)
-                raise self.bad(number, f", column {name}: {what}; fill it in{instead}.")
-        return [text for _, text in self.cells(name)]
+                raise self.bad(at, f", column {name}: {what}; fill it in{instead}.")
+        return self[name]
 
     def names(self, name: str, instead: str = _MEND, of: Callable[[str], str] = fold) -> list[str]:
         """The names in a column, of labels, patients, hospitals or cases; see `names.same`."""
         texts, first = self.known(name, instead), dict[str, str]()
         where = f"{self.path}, column {name}"
-        read = same(list(map(of, texts)), where, lambda at: f"data row {self.number(at + 1)}")
+        read = same(list(map(of, texts)), where, lambda at: f"data row {self.numbers[at]}")
         for text, one in zip(texts, read, strict=True):
             if (other := first.setdefault(one, text)) != text:
                 log.warning("%s: %r and %r are read as one, %s.", where, other, text, one)
@@ -291,31 +290,31 @@ class Sheet:
         """Says whether a cell of a column of numbers is missing: none is no category there."""
         return self.lacks(text) or tidy(fold(text)).lower() in MISSING
 
-    def numbers(self, names: Sequence[str]) -> NDArray[np.float64]:
+    def values(self, names: Sequence[str]) -> NDArray[np.float64]:
         """(N, F) feature cells, NaN for a missing cell."""
-        numbers = np.full((len(self.rows), len(names)), np.nan)
+        values = np.full((len(self), len(names)), np.nan)
         wrong: dict[str, list[tuple[int, str]]] = {}
         commas: dict[str, str] = {}
         limited: list[str] = []
-        for at, name in enumerate(names):
-            cells = [(n, t) for n, t in self.cells(name) if not self.lacks_number(t)]
+        for column, name in enumerate(names):
+            cells = [(at, t) for at, t in enumerate(self[name]) if not self.lacks_number(t)]
             limits = [_LIMIT.fullmatch(t) if self.limits != "refuse" else None for _, t in cells]
             bare = [m[2] if m else text for m, (_, text) in zip(limits, cells, strict=True)]
             points = self.with_points(bare)
-            for (number, text), limit, point in zip(cells, limits, points, strict=True):
+            for (at, text), limit, point in zip(cells, limits, points, strict=True):
                 value = as_number(point)
                 if not abs(value) < _LARGEST:
-                    wrong.setdefault(name, []).append((number, text))
+                    wrong.setdefault(name, []).append((at, text))
                 elif limit is not None:
                     value /= 2 if self.limits == "half" and limit[1] in "<≤" else 1
                     limited.append(f"{text} of {name} ({value:g})")
                 elif text != point:
                     commas.setdefault(name, text)
-                numbers[number - 1, at] = value
+                values[at, column] = value
             if name in wrong and self.decimal_comma:  # the rarer spelling is wrong
                 pairs = zip(cells, bare, strict=True)
                 dotted = [cell for cell, text in pairs if not _DECIMAL_COMMA.fullmatch(text)]
-                marks = Counter("".join(t for column in names for _, t in self.cells(column)))
+                marks = Counter("".join(text for each in names for text in self[each]))
                 odd = [dotted, wrong[name]] if marks[","] > marks["."] else [wrong[name], dotted]
                 wrong[name] = min((cells for cells in odd if cells), key=len)
         if wrong:
@@ -329,12 +328,12 @@ class Sheet:
             first, listed = next(iter(commas.values())), ", ".join(commas)
             text = "%s: decimal commas in %s; %s is read as %s."
             log.warning(text, self.path, listed, first, first.replace(",", "."))
-        return numbers
+        return values
 
     def _no_numbers(self, wrong: Mapping[str, list[tuple[int, str]]]) -> DataError:
         """The sentence about cells that are not numbers, by column."""
         name, cells = next(iter(wrong.items()))
-        number, text = cells[0]
+        at, text = cells[0]
         drop = f"'data.drop=[{','.join(wrong)}]'" if len(wrong) < 20 else "data.drop"
         texts = sorted({t[:20] for cells in wrong.values() for _, t in cells})
         limits = any(map(is_limit, texts))
@@ -342,12 +341,14 @@ class Sheet:
         if len(texts) < 7 and not any(map(str.isdigit, "".join(texts))):
             words = f"'data.missing=[{','.join(texts)}]'"
             limit = f"take {' and '.join(texts)} for missing by {words}, "
-        if len(wrong) > 1 and {n for of in wrong.values() for n, _ in of} == {1}:
+        if len(wrong) > 1 and {place for of in wrong.values() for place, _ in of} == {0}:
             what = f": {len(wrong)} cells are not numbers, such as {text[:40]!r} of {name}, but all"
-            return self.bad(1, f"{what} below are; if it is a second header line, remove it.")
+            return self.bad(0, f"{what} below are; if it is a second header line, remove it.")
         if len(wrong) > 1:
-            each = [(n[:60], row, _dated(t[:20], " ")) for n, ((row, t), *_) in wrong.items()]
-            first = [f"{n} ({what} in data row {self.number(row)})" for n, row, what in each]
+            first = [
+                f"{n[:60]} ({_dated(t[:20], ' ')} in data row {self.numbers[place]})"
+                for n, ((place, t), *_) in wrong.items()
+            ]
             mend = f"leave columns such as dates out by {drop}, name those with categories in "
             mend = f"{mend}data.categorical, {limit}and mend the others" * self.has_keys
             what = f"{len(wrong)} columns have cells that are not numbers: {few(first, 8)}"
@@ -360,12 +361,12 @@ class Sheet:
         mend = f", leave it empty, name the column in data.categorical, or leave it out by {drop}"
         mend = f"{limit}write {a_number}{mend}" * self.has_keys
         what = f", column {name}: {_dated(text[:40], ' is ')} not a number {kind}{others}; "
-        return self.bad(number, f"{what}{mend or f'write {a_number} or leave it empty'}.")
+        return self.bad(at, f"{what}{mend or f'write {a_number} or leave it empty'}.")
 
     @cached_property
     def _has_commas(self) -> bool:
         """Whether some number has a decimal comma."""
-        cells = (cell.strip() for row in self.rows for cell in row)
+        cells = (cell for of in self.cells.values() for cell in of)
         return self.decimal_comma and any(map(_SURE_COMMA.fullmatch, cells))
 
     def _are_thousands(self, numbers: Sequence[str]) -> bool:
@@ -423,7 +424,7 @@ def listed_columns(
     """Returns the columns of a table that lists pictures; unnamed roles may have none."""
     cells = {}
     for role, name in columns.items():
-        if name.lower() in sheet.places:
+        if sheet.has(name):
             instead = NOWHERE.format("data.reader") if role == "centre" else _MEND
             cells[role] = (sheet.names if role in _NAMES else sheet.known)(name, instead)
         elif role in needed or name != role:
@@ -469,8 +470,8 @@ def as_number(text: str) -> float:
 def read_cells(sheet: Sheet, names: Sequence[str], categories: Categories) -> NDArray[np.float64]:
     """(N, F) numbers, or the position of the category, -1 where it is none; NaN where missing."""
     numeric = [at for at, name in enumerate(names) if name not in categories]
-    cells = np.empty((len(sheet.rows), len(names)))
-    cells[:, numeric] = sheet.numbers([names[at] for at in numeric])
+    cells = np.empty((len(sheet), len(names)))
+    cells[:, numeric] = sheet.values([names[at] for at in numeric])
     for at, name in enumerate(names):
         if name in categories:
             position = {text: float(code) for code, text in enumerate(categories[name])}
@@ -493,13 +494,11 @@ def read_features(
     sheet = Sheet.read(path, None, missing_words(missing), limits, has_keys=False)
     categories = categories or {}
     ages = {name: match.groups() for name in names if (match := AGE.fullmatch(name))}
-    sheet = sheet.aged([n for n, of in ages.items() if {c.lower() for c in of} <= {*sheet.places}])
-    known = {column.lower() for column in sheet.columns}
-    if lacking := [name for name in names if name.lower() not in known]:
+    sheet = sheet.aged([name for name, dates in ages.items() if all(map(sheet.has, dates))])
+    if lacking := [name for name in names if not sheet.has(name)]:
         what = f"{path} lacks the column{'s' * (len(lacking) > 1)} {few(lacking)}"
         raise DataError(f"{what}; it needs {few(names)}. Leave the cells of unknown values empty.")
     used = {name.lower() for name in names}
-    others = ((at, name) for at, name in enumerate(sheet.columns) if name.lower() not in used)
-    kept = {name: [row[at] for row in sheet.rows] for at, name in others}
+    kept = {name: cells for name, cells in sheet.cells.items() if name.lower() not in used}
     texts = {name: sheet.texts(name) for name in categories}
     return read_cells(sheet, names, categories), kept, texts

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from . import dicom
-from .ct_scans import ScanSpec, read_scan, world_of
+from .ct import ScanSpec, read_scan, world_of
 from .files import sha256, write_json, writing
 from .predictor import Predictor
 from .samples import write_csv

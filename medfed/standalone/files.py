@@ -15,14 +15,13 @@ import functools
 import hashlib
 import json
 import logging
-import math
 import os
 import platform
 import re
 import shutil
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,6 +43,8 @@ _DRAWN |= {n: 0xE000 + n for n in range(128, 160)}
 _UNDRAWN = {picture: n for n, picture in _DRAWN.items()}
 _HOST = f"{zlib.crc32(platform.node().encode()):08x}"  # process ids are unique only on one machine
 
+_NO_NUMBER = re.compile(r'"(?:[^"\\]|\\.)*"|NaN|-?Infinity')  # or a text, which stays
+_JSON = {"NaN": "null", "Infinity": "1e999", "-Infinity": "-1e999"}
 _SYSTEM = {"thumbs.db", "desktop.ini", "__macosx", "lost+found"}
 GZIP = "a gzip file"
 _KINDS = (  # by their first bytes
@@ -184,7 +185,7 @@ def json_text(content: object) -> str:
     """Returns JSON that every parser reads, unlike Python's NaN and Infinity.
 
     Example:
-        >>> print(json_text({"iou": math.nan, "loss": math.inf}))
+        >>> print(json_text({"iou": float("nan"), "loss": float("inf")}))
         {
          "iou": null,
          "loss": 1e999
@@ -192,21 +193,8 @@ def json_text(content: object) -> str:
         >>> json.loads("1e999")
         inf
     """
-    text, positive = json.dumps(_plain(content), indent=1, allow_nan=False), json.dumps(_INFINITE)
-    return text.replace(positive, "1e999").replace(json.dumps(f"-{_INFINITE}"), "-1e999")
-
-
-_INFINITE = "\0infinite"  # no other text in medfed's JSON has this character
-
-
-def _plain(content: object) -> object:
-    if isinstance(content, float) and not math.isfinite(content):
-        return None if math.isnan(content) else f"{'-' * (content < 0)}{_INFINITE}"
-    if isinstance(content, Mapping):
-        return {key: _plain(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_plain(value) for value in content]
-    return content
+    text = json.dumps(content, indent=1, default=dict)  # of other mappings than dict
+    return _NO_NUMBER.sub(lambda found: _JSON.get(found[0], found[0]), text)
 
 
 def write_json(path: Path, content: object, sync: bool = False) -> None:

@@ -14,16 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .boxes import BoxInference
+from . import inference as kinds
+from .detector import BoxInference
 from .errors import CheckpointError, DataError, first_line
-from .inference import (
-    ClassInference,
-    FindingInference,
-    Inference,
-    OutcomeInference,
-    RegionInference,
-    SurvivalInference,
-)
+from .inference import Inference, RegionInference
 from .masks import Facts, largest_part, map_codes
 from .preparation import axial, plane_of, with_neighbours
 
@@ -64,7 +58,7 @@ class Predictor:
         """Reads off the facts what the network's outputs mean."""
         size = batch_size or facts.get("window_batch") or cls.batch_size
         level: Any = facts.get("threshold") if threshold is None else threshold
-        inference: Inference = ClassInference(*(facts.get("calibration") or ()))
+        inference: Inference = kinds.ClassInference(*(facts.get("calibration") or ()))
         window = tuple(facts["patch_size"]) if facts.get("patch_size") else None
         overlap = float(0.25 if facts.get("overlap") is None else facts["overlap"])
         if facts["task"] == "segmentation":
@@ -76,10 +70,12 @@ class Predictor:
             assert window is not None  # as the metadata's rules have it
             anchors, most = facts["anchors"], facts["boxes"]
             inference = BoxInference(anchors, window, overlap, size, float(level or 0), most)
-        elif facts["task"] in ("findings", "survival"):
-            inference = FindingInference() if facts["task"] == "findings" else SurvivalInference()
+        elif facts["task"] == "findings":
+            inference = kinds.FindingInference()
+        elif facts["task"] == "survival":
+            inference = kinds.SurvivalInference()
         elif facts["task"] == "regression":
-            inference = OutcomeInference(*map(float, facts.get("outcome_scale") or (0, 1)))
+            inference = kinds.OutcomeInference(*map(float, facts.get("outcome_scale") or (0, 1)))
         decides = facts["task"] in ("classification", "risk") and len(facts["labels"]) == 2
         return cls(network, inference, facts, size, name, level if decides else None)
 

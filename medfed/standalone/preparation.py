@@ -45,17 +45,13 @@ class Rule:
 
     def __post_init__(self) -> None:
         check_known("data.normalize", self.name, (*_PLAIN, *_RANGES, "clip_zscore"))
+        finite = all(map(math.isfinite, (self.low, self.high, *self.scale)))
+        least, most = (0, 100) if self.name == "percentiles" else (-math.inf, math.inf)
         if self.name == "clip_zscore":
-            numbers = self.low, self.high, *self.scale
-            usable = len(numbers) == 4 and all(map(math.isfinite, numbers))
-            if not usable or self.low > self.high or self.scale[1] <= 0:
+            usable = finite and len(self.scale) == 2 and self.scale[1] > 0
+            if not usable or self.low > self.high:
                 raise ConfigError("clip_zscore needs two ends, a mean and a positive deviation.")
-            return
-        if self.name not in _RANGES:
-            return
-        ends = (self.low, self.high)
-        limits = (0, 100) if self.name == "percentiles" else (-math.inf, math.inf)
-        if not (all(map(math.isfinite, ends)) and limits[0] <= self.low < self.high <= limits[1]):
+        elif self.name in _RANGES and not (finite and least <= self.low < self.high <= most):
             raise ConfigError(
                 f"data.normalize={{{self.name}: [{self.low:g}, {self.high:g}]}} must be two "
                 f"ascending numbers{' from 0 to 100' * (self.name == 'percentiles')}."
@@ -100,16 +96,14 @@ class Rule:
             >>> Rule("window", -175.0, 250.0).record()
             {'name': 'window', 'hu': [-175.0, 250.0], 'to': [0, 1]}
         """
-        ends = [self.low, self.high]
-        if self.name in _RANGES:
-            key = "hu" if self.name == "window" else "percentiles"
-            return {"name": self.name, key: ends, "to": [0, 1]}
         if self.name == "none":
             return {"name": "none"}
-        if self.name == "clip_zscore":
-            return {"name": self.name, "hu": ends, "scale": list(self.scale)}
-        nonzero = self.name == "zscore_nonzero"
-        return {"name": "zscore", "nonzero": nonzero, "channel_wise": True}
+        if self.name in _PLAIN:
+            nonzero = self.name == "zscore_nonzero"
+            return {"name": "zscore", "nonzero": nonzero, "channel_wise": True}
+        ends = {"percentiles" if self.name == "percentiles" else "hu": [self.low, self.high]}
+        more = {"scale": list(self.scale)} if self.scale else {"to": [0, 1]}
+        return {"name": self.name, **ends, **more}
 
 
 def _record_of(rules: Sequence[Rule]) -> dict[str, Any]:
@@ -254,9 +248,9 @@ class Preparation:
         affine = np.diag([*spacing, 1.0])
         start = np.eye(4)
         if self.crop:
-            low, high = self._box(voxels)
-            voxels = voxels[:, low[0] : high[0], low[1] : high[1], low[2] : high[2]].clone()
-            start[:3, 3] = low
+            box = self._box(voxels)
+            voxels = voxels[:, *box].clone()
+            start[:3, 3] = [side.start or 0 for side in box]
         # Before resampling: interpolation would blur the zeros that the z-score excludes.
         channels = [rule.apply(voxels[n : n + 1]) for n, rule in enumerate(self.rules)]
         image = torch.cat(channels) if len(channels) > 1 else channels[0]
@@ -273,18 +267,13 @@ class Preparation:
             image = resampled.as_tensor().float().contiguous()
         return Prepared(image, torch.from_numpy(grid))
 
-    def _box(self, voxels: Tensor) -> tuple[list[int], list[int]]:
-        from monai.transforms.utils import generate_spatial_bounding_box
-
+    def _box(self, voxels: Tensor) -> tuple[slice, ...]:
         lower = [rule.low if rule.name == "window" else 0.0 for rule in self.rules]
         window = [rule.name == "window" for rule in self.rules]
         ends = torch.tensor(lower).reshape(-1, 1, 1, 1)
         above = torch.tensor(window).reshape(-1, 1, 1, 1)
         inside = torch.where(above, voxels > ends, voxels != 0)
-        if not inside.any():
-            return [0, 0, 0], list(voxels.shape[1:])
-        low, high = generate_spatial_bounding_box(inside, select_fn=lambda x: x > 0)
-        return [int(x) for x in low], [int(x) for x in high]
+        return bounding_box(inside.any(0).numpy()) if inside.any() else (slice(None),) * 3
 
     def record(self) -> dict[str, Any]:
         """Returns the preparation as JSON; :meth:`from_record` reads it.

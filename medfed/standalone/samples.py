@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from . import ct_patches, pictures
+from . import ct, pictures
 from .columns import Array, Columns, from_facts
 from .csv_files import read_features
 from .errors import CheckpointError, ConfigError, DataError
@@ -163,63 +163,58 @@ class ScanCandidates:
         self, scans: Path, source: Path, predictor: Predictor, tolerance: float | None
     ) -> None:
         self.source, self.predictor, self.tolerance = source, predictor, tolerance
-        self.points = ct_patches.read_points(source, None)
+        self.points = ct.read_points(source, None)
         self.folder = scans
-        self.scans = ct_patches.find_scans(scans) if scans.is_dir() else self._one_scan(scans)
-        # The scans to read.
-        self.series = list(self.points.series if scans.is_dir() else self.scans)
-        self.chances = np.full((len(self.points.row), len(predictor.columns)), np.nan)
+        self.scans = ct.find_scans(scans) if scans.is_dir() else self._one_scan(scans)
+        self.series = list(self.points if scans.is_dir() else self.scans)  # the scans to read
+        self.rows = list[tuple[int, list[object]]]()  # number in the file, and cells
 
     def _one_scan(self, path: Path) -> dict[str, Path]:
         if not path.is_file() or path.suffix.lower() not in (".mhd", ".mha"):
             what = f"{path} is no MetaImage scan (.mhd, .mha), in which LUNA16 has its CTs"
             raise DataError(f"{what}; name a scan, or a folder of scans, in input.")
         series = path.name[: -len(path.suffix)]
-        if series not in self.points.series:
+        if series not in self.points:
             what = f"{self.source} has no candidates of series {series}"
             raise DataError(f"{what}; the scan's file must be named by its series id.")
         return {series: path}
 
     def classify(self, series: str) -> None:
         """Classifies the candidates of one scan."""
-        points = self.points
-        rows = np.flatnonzero(points.scan == points.series.index(series))
+        points = self.points[series]
         if series not in self.scans:
             raise DataError(
-                f"{self.source}, data row {points.row[rows[0]]}: series {series} has no scan below "
+                f"{self.source}, data row {points.row[0]}: series {series} has no scan below "
                 f"{self.folder}; copy it there, or remove its rows."
             )
-        chosen = points.some(rows, str(self.source))
         file = self.scans[series]
-        patches = _patches(file, chosen, self.tolerance, self.predictor)
-        self.chances[rows] = self.predictor.classify(patches, file).double().numpy()
+        patches = _patches(file, points, self.tolerance, self.predictor)
+        chances = self.predictor.classify(patches, file).double().tolist()
+        for row, place, chance in zip(points.row, points.world.tolist(), chances, strict=True):
+            # Coordinates as they were read, to the last digit.
+            self.rows.append((row, [series, *map(repr, place), *chance]))
 
     def save(self, output: Path) -> None:
         """Writes the classified candidates, in the order of their file; no file without any."""
-        points = self.points
-        done = np.flatnonzero(~np.isnan(self.chances).any(axis=1))
-        names, world = [points.series[k] for k in points.scan], points.world.tolist()
-        # Coordinates as they were read, to the last digit.
-        rows = [[names[r], *map(repr, world[r]), *self.chances[r].tolist()] for r in done]
-        if rows:
+        if self.rows:
             header = ["seriesuid", "coordX", "coordY", "coordZ", *self.predictor.columns]
-            write_csv(output, header, rows)
+            write_csv(output, header, [cells for _, cells in sorted(self.rows)])
 
 
 def _patches(
-    header: Path, candidates: ct_patches.Candidates, tolerance: float | None, predictor: Predictor
+    header: Path, candidates: ct.Candidates, tolerance: float | None, predictor: Predictor
 ) -> Tensor:
     """(n, C, *spatial) patches of the candidates of one scan, as in training."""
     try:
-        spec = ct_patches.PatchSpec(**predictor.facts["input"]["patches"])
+        spec = ct.PatchSpec(**predictor.facts["input"]["patches"])
     except (KeyError, TypeError) as error:
         what = f"The bundle does not say how patches are cut ({error})"
         raise CheckpointError(f"{what}; export it anew.") from error
     resampled = range(0 if spec.spacing is None else len(spec.size))  # may be of any spacing
     axes = [axis for axis in range(3) if axis not in resampled]
     check_spacing(read_geometry(header).spacing, predictor.facts, tolerance, header, axes)
-    patches = ct_patches.extract(header, candidates, spec)
-    return torch.from_numpy(ct_patches.to_unit(patches, spec.window, predictor.present.numpy()))
+    patches = ct.extract(header, candidates, spec)
+    return torch.from_numpy(ct.to_unit(patches, spec.window, predictor.present.numpy()))
 
 
 def _rows_of_image(file: Path, root: Path, predictor: Predictor) -> list[list[object]]:

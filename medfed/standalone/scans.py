@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -82,14 +82,14 @@ class ScanFiles:
     # In a folder with the contrasts of several scans, as of nnU-Net: what the names of this one
     # begin with.
     stem: str = ""
-    contrasts: tuple[Path, ...] = ()  # there: its volumes
+    contrasts: Mapping[str, Path] = field(default_factory=dict)  # there: its volumes
 
     @property
     def parts(self) -> Sequence[Path]:
         """Its files, and folders of DICOM series."""
         if not self.path.is_dir() or dicom.is_series(self.path):
             return [self.path]
-        return self.contrasts or _volumes_in(self.path)
+        return sorted(self.contrasts.values()) or _volumes_in(self.path)
 
     def files(self) -> list[Path]:
         """Lists the files that it is made of."""
@@ -246,10 +246,8 @@ def find_scans(path: Path, facts: Facts, apart_from: Path | None = None) -> list
 
     def scans_in(place: Path, name: str) -> list[ScanFiles]:
         below = place.relative_to(path)
-        cases = [
-            ScanFiles((below / stem).as_posix(), place, stem, tuple(sorted(of.values())))
-            for stem, of in _flat(place, facts).items()
-        ]
+        flat = _flat(place, facts).items()
+        cases = [ScanFiles((below / stem).as_posix(), place, stem, of) for stem, of in flat]
         return cases or [ScanFiles(name.removesuffix("_0000"), place)]  # nnU-Net's only contrast
 
     if is_one(path):
@@ -412,9 +410,8 @@ def _files_by_contrast(scan: ScanFiles, facts: Facts) -> dict[str, Path]:
                 if contrast not in partial:
                     raise
         return listed
-    files = _flat(scan.path, facts).get(scan.stem, {})
-    needed = {c: p for c, p in patterns.items() if c not in partial}
-    if lacking := [f"{c} ({' or '.join(p)})" for c, p in needed.items() if c not in files]:
+    files, known = scan.contrasts, {*scan.contrasts, *partial}
+    if lacking := [f"{c} ({' or '.join(p)})" for c, p in patterns.items() if c not in known]:
         what = f"{scan.path}: {scan.stem} lacks {', '.join(lacking)}"
         raise DataError(f"{what}; add the file, or move its others elsewhere.")
     return {c: files[c] for c in patterns if c in files}

@@ -33,7 +33,7 @@ from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.functional.detection import ALARM, HIT, match_lesions
 from medfed.models.detection import in_mm
 from medfed.models.segmentation_meter import iou_and_dice, overlap_counts, surface_metrics
-from medfed.standalone import csv_files, ct_scans
+from medfed.standalone import csv_files, ct
 from medfed.standalone.columns import Columns
 from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.predictor import Predictor
@@ -113,7 +113,7 @@ class Cohort:
             columns |= {n: np.array([line[n] for line in lines]) for n in (lines or [{}])[0]}
         elif isinstance(self.data, Luna16ScansDataModule):
             scans = self.data.scans
-            counts = [len(scans.nodules_of(name)[1]) for name in self.patients]
+            counts = [len(scans.nodules_of(name)) for name in self.patients]
             columns[LESIONS] = np.array(counts, dtype=float)
             spacings = [scans.spacing(self.data.patients[name]) for name in self.patients]
             axes = np.array(spacings, dtype=float).reshape(-1, 3).T
@@ -259,12 +259,11 @@ class Cohort:
                 "thresholds, such as evaluate: {thresholds: [0.1, 0.3, 0.5]}."
             )
         levels = np.array(self.asked.evaluate.thresholds)[:, None]  # type: ignore[union-attr]
-        spec = ct_scans.ScanSpec(facts["input"]["spacing"], facts["normalization"]["hu"])
+        spec = ct.ScanSpec(facts["input"]["spacing"], facts["normalization"]["hu"])
         spacing = torch.tensor(spec.spacing)
         for series in self.patients:
             header = self.data.patients[series].files["header"]
-            nodules, diameters = self.data.scans.nodules_of(series)
-            read = read_with_nodules(header, nodules, diameters, spec)
+            read = read_with_nodules(header, self.data.scans.nodules_of(series), spec)
             image = torch.from_numpy(spec.values.take(read["image"]))
             boxes, scores = model.boxes(image[None, None], series)
             (centres, _), (lesions, sides) = (

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 
-from medfed.standalone.ct_patches import Candidates, PatchSpec, extract, locate, to_unit
+from medfed.standalone.ct import Candidates, PatchSpec, extract, locate, to_unit
 from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.volumes import read_geometry
 from tests.sweeps import sweep

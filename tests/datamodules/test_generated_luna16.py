@@ -18,7 +18,7 @@ from medfed.datamodules.generated.luna16 import (
     write_scan,
 )
 from medfed.datamodules.readers.luna16 import Luna16Reader
-from medfed.standalone.ct_patches import hounsfield, locate, read_points
+from medfed.standalone.ct import hounsfield, locate, read_points
 from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.files import sha256
 from medfed.standalone.volumes import read_geometry
@@ -63,17 +63,16 @@ def test_layout_is_that_of_luna16(luna):
 def test_candidates_are_the_annotated_nodules_and_others(luna):
     reader = Luna16Reader(luna, negatives_per_positive=None)
     nodules = read_points(luna / "annotations.csv", "diameter_mm")
-    assert ((nodules.value >= 4) & (nodules.value <= 20)).all()
+    assert all(4 <= diameter <= 20 for of in nodules.values() for diameter in of.value)
     counts = np.sum([p.counts for p in reader.patients()], axis=0)
-    assert counts[0] > counts[1] >= len(nodules.value) >= 12
-    for n, series in enumerate(nodules.series):
-        mine = nodules.scan == n
+    assert counts[0] > counts[1] >= sum(map(len, nodules.values())) >= 12
+    for series, mine in nodules.items():
         candidates = reader.candidates_of(series)
-        gaps = candidates.world[:, None] - nodules.world[mine][None]
-        inside = np.linalg.norm(gaps, axis=2) < nodules.value[mine] / 2 + 2.6
+        gaps = candidates.world[:, None] - mine.world[None]
+        inside = np.linalg.norm(gaps, axis=2) < mine.value / 2 + 2.6
         assert inside[candidates.label == 1].any(axis=1).all()
         assert inside[candidates.label == 1].any(axis=0).all()
-        far = np.linalg.norm(gaps[candidates.label == 0], axis=2) - nodules.value[mine] / 2
+        far = np.linalg.norm(gaps[candidates.label == 0], axis=2) - mine.value / 2
         assert (far > 2).all()
 
 
@@ -113,11 +112,11 @@ def test_nodules_stand_out_from_the_lung_where_the_annotations_say(luna):
     reader = Luna16Reader(luna)
     nodules = read_points(luna / "annotations.csv", "diameter_mm")
     contrast = []
-    for n, series in enumerate(nodules.series):
+    for series, mine in nodules.items():
         header = next(p.files["header"] for p in reader.patients() if p.id == series)
         scan = read_geometry(header, "LPS")
         read = hounsfield(header, scan)
-        x, y, z = np.rint(locate(scan, nodules.world[nodules.scan == n])).astype(int).T
+        x, y, z = np.rint(locate(scan, mine.world)).astype(int).T
         contrast.extend((read[z, y, x] - np.median(read[read < -600])).tolist())
     assert np.median(contrast) > 400
     assert np.mean(np.array(contrast) > 100) > 0.9

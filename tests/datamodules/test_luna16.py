@@ -27,7 +27,7 @@ from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.partitions.by_label import LabelImbalance
 from medfed.datamodules.readers.luna16 import Luna16Reader
-from medfed.standalone.ct_patches import PatchSpec, extract
+from medfed.standalone.ct import PatchSpec, extract
 from medfed.standalone.errors import ConfigError, DataError
 
 COHORT = LunaCohort(hospitals=2, patients=5, shape=(48, 48, 24), lookalikes=8, seed=1)

@@ -7,7 +7,7 @@ import SimpleITK as sitk
 
 from medfed.datamodules.generated.luna16 import write_scan
 from medfed.datamodules.readers.luna16 import Luna16Reader
-from medfed.standalone.ct_patches import PatchSpec, extract, find_scans, hounsfield, read_points
+from medfed.standalone.ct import PatchSpec, extract, find_scans, hounsfield, read_points
 from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.files import sha256
 from medfed.standalone.volumes import read_geometry
@@ -82,9 +82,10 @@ def test_many_rows_are_read_exactly(tmp_path):
     rows = [(f"1.2.{n % 90}", *xyz, int(n % 400 == 0)) for n, xyz in enumerate(world.tolist())]
     write_csv(tmp_path / "c.csv", rows)
     points = read_points(tmp_path / "c.csv", "class")
-    assert np.array_equal(points.world, world)
-    assert points.value.sum() == 150
-    assert [points.series[s] for s in points.scan[88:92]] == ["1.2.88", "1.2.89", "1.2.0", "1.2.1"]
+    assert [*points] == [f"1.2.{n}" for n in range(90)]
+    assert all(np.array_equal(points[f"1.2.{n}"].world, world[n::90]) for n in range(90))
+    assert points["1.2.89"].row[:2].tolist() == [90, 180]
+    assert sum(of.value.sum() for of in points.values()) == 150
 
 
 def test_annotations_are_read(tmp_path):
@@ -92,7 +93,7 @@ def test_annotations_are_read(tmp_path):
         tmp_path / "a.csv", [("1.2", 1, 2, 3, 4.5)], "seriesuid,coordX,coordY,coordZ,diameter_mm"
     )
     points = read_points(tmp_path / "a.csv", "diameter_mm")
-    assert points.value.tolist() == [4.5]
+    assert points["1.2"].value.tolist() == [4.5]
     with pytest.raises(DataError, match=r"needs the columns .*class, but has"):
         read_points(tmp_path / "a.csv", "class")
 
@@ -319,5 +320,7 @@ def test_spaces_around_a_series_make_no_other_series(tmp_path):
     rows = ["1.2,1,1,1,1", "1.2 ,2,2,2,0", " 1.2,3,3,3,0", "1.3,4,4,4,1"]
     path.write_text("\n".join(["seriesuid,coordX,coordY,coordZ,class", *rows]))
     points = read_points(path, "class")
-    assert points.series == ("1.2", "1.3")
-    assert points.scan.tolist() == [0, 0, 0, 1]
+    assert {series: of.row.tolist() for series, of in points.items()} == {
+        "1.2": [1, 2, 3],
+        "1.3": [4],
+    }

@@ -12,7 +12,7 @@ from medfed.datamodules.augmentation import Augmentation
 from medfed.datamodules.luna16_scans import ScanPatches, boxes_within
 from medfed.datamodules.patches import BoxedVolume
 from medfed.datamodules.readers.luna16 import Luna16ScanReader, read_with_nodules
-from medfed.standalone.ct_scans import ScanSpec, places, read_scan, world_of
+from medfed.standalone.ct import ScanSpec, places, read_scan, world_of
 from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.volumes import read_geometry
 from tests.contract.names import load
@@ -53,7 +53,7 @@ def test_scan_and_box_lie_where_simpleitk_finds_them(tmp_path, flips):
     image, place = a_scan()
     write(tmp_path, {"1.2.3": stored(image, flips)}, [("1.2.3", *place, 6.0)])
     reader = Luna16ScanReader(tmp_path)
-    read = read_with_nodules(tmp_path / "1.2.3.mhd", *reader.nodules_of("1.2.3"), SPEC)
+    read = read_with_nodules(tmp_path / "1.2.3.mhd", reader.nodules_of("1.2.3"), SPEC)
     expected = by_sitk(image, SPEC).transpose(1, 2, 0) + 1000
     assert read["image"].shape == expected.shape
     assert np.abs(read["image"].astype(float) - expected).max() <= 0.51
@@ -128,7 +128,7 @@ def refused(tmp_path, rows, match, error=DataError):
 
     def read():
         reader = Luna16ScanReader(tmp_path)
-        read_with_nodules(tmp_path / "1.2.3.mhd", *reader.nodules_of("1.2.3"), SPEC)
+        read_with_nodules(tmp_path / "1.2.3.mhd", reader.nodules_of("1.2.3"), SPEC)
 
     with pytest.raises(error, match=match):
         read()

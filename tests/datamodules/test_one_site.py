@@ -207,7 +207,7 @@ def test_broken_messages_about_a_table_change_nothing():
     settings = AgreementSettings(names, "auto", "standard", pooled=True, categorical=["sex"])
 
     def halves():
-        client = client_side(TrainRows(settings, rows, {"sex": ("f", "m")}))
+        client = client_side(settings, TrainRows(rows, {"sex": ("f", "m")}))
         server = server_side(settings)
         next(server)
         return client, next(client), server
@@ -233,7 +233,7 @@ def test_broken_messages_about_a_table_change_nothing():
 def test_sites_that_do_not_read_alike_are_told():
     rows = np.array([[1.0], [2.0]])
     settings = AgreementSettings(["x"], False, "standard", pooled=True)
-    halves = {"a": client_side(TrainRows(settings, rows, {})), "b": iter(())}
+    halves = {"a": client_side(settings, TrainRows(rows)), "b": iter(())}
     server = server_side(settings)
     with pytest.raises(DataError, match="a shares other facts about its data than the others"):
         converse_here(server, halves)

@@ -9,7 +9,7 @@ from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_label import Dirichlet, LabelImbalance, QuantitySkew
 from medfed.datamodules.readers.table import read_csv
-from medfed.datamodules.tables.agreement import AgreementSettings, agree
+from medfed.datamodules.tables.agreement import AgreementSettings, TrainRows, agree
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.datamodules.tables.mixture import MixtureDataModule
 from medfed.run.cohort import cohort_record
@@ -139,9 +139,9 @@ def test_the_noise_is_not_negative():
 
 def agreed_scale(outcomes):
     """The mean and deviation on which hospitals agree."""
-    rows = {client: np.zeros((len(values), 1)) for client, values in outcomes.items()}
+    rows = {c: TrainRows(np.zeros((len(of), 1)), outcomes=of) for c, of in outcomes.items()}
     settings = AgreementSettings(["x"], False, "standard", pooled=False, continuous=True)
-    return agree(settings, rows, {}, outcomes)[0].outcome
+    return agree(settings, rows)[0].outcome
 
 
 @pytest.mark.parametrize("sizes", [(30, 20, 25), (30, 20, 1, 2), (1, 1, 1, 9)], ids=str)

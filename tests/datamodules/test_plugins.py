@@ -238,4 +238,4 @@ def test_data_modules_import_no_library_of_a_format():
 
 
 def test_worker_processes_that_cut_patches_need_no_pytorch():
-    assert loaded(["cache.store", "medfed.standalone.ct_patches"], ("torch", *HEAVY)) == []
+    assert loaded(["cache.store", "medfed.standalone.ct"], ("torch", *HEAVY)) == []

@@ -18,7 +18,7 @@ from medfed.datamodules.readers.datalist import MSDReader
 from medfed.datamodules.readers.luna16 import Luna16Reader
 from medfed.datamodules.scanner import UNCHANGED
 from medfed.run.memberships import planted_groups
-from medfed.standalone.ct_patches import PatchSpec
+from medfed.standalone.ct import PatchSpec
 from medfed.standalone.errors import ConfigError, DataError
 from tests.integration.runs import data_and_task
 from tests.sweeps import sweep

@@ -14,7 +14,7 @@ from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.readers.table import read_csv
-from medfed.datamodules.tables.agreement import AgreementSettings, agree
+from medfed.datamodules.tables.agreement import AgreementSettings, TrainRows, agree
 from medfed.datamodules.tables.columns import fit, fit_standard, limits, value_range
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.cohort import cohort_record
@@ -75,8 +75,8 @@ def test_numbers_are_those_of_scikit_learn():
 @pytest.mark.parametrize("scaling", ["client", "pooled"])
 def test_the_ends_of_minmax_are_no_patients_and_do_not_follow_one(path, scaling):
     data = module(path, normalization="minmax", features=["age", "crp"], scaling=scaling)
-    for client, rows in data.train_rows.items():
-        said = data.preprocessing(client)["normalization"]
+    for client, of in data.train.items():
+        said, rows = data.preprocessing(client)["normalization"], of.rows
         assert said == data.scalings[client].facts()
         assert (said["name"], len(rows) > 40) == ("minmax", True)
         for ends in (said["minimum"], said["maximum"]):
@@ -132,12 +132,12 @@ def test_every_hospital_is_scaled_by_its_own_rows_or_all_by_those_of_all(path):
     assert names[:2] == ("age", "sex=m")
     assert names[-2:] == ("age missing", "grade missing")  # the same at every hospital
     for client, data in own.clients.items():
-        rows = own.train_rows[client][:, [0, 3]]
+        rows = own.train[client].rows[:, [0, 3]]
         low, _, high = limits(rows)
         z = StandardScaler().fit_transform(np.clip(rows, low, high))
         there = ~np.isnan(z)
         np.testing.assert_allclose(images(data)[:, [0, 5]][there], z[there], atol=1e-6)
-    rows = np.concatenate([all_.train_rows[c][:, [0, 3]] for c in all_.clients])
+    rows = np.concatenate([all_.train[c].rows[:, [0, 3]] for c in all_.clients])
     scaling = all_.agreement.scaling
     z = StandardScaler().fit_transform(np.clip(rows, scaling.low, scaling.high))
     there = ~np.isnan(z)
@@ -149,7 +149,8 @@ def test_pooled_means_are_those_of_all_rows_together():
     rng = np.random.default_rng(2)
     parts = {c: rng.normal(1e4 * k, 3, (20 + k, 2)) for k, c in enumerate("abc")}
     parts["b"][:5, 0], parts["c"][:, 1] = np.nan, np.nan
-    agreed, _ = agree(AgreementSettings(["x", "y"], False, "standard", pooled=True), parts, {})
+    settings = AgreementSettings(["x", "y"], False, "standard", pooled=True)
+    agreed, _ = agree(settings, {c: TrainRows(rows) for c, rows in parts.items()})
     scaling = agreed.scaling
     clipped = np.clip(np.concatenate(list(parts.values())), scaling.low, scaling.high)
     theirs = StandardScaler().fit(clipped)
@@ -169,11 +170,10 @@ def test_one_outlier_hardly_moves_the_others():
     assert np.median(np.abs(moved)) < 0.12
     naive = StandardScaler().fit_transform(after)[:-1]
     assert np.ptp(naive) < 0.01  # what it does otherwise
-    parts = {"a": after, "b": rng.normal(240, 50, (60, 1))}
-    kept, _ = agree(AgreementSettings(["chol"], False, "standard", pooled=True), parts, {})
-    clean, _ = agree(
-        AgreementSettings(["chol"], False, "standard", pooled=True), {**parts, "a": before}, {}
-    )
+    other = TrainRows(rng.normal(240, 50, (60, 1)))
+    settings = AgreementSettings(["chol"], False, "standard", pooled=True)
+    kept, _ = agree(settings, {"a": TrainRows(after), "b": other})
+    clean, _ = agree(settings, {"a": TrainRows(before), "b": other})
     both = kept.scaling.scale(before) - clean.scaling.scale(before)
     assert np.abs(both).max() < 0.3
 
@@ -200,7 +200,7 @@ def test_what_is_exchanged_is_counted_and_all_that_is_needed(path):
     assert [(c, way) for c, way, _ in data.exchanged] == [
         (c, way) for _ in range(2) for way in ("up", "down") for c in clients
     ]
-    rows, columns = data.train_rows["Bern"], data.table
+    rows, columns = data.train["Bern"].rows, data.table
     low, median, high = limits(rows[:, [0, 3]])
     count = (~np.isnan(rows[:, [0, 3]])).sum(0)
     used = [{*rows[:, at][~np.isnan(rows[:, at])].astype(int)} for at in (1, 2)]
@@ -246,8 +246,9 @@ def test_categories_of_few_patients_leave_no_client():
     texts = {"drug": ("A", "B", "C", "D")}
     patients = {"a": np.arange(18), "b": np.r_[:10, [10] * 5]}
     asked = AgreementSettings(["drug"], False, "standard", False, ["drug"])
-    columns = {client: r[:, None].astype(float) for client, r in rows.items()}
-    agreed, sent = agree(asked, columns, texts, patients=patients)
+    cells = {client: r[:, None].astype(float) for client, r in rows.items()}
+    train = {c: TrainRows(of, texts, patients=patients[c]) for c, of in cells.items()}
+    agreed, sent = agree(asked, train)
     assert agreed.columns.categories == {"drug": ("A", "B", "C")}
     assert sent[0][2] == len('{"categories":{"drug":["A","B"]}}')
 
@@ -356,7 +357,7 @@ def test_who_is_kept_out_is_not_asked(path):
     data.keep_out, data.scaling = ("Chur",), "pooled"
     data.setup()
     assert {client for client, *_ in data.exchanged} == {"Basel", "Bern"}
-    rows = np.concatenate([data.train_rows[c][:, 3] for c in ("Basel", "Bern")])
+    rows = np.concatenate([data.train[c].rows[:, 3] for c in ("Basel", "Bern")])
     scaling = data.agreement.scaling
     clipped = np.clip(rows, scaling.low[1], scaling.high[1])
     assert scaling.mean[1] == pytest.approx(clipped.mean(), rel=1e-12)
@@ -472,7 +473,7 @@ def test_years_between_dates_are_features_in_training_and_prediction(tmp_path, c
     features, others, _ = read_features(path, table.names)
     np.testing.assert_array_equal(features, table.features)
     assert "Birth" in others
-    assert read_csv(path, "ill", ["crp"], ages=ages).names == table.names
+    assert read_csv(path, "ill", features=["crp"], ages=ages).names == table.names
     with pytest.raises(ConfigError, match="Unknown column born; known: Birth, admission"):
         read_csv(path, "ill", ages={"admission": "born"})
     path.write_text(path.read_text().replace("1952-01-31", "31.1.1952"))

@@ -18,7 +18,7 @@ from PIL import Image
 from medfed.config.compose import described
 from medfed.datamodules.readers.medmnist import read_medmnist
 from medfed.run.prepare import prepare
-from medfed.standalone.ct_patches import Candidates, PatchSpec, extract, locate
+from medfed.standalone.ct import Candidates, PatchSpec, extract, locate
 from medfed.standalone.errors import DataError, MedfedError
 from medfed.standalone.itk import LPS
 from medfed.standalone.pictures import load_picture

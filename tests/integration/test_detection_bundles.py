@@ -26,7 +26,7 @@ from medfed.run.evaluation import evaluate_run
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.run import coordinate
 from medfed.sites.site_folder import hospital
-from medfed.standalone.ct_scans import ScanSpec, read_scan
+from medfed.standalone.ct import ScanSpec, read_scan
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError, MedfedError
 from medfed.standalone.files import sha256
 from medfed.standalone.predictor import Predictor

@@ -105,7 +105,7 @@ def test_the_bundle_predicts_as_training_did_and_names_what_it_never_saw(
     assert "Cholesterin is missing, which it never was in training" in last
     assert f"data row {len(wanted) + 1}: Alter is 1300" in caplog.text
     low, high = (data.preprocessing(client)["input"][end][0] for end in ("lowest", "highest"))
-    rows = data.train_rows[client][:, 0]
+    rows = data.train[client].rows[:, 0]
     assert low < np.nanmin(rows) <= np.nanmax(rows) < high
     experiment.module.local.model.load(experiment.module.federation.personal_model(client))
     batches = data.clients[client].eval_batches("test")
@@ -127,7 +127,7 @@ def test_a_bundle_holds_no_patients_cell_and_no_name_of_the_table(trained):
     ]
     assert facts["input"]["features"] == ["Alter", "Geschlecht", "Stadium", "Cholesterin"]
     assert facts["input"]["categories"]["Stadium"] == ["I", "II", "III"]
-    numbers = experiment.data.train_rows["Köln"][:, [0, 3]]
+    numbers = experiment.data.train["Köln"].rows[:, [0, 3]]
     extremes = {*np.nanmin(numbers, axis=0), *np.nanmax(numbers, axis=0)}
     assert not extremes.intersection(facts["input"]["lowest"] + facts["input"]["highest"])
     pages = [p for p in bundle.rglob("*") if p.suffix in (".json", ".md", ".csv", ".yaml", ".txt")]

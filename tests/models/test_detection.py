@@ -12,7 +12,7 @@ from monai.apps.detection.utils.ATSS_matcher import ATSSMatcher
 from medfed.functional.detection import HIT, SCAN
 from medfed.models.detection import DetectionTask, detection_loss, matches
 from medfed.models.networks.detector import Detector
-from medfed.standalone.boxes import CODER, BoxInference
+from medfed.standalone.detector import CODER, BoxInference
 from medfed.standalone.errors import ConfigError
 
 ANCHORS = [[4, 4, 4], [6, 6, 6], [10, 10, 10]]

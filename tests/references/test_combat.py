@@ -11,7 +11,7 @@ import json
 import numpy as np
 import pytest
 
-from medfed.datamodules.tables.agreement import AgreementSettings, agree
+from medfed.datamodules.tables.agreement import AgreementSettings, TrainRows, agree
 from medfed.standalone.columns import from_facts
 
 SITES, COLUMNS = ("a", "b", "c"), 6
@@ -75,7 +75,7 @@ def test_messages_give_what_all_rows_together_give(keeps_age, gaps):
     columns = [rows, np.arange(len(rows))[:, None] % 2.0, age[:, None]]
     whole = np.hstack(columns)[:, : len(names)]
     settings = AgreementSettings(names, False, "standard", True, covariates=stay)
-    agreement, _ = agree(settings, {i: whole[batch == i] for i in SITES}, {})
+    agreement, _ = agree(settings, {i: TrainRows(whole[batch == i]) for i in SITES})
     # As everywhere, values far from all others count as the limit.
     whole = np.clip(whole, agreement.scaling.low, agreement.scaling.high)
     wanted, alpha, sigma = pooled_combat(whole[:, :COLUMNS], batch, whole[:, COLUMNS + 1 :])
@@ -104,7 +104,7 @@ def test_a_column_that_a_hospital_lacks_and_a_single_column_are_taken_as_they_ar
     for some in (rows, rows[:, :1]):
         names = [f"f{n}" for n in range(some.shape[1])]
         settings = AgreementSettings(names, False, "standard", True, covariates=())
-        agreement, _ = agree(settings, {i: some[batch == i] for i in SITES}, {})
+        agreement, _ = agree(settings, {i: TrainRows(some[batch == i]) for i in SITES})
         for i in SITES:
             scaled = agreement.scaling_of(some[batch == i]).scale(some[batch == i])
             assert np.isfinite(scaled).all()

@@ -125,9 +125,9 @@ SETTINGS = AgreementSettings(["age"], False, "standard", pooled=True)
 def test_only_patients_strictly_within_the_limits_stand_behind_a_sum():
     """Low and median at 500 gave the exact 564, as all others were clipped to 0."""
     ages = np.array([*np.linspace(40, 80, 40), 564.0])[:, None]
-    rows = TrainRows(SETTINGS, ages, patients=np.arange(41))
+    rows = TrainRows(ages, patients=np.arange(41))
     for low, high, within in ((500, 1e3, 1), (0, 1e3, 41), (60, 70, None), (40, 80, 38)):
-        half = client_side(rows)
+        half = client_side(SETTINGS, rows)
         next(half)
         ends = {"low": [low], "median": [low], "high": [high]}
         half.send(json.dumps({"indicators": [], **ends}).encode())
@@ -139,8 +139,8 @@ def test_only_patients_strictly_within_the_limits_stand_behind_a_sum():
 def test_of_combat_the_patients_are_within_the_covariates_limits_too():
     settings = dataclasses.replace(SETTINGS, names=["age", "crp"], covariates=["crp"])
     values = np.stack([np.linspace(40, 80, 50), np.linspace(0, 1, 50)], axis=1)
-    rows = TrainRows(settings, values)
-    half = client_side(rows)
+    rows = TrainRows(values)
+    half = client_side(settings, rows)
     next(half)
     limits = {"low": [0, 0.9], "median": [60, 0.5], "high": [99, 9]}
     half.send(json.dumps({"indicators": [], "kept": [], **limits}).encode())
@@ -152,7 +152,7 @@ def test_one_client_with_far_limits_moves_no_other():
     parts = {c: rng.normal(60, 9, (50, 1)) for c in "abcd"}
     parts["d"] = parts["d"] * 1e12
     claims = Claims(list(parts))
-    halves = {c: client_side(TrainRows(SETTINGS, rows)) for c, rows in parts.items()}
+    halves = {c: client_side(SETTINGS, TrainRows(rows)) for c, rows in parts.items()}
     agreed, _ = converse_here(server_side(SETTINGS, claims), halves)
     scaled = agreed.scaling.scale(parts["a"])
     assert np.std(scaled) > 0.3  # they all became 0
@@ -165,11 +165,11 @@ def agreed_on(claims, **texts):
     settings = AgreementSettings(["sex"], False, "standard", False, ["sex"])
     halves = {
         name: client_side(
+            settings,
             TrainRows(
-                settings,
                 np.repeat(np.arange(len(of)), 30.0).reshape(-1, 1),
                 {"sex": (*of,)},
-            )
+            ),
         )
         for name, of in texts.items()
     }
@@ -202,7 +202,7 @@ WRONG = {
 def test_what_no_data_have_is_refused_by_name(wrong):
     lie, why = WRONG[wrong]
     rng = np.random.default_rng(0)
-    halves = {c: client_side(TrainRows(SETTINGS, rng.normal(60, 9, (50, 1)))) for c in "ab"}
+    halves = {c: client_side(SETTINGS, TrainRows(rng.normal(60, 9, (50, 1)))) for c in "ab"}
     server = server_side(SETTINGS, Claims(["a", "b"]))
     next(server)
     messages = [next(half) for half in halves.values()]
@@ -386,7 +386,7 @@ def test_a_few_sequences_break_nothing(machine):
 def test_the_scaling_agrees_by_medians_of_limits():
     rng = np.random.default_rng(1)
     parts = {c: rng.normal(60, 9, (40, 1)) for c in "abc"}
-    agreed, _ = agree(SETTINGS, parts, {})
+    agreed, _ = agree(SETTINGS, {c: TrainRows(rows) for c, rows in parts.items()})
     medians = [np.median(rows) for rows in parts.values()]
     assert agreed.scaling.median[0] == pytest.approx(np.median(medians), rel=1e-12)
 

@@ -5,9 +5,6 @@ A head has no skull: tissues, tumour and look-alikes on a small grid, and scans 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
 from scipy.ndimage import gaussian_filter
 
 from medfed.datamodules.extending import *

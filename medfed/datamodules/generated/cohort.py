@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, asdict, dataclass, field, fields
-from functools import partial
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Self, TypeVar
 
 from medfed.datamodules.extending import *
 from medfed.standalone.files import digest, made_once, writing

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
-from typing import ClassVar
 
 from scipy.ndimage import gaussian_filter, zoom
 

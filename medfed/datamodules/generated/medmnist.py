@@ -7,9 +7,6 @@ independent of the class.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from scipy.ndimage import gaussian_filter
 
 from medfed.datamodules.extending import *

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
 from scipy.ndimage import gaussian_filter
 
 from medfed.datamodules.extending import *

@@ -7,9 +7,7 @@ changes one aspect of another partition's clients extends `Wrapped`; any other e
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch

@@ -6,8 +6,6 @@ not leave out, duplicate or change any data.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from medfed.datamodules.extending import *
 from medfed.datamodules.partitions.base import Partition, RoundRobin, Traits, in_order
 

@@ -7,9 +7,7 @@ hospitals that share a scanner, channels and a way of labelling. A client's name
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor

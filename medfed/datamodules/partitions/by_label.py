@@ -19,9 +19,6 @@ half up.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
-from functools import partial
-from typing import Annotated
 
 from numpy.typing import ArrayLike
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 import torch
 from msgspec import Meta

@@ -8,14 +8,10 @@ tumour, 2 oedema, 4 enhancing tumour (3 since 2023).
 
 from __future__ import annotations
 
-import logging
-from dataclasses import replace
-from typing import Any
-
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.cases import CaseReader, hospitals_of, institutions
-from medfed.datamodules.readers.samples import official_splits, open_training
+from medfed.datamodules.readers.samples import official_splits
 from medfed.standalone.volumes import FILES, AbsentFileError, Pattern, alternatives, find_file
 
 log = logging.getLogger(__name__)
@@ -87,8 +83,7 @@ class FolderReader(CaseReader):
         where = f"{sheet.path}, data.reader.sites: "
         named = check_names("column", columns, sheet.columns, where)
         cases, centres = (sheet.names(name) for name in named[:2])
-        split = [sheet.known(name) for name in named[2:]]
-        splits = open_training(official_splits(sheet, named[2], split[0])) if split else ()
+        splits = official_splits(sheet, named[2]) if named[2:] else ()
         placed = zip(centres, splits or [None] * len(cases), strict=True)
         return dict(zip(cases, placed, strict=True))
 

@@ -5,11 +5,9 @@ The hospital of a case comes from a file next to the data, or from the name of t
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
-from dataclasses import replace
 from operator import attrgetter
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor

@@ -8,9 +8,7 @@ label values.
 
 from __future__ import annotations
 
-import logging
-import re
-from typing import Any
+from typing import NamedTuple
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks, trees
@@ -90,6 +88,15 @@ log = logging.getLogger(__name__)
 _LISTS: dict[str, Split] = {"training": "train", "validation": "val", "test": "test"}
 
 
+class _Case(NamedTuple):
+    """A case that a list or a folder names."""
+
+    images: Sequence[Path | None]  # one with all channels, or one each; None where it is missing
+    mask: Path
+    entry: Mapping[str, Any]  # what the list says of it
+    split: Split | None = None
+
+
 class DatalistReader(CaseReader):
     """Reads the volumes of a list.
 
@@ -119,15 +126,17 @@ class DatalistReader(CaseReader):
         self._file = path / "dataset.json" if path.is_dir() else path
         if self._file.exists():
             self._index = read_json(self._file)
+            self._listed = self._list(fold)
         elif isinstance(regions, Mapping) and (pair := looks.folders_of(path)):
-            self._file, self._index = path / pair[0], {"training": _pairs_in(path, pair)}
+            self._file, self._index = path / pair[0], dict[str, Any]()
+            pairs = looks.paired(path, pair, is_volume, _stem).values()
+            self._listed = self._split([_Case([image], mask, {}) for image, mask in pairs], fold)
         elif isinstance(regions, Mapping) and (listed := trees.list_of(path, centre)):
             self._file = path / Path(listed["training"][0]["label"]).parts[0]
             self._index = listed
+            self._listed = self._list(fold)
         else:
             raise DataError(f"{self._file} does not exist; {self.elsewhere}.")
-        self._entries = self._listed(fold)
-        self._images, self._masks = self._places([entry for entry, _ in self._entries])
         self._patient, self._centre, self.series = patient, centre, as_names(series)
         known = self._channel_names()
         names = check_names("channel", channels or known, known)
@@ -141,38 +150,34 @@ class DatalistReader(CaseReader):
 
     def cases(self) -> list[Patient]:
         """See `CaseReader.cases`."""
-        ids = self._ids()
-        present = set(existing({path for images in self._images for path in images if path}))
+        present = set(existing({path for case in self._listed for path in case.images if path}))
         folder = self._file.parent
-        if not present and _is_numbered(folder, [entry for entry, _ in self._entries]):
+        if not present and any((folder / "imagesTr").glob("*_0000.*")):
             raise DataError(
                 f"{self._file} lists cases, of which imagesTr has a file for each channel (_0000), "
                 f"as nnU-Net wants it; read the folder by data=nnunet data.path={folder}."
             )
         patients = []
-        files = zip(self._images, self._masks, strict=True)
-        for name, (entry, split), (images, label) in zip(ids, self._entries, files, strict=True):
+        for name, (images, mask, entry, split) in zip(self._ids(), self._listed, strict=True):
             if 1 < len(images) != len(self._known):
                 raise DataError(
                     f"{self._file}: case {name} lists {len(images)} images for "
                     f"{len(self._known)} channels; list one each, or null for a missing one."
                 )
             whole = len(images) == 1  # a file with all channels
-            images = images * len(self._known) if whole else images
-            of = {c: images[self._known.index(c)] for c in self.channels}
+            of = {c: images[0 if whole else self._known.index(c)] for c in self.channels}
             there = {c: path for c, path in of.items() if path in present}
             lost = {c: path or f"The {c} of {name}" for c, path in of.items() if c not in there}
-            why = f"is missing, but {label} is there; copy it there or remove the mask"
+            why = f"is missing, but {mask} is there; copy it there or remove the mask"
             lacks = {c: f"{what} {why}." for c, what in lost.items()}
             if whole and there:
                 there = {"image": there[self.channels[0]]}
             centre = None if (at := entry.get(self._centre or "")) is None else fold_name(str(at))
             done = self._outlined(name, entry["annotated"]) if "annotated" in entry else None
-            roles = {**there, "label": label}
+            roles = {**there, "label": mask}
             patients.append(Patient(name, roles, centre, split=split, lacks=lacks, annotated=done))
-        if self._pattern is None:
-            named = zip(ids, (entry.get(self._patient) for entry, _ in self._entries), strict=True)
-            self._person = {n: fold_name(str(p)) for n, p in named if p is not None}
+            if self._pattern is None and (person := entry.get(self._patient)) is not None:
+                self._person[name] = fold_name(str(person))
         return patients
 
     def indices(self) -> list[Path]:
@@ -195,28 +200,44 @@ class DatalistReader(CaseReader):
         """See `VolumeReader.layout`."""
         return {**super().layout(), "file_channels": list(self._known)}
 
-    def _listed(self, fold: int | None) -> list[tuple[Mapping[str, Any], Split | None]]:
-        """The entries with a mask, and their split if the list has one."""
-        listed: list[tuple[Mapping[str, Any], Split | None]] = []
+    def _list(self, fold: int | None) -> list[_Case]:
+        """The cases with a mask, and their split if the list has one."""
+        listed = list[_Case]()
         for name, split in _LISTS.items():
             entries = self._index.get(name, [])
             for entry in entries if isinstance(entries, list) else []:
                 if isinstance(entry, dict) and "image" in entry and "label" in entry:
-                    listed.append((entry, split))
+                    of = entry["image"]
+                    several = isinstance(of, list) and len(of) > 0
+                    images = [n if n is None else self._place(n) for n in (of if several else [])]
+                    images = images or [self._place(of)]
+                    listed.append(_Case(images, self._place(entry["label"]), entry, split))
                 elif name == "training":
                     what = f"the training case {str(entry)[:80]}"
                     raise DataError(f"{self._file}: {what} is no pair of image and label.")
-        if not (trained := sum(split == "train" for _, split in listed)):
+        if not (trained := sum(case.split == "train" for case in listed)):
             raise DataError(f"{self._file} lists no training cases.")
         self._check_count(trained, "it lists")
-        if fold is not None:
-            if not any(entry.get("fold") == fold for entry, _ in listed):
-                folds = sorted({str(entry["fold"]) for entry, _ in listed if "fold" in entry})
-                which = f"it has the folds {', '.join(folds) or 'none'}"
-                raise ConfigError(f"data.reader.fold={fold} has no cases in {self._file}; {which}.")
-            return [(e, "test" if e.get("fold") == fold else None) for e, _ in listed]
-        # Splits without cases in the list get training cases.
-        return [(entry, None if split == "train" else split) for entry, split in listed]
+        return self._split(listed, fold)
+
+    def _place(self, name: object) -> Path:
+        """The file of a name in the list."""
+        if not isinstance(name, str) or not name:
+            raise DataError(f"{self._file}: {str(name)[:80]!r} is no path of a volume.")
+        folder = self._file.parent
+        return folder / slashed(folder, [name])[0]
+
+    def _split(self, listed: list[_Case], fold: int | None) -> list[_Case]:
+        """The cases with their final split, of which a fold is the test."""
+        if fold is None:  # splits without cases in the list get training cases
+            return [c._replace(split=None) if c.split == "train" else c for c in listed]
+        folds = [case.entry.get("fold") for case in listed]
+        if fold not in folds:
+            which = ", ".join(sorted({str(of) for of in folds if of is not None})) or "none"
+            what = f"data.reader.fold={fold} has no cases in {self._file}"
+            raise ConfigError(f"{what}; it has the folds {which}.")
+        pairs = zip(listed, folds, strict=True)
+        return [case._replace(split="test" if of == fold else None) for case, of in pairs]
 
     def _check_count(self, there: int, where: str) -> None:
         if (count := self._index.get("numTraining")) not in (None, there):
@@ -228,7 +249,7 @@ class DatalistReader(CaseReader):
         if isinstance(names, list):
             names = {str(n): name for n, name in enumerate(names)}
         if names is None:
-            one, *others = self._images[0]
+            one, *others = self._listed[0].images
             count = read_geometry(one, series=self.series).channels if one and not others else 0
             return [f"channel_{n}" for n in range(count or 1 + len(others))]
         if isinstance(names, str):
@@ -249,25 +270,10 @@ class DatalistReader(CaseReader):
             return {}
         return _listed_labels(self._index.get("labels"), self._file)
 
-    def _places(
-        self, entries: list[Mapping[str, Any]]
-    ) -> tuple[list[list[Path | None]], list[Path]]:
-        """The files of each entry's images, None where one is missing, and of its mask."""
-        images = [of if isinstance(of := each["image"], list) and of else [of] for each in entries]
-        masks = [entry["label"] for entry in entries]
-        single = [entry["image"] for entry in entries if not isinstance(entry["image"], list)]
-        names = [*single, *(name for of in images for name in of if name is not None), *masks]
-        for name in names:
-            if not isinstance(name, str) or not name:
-                raise DataError(f"{self._file}: {str(name)[:80]!r} is no path of a volume.")
-        folder = self._file.parent
-        place = dict(zip(names, (folder / n for n in slashed(folder, names)), strict=True))
-        return [[place.get(name) for name in of] for of in images], [place[n] for n in masks]
-
     def _ids(self) -> list[str]:
         """The stems of the images, with the names of one or two folders if stems repeat."""
-        first = [images[0] or mask for images, mask in zip(self._images, self._masks, strict=True)]
-        ids = [re.sub(r"_0000$", "", stem_of(path)) for path in first]
+        first = [case.images[0] or case.mask for case in self._listed]
+        ids = list(map(_stem, first))
         for folders in range(1, 5):  # as HOSPITAL/images/001.nii.gz
             if len(set(ids)) < len(ids):
                 ids = ["_".join([*p.parent.parts[-folders:], stem_of(p)]) for p in first]
@@ -281,15 +287,9 @@ def _case_of(file: Path) -> str:
     return re.sub(r"_\d{4}$", "", stem_of(file))
 
 
-def _pairs_in(folder: Path, names: tuple[str, str]) -> list[dict[str, str]]:
-    """The entries of a list of volumes in two folders."""
-
-    def stem(file: Path) -> str:
-        return stem_of(file).removesuffix("_0000")
-
-    pairs = looks.paired(folder, names, is_volume, stem).values()
-    below = ([file.relative_to(folder).as_posix() for file in pair] for pair in pairs)
-    return [{"image": image, "label": label} for image, label in below]
+def _stem(file: Path) -> str:
+    """The name of a case by its first file."""
+    return stem_of(file).removesuffix("_0000")
 
 
 class NnunetReader(DatalistReader):
@@ -299,7 +299,7 @@ class NnunetReader(DatalistReader):
         self._folder = path
         super().__init__(path / "dataset.json", **more)
 
-    def _listed(self, fold: int | None) -> list[tuple[Mapping[str, Any], Split | None]]:
+    def _list(self, fold: int | None) -> list[_Case]:
         if fold is not None:
             raise ConfigError("data.reader.fold is for lists; nnU-Net's folders have no folds.")
         ending = str(self._index.get("file_ending", ".nii.gz"))
@@ -316,17 +316,12 @@ class NnunetReader(DatalistReader):
         if "channel_names" not in self._index and "modality" not in self._index:
             usual = '{"channel_names": {"0": "CT"}}'
             raise DataError(f"{self._file} lacks channel_names; write {usual}.")
-        channels = len(self._channel_names())
-        entries: list[tuple[Mapping[str, Any], Split | None]] = []
-        for name in names:
-            case = name.removesuffix(ending)
-            files = [images / f"{case}_{n:04d}{ending}" for n in range(channels)]
-            # As lists have them: from the folder of the list.
-            beside = [str(f.relative_to(self._folder)) for f in (*files, labels / name)]
-            entries.append(({"image": beside[:-1], "label": beside[-1]}, None))
+        ends = [f"_{n:04d}{ending}" for n in range(len(self._channel_names()))]
+        cases = [name.removesuffix(ending) for name in names]
         self._ending = ending
-        self._count(images, {name.removesuffix(ending) for name in names})
-        return entries
+        self._count(images, cases)
+        pairs = zip(cases, names, strict=True)
+        return [_Case([images / f"{c}{e}" for e in ends], labels / name, {}) for c, name in pairs]
 
     def _count(self, images: Path, masked: Collection[str]) -> None:
         """Says which images have no mask, and where the list counts other cases."""
@@ -411,7 +406,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         entries = [e for e in content.get("training") or () if isinstance(e, Mapping)]
         masks = [file.parent / e["label"] for e in entries if isinstance(e.get("label"), str)]
         images = filter(None, map(_first, entries))
-        names = [re.sub(r"_0000$", "", stem_of(Path(image))) for image in images]
+        names = [_stem(Path(image)) for image in images]
         sheet, others = looks.sheet_of_entries(file, entries), ("image", "label", "fold")
         looks.roles(guess, sheet, "data.reader.", answers, others)
         if centre := {**guess.keys, **answers}.get("data.reader.centre"):

@@ -6,8 +6,6 @@ Repository, 1989, doi:10.24432/C52P4X: the files ``processed.{centre}.data``.
 
 from __future__ import annotations
 
-import logging
-
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.table import Table, counted, join_tables, read_csv
@@ -71,8 +69,8 @@ def _read_centre(file: Path, centre: str) -> Table:
     if not file.is_file():
         mend = f"add it, or leave {centre} out of data.reader.centres"
         raise DataError(f"{file} does not exist; {mend}.")
-    diseased, header = (1, 2, 3, 4), _header(file)
-    table = read_csv(file, TARGET, FEATURES, positive=diseased, negative=(0,), header=header)
+    labels: dict[str, Any] = {"positive": (1, 2, 3, 4), "negative": (0,)}
+    table = read_csv(file, TARGET, features=FEATURES, header=_header(file), **labels)
     rows, healthy = PUBLISHED[centre]
     count = int((table.labels == 0).sum())
     if len(table.labels) != rows:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
 from itertools import product
 from typing import Literal
 
@@ -74,18 +70,12 @@ def read_image_folder(
         raise DataError(f"{path} has no folder of the classes {few(names)}; name the others so.")
     files, labels, official = zip(*listed, strict=True)
     below = [f.relative_to(path).as_posix() for f in files]
-    where = zip(below, files, strict=True)
-    centres = [search_name("centre", centre_pattern, name, f) for name, f in where]
-    if hospitals:
-        centres = [name.partition("/")[0] for name in below]
-    samples = Samples(
-        labels=np.array(labels),
-        num_classes=len(names),
-        patients=persons_of(below, patient_pattern, path),
-        centres=centres if centre_pattern or hospitals else (),
-        splits=open_training(official),
-        files=files,
-    )
+    centres = [name.partition("/")[0] for name in below] if hospitals else []
+    if centre_pattern and not hospitals:
+        where = zip(below, files, strict=True)
+        centres = [search_name("centre", centre_pattern, name, file) for name, file in where]
+    patients = persons_of(below, patient_pattern, path)
+    samples = Samples(np.array(labels), len(names), patients, centres, official, files)
     return replace(_decoded(samples, names, size, color, path), left=left)
 
 
@@ -126,9 +116,9 @@ def read_image_table(
                 f"{path}, column {label}, has {what}; name two labels or more by "
                 "data.reader.classes, or the column by data.reader.label."
             )
-        if not (joined or classes) and len(sheet.rows) >= 10 and 2 * len(names) > len(sheet.rows):
+        if not (joined or classes) and len(sheet) >= 10 and 2 * len(names) > len(sheet):
             raise DataError(
-                f"{path}, column {label}, has {len(names)} different labels in {len(sheet.rows)} "
+                f"{path}, column {label}, has {len(names)} different labels in {len(sheet)} "
                 "rows, so it is probably an id or a measurement; name another column by "
                 "data.reader.label, or the labels by data.reader.classes."
             )
@@ -139,7 +129,7 @@ def read_image_table(
         names = check_names("finding", findings, sheet.columns)
         labels = _finding_labels(sheet, names, uncertain)
         kept = list(range(len(labels)))
-    official = official_splits(sheet, split, cells.get("split", ()))
+    official = official_splits(sheet, split)
     of = {role: [texts[n] for n in kept] for role, texts in cells.items()}
     of["image"] = slashed(path.parent, (file.replace("{}", name) for name in of["image"]))
     files = [path.parent / name for name in of["image"]]
@@ -147,18 +137,13 @@ def read_image_table(
     if lost is not None:
         mend = "copy it there, or say by data.reader.file where the files of such names lie"
         what = f"{files[lost]} does not exist; {mend}, such as 'images/{{}}.jpg'"
-        raise sheet.bad(kept[lost] + 1, f": {what}.")
+        raise sheet.bad(kept[lost], f": {what}.")
     if len(set(files)) < len(files):
         twice = next(name for name in of["image"] if of["image"].count(name) > 1)
         raise DataError(f"{path} names {twice} in two rows; remove one.")
-    samples = Samples(
-        labels=labels[kept],
-        num_classes=len(names),
-        patients=of.get("patient") or persons_of(of["image"], patient_pattern, path),
-        centres=of.get("centre", ()),
-        splits=open_training([official[n] for n in kept] if official else []),
-        files=files,
-    )
+    patients = of.get("patient") or persons_of(of["image"], patient_pattern, path)
+    splits, centres = [official[n] for n in kept if official], of.get("centre", ())
+    samples = Samples(labels[kept], len(names), patients, centres, splits, files)
     return _decoded(samples, names, size, color, path)
 
 
@@ -178,10 +163,10 @@ def _finding_labels(sheet: Sheet, names: Sequence[str], uncertain: str) -> NDArr
         values["-1"] = {"missing": math.nan, "positive": 1.0, "negative": 0.0}[uncertain]
     columns = [sheet.texts(name) for name in names]
     for name, texts in zip(names, columns, strict=True):
-        for number, text in enumerate(texts, start=1):
+        for at, text in enumerate(texts):
             if text not in values:
                 why = f"{str(text)[:40]!r} must be 1, 0 or empty; data.reader.uncertain takes -1."
-                raise sheet.bad(number, f", column {name}: {why}")
+                raise sheet.bad(at, f", column {name}: {why}")
     return np.array([[values[text] for text in texts] for texts in columns], np.float32).T
 
 
@@ -203,9 +188,9 @@ def _decoded(
             log.warning(text, path, white.bit_length(), white)
         read = partial(read_image, size=size, color=color, white=white)
         images = list(pool.map(read, samples.files))
-    stacked = np.stack(images)
+    stacked, opened = np.stack(images), replace(samples, splits=open_training(samples.splits))
     channels = channel_names(stacked.shape[1])
-    return ImageSet(stacked, channels, names, samples, str(path), converted=True, white=white)
+    return ImageSet(stacked, channels, names, opened, str(path), converted=True, white=white)
 
 
 def _folders(path: Path) -> list[str]:
@@ -305,10 +290,9 @@ def _named_elsewhere(path: Path) -> tuple[Sheet, str, str] | None:
         return None
     folder, sheet = tables[0].parent, looks.sheet_of(tables[0])
     names = {name: file for file in _pictures_of(folder) for name in (file.stem, file.name)}
-    for at, column in enumerate(sheet.columns):
-        if (file := names.get(name := sheet.rows[0][at].strip())) is not None:
+    for column, cells in sheet.cells.items():
+        if (file := names.get(name := cells[0])) is not None:
             where = file.relative_to(folder).parent / file.name.replace(name, "{}", 1)
-            cells = [text for _, text in sheet.cells(column)]
             files = {folder / str(where).replace("{}", text) for text in cells}
             # A label of a few values is no name, also where files are called 0.png and 1.png.
             if 2 * len(files) > len(cells) and all(file.is_file() for file in files):

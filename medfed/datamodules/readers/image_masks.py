@@ -5,8 +5,7 @@ Both also give each picture's patient and hospital.
 
 from __future__ import annotations
 
-import logging
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,9 +52,8 @@ def _list_pairs(
         mend = "name another, or set data.reader.other_masks=null"
         centres = f"the centres are {few(sorted(known))}"
         raise ConfigError(f"data.reader.other_masks {what}; {centres}: {mend}.")
-    more = [others.get(p.centre or "", "") for p in pairs]
-    masks = [p.mask.with_stem(p.mask.stem + end) for p, end in zip(pairs, more, strict=True)]
-    pairs = [pair._replace(mask=mask) for pair, mask in zip(pairs, masks, strict=True)]
+    ends = [(p, others.get(p.centre or "", "")) for p in pairs]
+    pairs = [p._replace(mask=p.mask.with_stem(p.mask.stem + end)) for p, end in ends]
     _check(pairs)
     return pairs
 
@@ -67,7 +65,7 @@ def _from_csv(sheet: Sheet, columns: Mapping[str, str], pattern: str | None) -> 
     images, masks = ([index.parent / name for name in of] for of in names)
     patients = cells.get("patient") or persons_of(cells["image"], pattern, index)
     centres: Sequence[str | None] = cells.get("centre") or [None] * len(patients)
-    places = [f"{index}, data row {sheet.number(n + 1)}" for n in range(len(patients))]
+    places = [f"{index}, data row {number}" for number in sheet.numbers]
     return [*map(Pair, images, masks, patients, centres, places)]
 
 
@@ -145,8 +143,11 @@ class ImageMasksReader(VolumeReader):
         self._known = {*known_labels, *(v for values in self._values.values() for v in values)}
         self.regions = tuple(self._values)
         columns = {"image": image, "mask": mask, "patient": patient, "centre": centre}
-        self._pairs = _list_pairs(path, columns, patient_pattern, unplaced, self._others)
-        self.color = self._one_color(color)
+        pairs = _list_pairs(path, columns, patient_pattern, unplaced, self._others)
+        self.color = _one_color(pairs, color)
+        self._pairs: dict[str, list[Pair]] = {}  # those of each patient
+        for pair in pairs:
+            self._pairs.setdefault(pair.patient, []).append(pair)
         self.channels = channel_names(1 if self.color == "grey" else 3)
 
     def indices(self) -> list[Path]:
@@ -155,18 +156,16 @@ class ImageMasksReader(VolumeReader):
 
     def patients(self) -> list[Patient]:
         """See `Reader.patients`."""
-        by_patient: dict[str, list[Pair]] = {}
-        for pair in self._pairs:
-            by_patient.setdefault(pair.patient, []).append(pair)
-        return [_patient(name, by_patient[name]) for name in sorted(by_patient)]
+        every = sorted(self._pairs.items())
+        return [Patient(name, dict(_files(pairs)), pairs[0].centre) for name, pairs in every]
 
     def read(self, patient: Patient) -> dict[str, Tensor]:
         """See `VolumeReader.read`."""
         images, labels = [], []
-        for picture, mask in _pairs_of(patient):
-            image = pictures.load_picture(picture, self.color, self.scale, self.normalization)
+        for pair in self._pairs[patient.id]:
+            image = pictures.load_picture(pair.image, self.color, self.scale, self.normalization)
             images.append(torch.from_numpy(image))
-            labels.append(torch.from_numpy(self._label(mask)))
+            labels.append(torch.from_numpy(self._label(pair.mask)))
         size = [max(sides) for sides in zip(*(i.shape[1:] for i in images), strict=True)]
         if any(list(i.shape[1:]) != size for i in images):
             text = "Patient %s has pictures of different sizes; the smaller are padded to %d x %d."
@@ -176,7 +175,7 @@ class ImageMasksReader(VolumeReader):
 
     def shape(self, patient: Patient) -> tuple[int, ...]:
         """See `VolumeReader.shape`: width, height and number of pictures."""
-        sizes = [pictures.picture_header(p)[:2] for p, _ in _pairs_of(patient)]
+        sizes = [pictures.picture_header(pair.image)[:2] for pair in self._pairs[patient.id]]
         width, height = (max(sides) for sides in zip(*sizes, strict=True))
         return (*pictures.scaled((width, height), self.scale), len(sizes))
 
@@ -217,24 +216,6 @@ class ImageMasksReader(VolumeReader):
         regions = [np.isin(mask, v) if v else mask != 0 for v in self._values.values()]
         return pictures.upright(np.stack(regions).astype(np.uint8))
 
-    def _one_color(self, wanted: Color | None) -> Color:
-        """Checks that masks fit their pictures, and that all pictures are grey, or all coloured."""
-        of: dict[Color, Path] = {}
-        for pair in self._pairs:
-            width, height, color = pictures.picture_header(pair.image)
-            of.setdefault(color, pair.image)
-            if (size := pictures.picture_header(pair.mask)[:2]) != (width, height):
-                raise DataError(
-                    f"{pair.mask} has {size[0]} x {size[1]} pixels, but {pair.image} has {width} x "
-                    f"{height}; a mask must have the size of its picture."
-                )
-        if wanted is not None:
-            return wanted
-        if len(of) > 1:
-            what = f"{of['grey']} is grey and {of['rgb']} has colours"
-            raise DataError(f"{what}; set data.reader.color=grey or data.reader.color=rgb for all.")
-        return next(iter(of))
-
 
 def _region_values(
     regions: Mapping[str, Sequence[int]] | Sequence[str],
@@ -265,16 +246,30 @@ def _strange(file: Path, values: list[int], strange: list[int], known: list[int]
     return f"{what}. Check the mask, or {mend}."
 
 
-def _patient(name: str, pairs: Sequence[Pair]) -> Patient:
-    files: dict[str, Path] = {}
+def _one_color(pairs: Sequence[Pair], wanted: Color | None) -> Color:
+    """Checks that masks fit their pictures, and that all pictures are grey, or all coloured."""
+    of: dict[Color, Path] = {}
+    for pair in pairs:
+        width, height, color = pictures.picture_header(pair.image)
+        of.setdefault(color, pair.image)
+        if (size := pictures.picture_header(pair.mask)[:2]) != (width, height):
+            raise DataError(
+                f"{pair.mask} has {size[0]} x {size[1]} pixels, but {pair.image} has {width} x "
+                f"{height}; a mask must have the size of its picture."
+            )
+    if wanted is not None:
+        return wanted
+    if len(of) > 1:
+        what = f"{of['grey']} is grey and {of['rgb']} has colours"
+        raise DataError(f"{what}; set data.reader.color=grey or data.reader.color=rgb for all.")
+    return next(iter(of))
+
+
+def _files(pairs: Sequence[Pair]) -> Iterator[tuple[str, Path]]:
+    """The files of a patient, by role."""
     for n, pair in enumerate(pairs):
-        files |= {f"image_{n}": pair.image, f"mask_{n}": pair.mask}
-    return Patient(name, files, centre=pairs[0].centre)
-
-
-def _pairs_of(patient: Patient) -> list[tuple[Path, Path]]:
-    files = list(patient.files.values())
-    return list(zip(files[::2], files[1::2], strict=True))
+        yield f"image_{n}", pair.image
+        yield f"mask_{n}", pair.mask
 
 
 def _padded(picture: Tensor, size: Sequence[int]) -> Tensor:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import logging.handlers
 import time
-from functools import partial
-from typing import Any
 
 from medfed.datamodules.extending import *
 

@@ -8,11 +8,9 @@ again, so a question may depend on another's answer.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers.persons import BEGINNINGS, KNOWN, are_patients
@@ -73,7 +71,8 @@ class Guess:
 
     def check_names(self, sheet: Sheet, column: str) -> None:
         """Refuses names of patients, hospitals or labels that are alike, before any question."""
-        cells = [(number, text) for number, text in sheet.cells(column) if not sheet.lacks(text)]
+        pairs = zip(sheet.numbers, sheet[column], strict=True)
+        cells = [(number, text) for number, text in pairs if not sheet.lacks(text)]
         try:
             where = f"{sheet.path}, column {column}"
             same([text for _, text in cells], where, lambda at: f"data row {cells[at][0]}")
@@ -179,7 +178,8 @@ def sheet_of(path: Path) -> Sheet:
 def sheet_of_entries(path: Path, entries: Sequence[Mapping[str, Any]]) -> Sheet:
     """Returns the texts and whole numbers of a list's entries as a table."""
     columns = sorted({k for e in entries for k, v in e.items() if isinstance(v, str | int)})
-    return Sheet(path, columns, [[str(e.get(column, "")) for column in columns] for e in entries])
+    cells = {column: [str(e.get(column, "")).strip() for e in entries] for column in columns}
+    return Sheet(path, cells, range(1, len(entries) + 1))
 
 
 def distinct(sheet: Sheet) -> dict[str, set[str]]:
@@ -194,7 +194,7 @@ def index_of(path: Path) -> tuple[Sheet, list[str]] | None:
         if file.suffix.lower() not in (".csv", ".tsv", ".txt") or file.name == "centres.csv":
             continue
         sheet = sheet_of(file)
-        cells = slashed(file.parent, map(str.strip, sheet.rows[0]))
+        cells = slashed(file.parent, (of[0] for of in sheet.cells.values()))
         first = zip(sheet.columns, cells, strict=True)
         if named := [column for column, cell in first if is_picture(file.parent / cell)]:
             return sheet, sorted(named, key=may_be_mask)
@@ -203,14 +203,14 @@ def index_of(path: Path) -> tuple[Sheet, list[str]] | None:
 
 def files_in(sheet: Sheet, column: str, name: str = "{}") -> list[Path]:
     """Returns the files that the cells of a column name, from the folder of the table on."""
-    folder, texts = sheet.path.parent, (text for _, text in sheet.cells(column))
-    return [folder / file for file in slashed(folder, (name.replace("{}", t) for t in texts))]
+    folder, files = sheet.path.parent, [name.replace("{}", text) for text in sheet[column]]
+    return [folder / file for file in slashed(folder, files)]
 
 
 def roles(guess: Guess, sheet: Sheet, prefix: str, answers: Answers, taken: Taken) -> None:
     """Takes columns for hospitals and patients by their names, or asks whether one is."""
     texts = {c: of for c, of in distinct(sheet).items() if c not in taken and len(of) > 1}
-    rows = len(sheet.rows)
+    rows = len(sheet)
     places = [c for c, of in texts.items() if _may_be_places(c, of, rows)]
     people = [c for c, of in texts.items() if rows > len(of) > rows / FIRST and _are_codes(of)]
     for role, pattern, others, question in (

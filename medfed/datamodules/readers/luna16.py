@@ -11,14 +11,13 @@ Analysis 42, 2017.
 
 from __future__ import annotations
 
-import logging
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.cases import named_centres
-from medfed.standalone.ct_patches import Candidates, Points, centre_voxels, find_scans, read_points
-from medfed.standalone.ct_scans import ScanSpec, places, read_scan
+from medfed.standalone import ct
+from medfed.standalone.ct import Candidates, ScanSpec
 from medfed.standalone.files import sha256
 from medfed.standalone.itk import source_of
 
@@ -26,33 +25,31 @@ _RULE = (
     "all nodules; of the other candidates those that rank first by a hash of seed, series and "
     "place among the rows of their series, negatives_per_positive for every nodule of the data set"
 )
-Mask = NDArray[np.bool_]
 Absent = Literal["error", "skip"]  # what is done about scans that are not there
+ByScan = Mapping[str, Candidates]  # by series id
 
 
-def _subsample(points: Points, usable: Mask, ratio: float | None, seed: int) -> Mask:
-    """(n,) bool: keeps all nodules, and so many usable others for each; None keeps all.
+def _subsample(points: ByScan, ratio: float | None, seed: int) -> dict[str, Candidates]:
+    """Keeps all nodules, and so many other candidates for each; None keeps all.
 
     Example:
         >>> value = np.array([1.0, 0.0, 0.0, 0.0, 0.0])
-        >>> points = Points(("1.2",), np.zeros(5, int), np.zeros((5, 3)), value, np.arange(1, 6))
-        >>> _subsample(points, np.ones(5, bool), 2.0, seed=0).sum()
-        np.int64(3)
+        >>> points = Candidates(np.zeros((5, 3)), value, np.arange(1, 6))
+        >>> len(_subsample({"1.2": points}, 2.0, seed=0)["1.2"])
+        3
     """
-    positive = points.value == 1
     if ratio is None:
-        return np.ones(len(positive), dtype=bool)
-    negatives = np.flatnonzero(usable & ~positive)
-    count = round(ratio * int((usable & positive).sum()))
-    seeds = np.array([derive_seed(seed, "negatives", s) for s in points.series], dtype=np.uint64)
-    starts = np.concatenate([[0], np.cumsum(np.bincount(points.scan))[:-1]])
-    place = np.empty(len(positive), dtype=np.int64)  # of a row among the rows of its series
-    order = np.argsort(points.scan, kind="stable")
-    place[order] = np.arange(len(order)) - starts[points.scan[order]]
-    keys = mix((seeds[points.scan] << np.uint64(32)) | place.astype(np.uint64))
-    kept = np.array(positive, dtype=bool)
-    kept[negatives[np.argsort(keys[negatives], kind="stable")[:count]]] = True
-    return kept
+        return dict(points)
+    keys = {}
+    for series, of in points.items():
+        start = np.uint64(derive_seed(seed, "negatives", series)) << np.uint64(32)
+        keys[series] = mix(start | np.arange(len(of), dtype=np.uint64))
+    nodules = {series: of.value == 1 for series, of in points.items()}
+    others = [keys[series][~of] for series, of in nodules.items()]
+    count = round(ratio * sum(int(of.sum()) for of in nodules.values()))
+    first = np.sort(np.concatenate([np.empty(0, np.uint64), *others]))[:count]
+    kept = {s: of.some(nodules[s] | np.isin(keys[s], first)) for s, of in points.items()}
+    return {series: of for series, of in kept.items() if len(of)}
 
 
 def mix(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -96,29 +93,28 @@ class Luna16Reader(Reader):
         self.negatives_per_positive = negatives_per_positive
         self.seed = seed
         points = self._read(path, (candidates,) if candidates else _CANDIDATE_FILES, "class")
-        strange = (points.value != 0) & (points.value != 1)
-        if strange.any():
-            at = int(strange.argmax())
-            what = f"{self._csv}, data row {points.row[at]}: class {points.value[at]:g} is unknown"
+        odd = [of.some((of.value != 0) & (of.value != 1)) for of in points.values()]
+        if strange := [(of.row[0], of.value[0]) for of in odd if len(of)]:
+            row, value = min(strange)
+            what = f"{self._csv}, data row {row}: class {value:g} is unknown"
             raise DataError(f"{what}; known: 0 (non-nodule) and 1 (nodule). Mend the row.")
         usable = self._usable(points, missing)
-        kept = usable & _subsample(points, usable, negatives_per_positive, seed)
-        self._counts = {"listed": _count(points.value), "kept": _count(points.value[kept])}
-        if not kept.any():
+        self._candidates = _subsample(usable, negatives_per_positive, seed)
+        self._counts = {"listed": _count(points), "kept": _count(self._candidates)}
+        if not self._candidates:
             why = "it has no nodules, and their number decides how many others are kept"
             mend = "Set data.reader.negatives_per_positive=null to keep all"
             raise DataError(f"{self._csv}: no candidate is left: {why}. {mend}.")
-        self._candidates = self._group(points, kept)
         self._series = sorted(self._candidates)
 
-    def _read(self, path: Path, names: Names, column: str) -> Points:
+    def _read(self, path: Path, names: Names, column: str) -> ByScan:
         """Finds the scans of a folder and the first of some tables, and reads it."""
-        self.path, self._scans = path, find_scans(path)
+        self.path, self._scans = path, ct.find_scans(path)
         if (file := next((path / n for n in names if (path / n).is_file()), None)) is None:
             mend = "unpack it there, or name it in data.reader"
             raise DataError(f"{path} has no {' or '.join(names)}; {mend}.")
         self._csv = file
-        return read_points(file, column)
+        return ct.read_points(file, column)
 
     def indices(self) -> list[Path]:
         """See `Reader.indices`."""
@@ -169,38 +165,29 @@ class Luna16Reader(Reader):
         table = {"candidates": self._csv.name, "sha256": sha256(self._csv)}
         return {**table, "absent_series": self._skipped}
 
-    def _usable(self, points: Points, missing: str) -> Mask:
-        """(n,) bool, the points whose scan is there."""
-        absent = [n for n, series in enumerate(points.series) if series not in self._scans]
-        self._skipped, usable = len(absent), ~np.isin(points.scan, absent)
-        if not absent:
-            return usable
-        rows = int((~usable).sum())
-        if missing == "error":
-            row = points.row[int((points.scan == absent[0]).argmax())]
-            what = (
-                f"{self._csv}, data row {row}: series {points.series[absent[0]]} has no .mhd file"
-            )
-            count = f"({len(absent)} of {len(points.series)} series have none)"
+    def _usable(self, points: ByScan, missing: str) -> dict[str, Candidates]:
+        """The points whose scan is there."""
+        absent = [series for series in points if series not in self._scans]
+        self._skipped = len(absent)
+        if absent and missing == "error":
+            row = points[absent[0]].row[0]
+            what = f"{self._csv}, data row {row}: series {absent[0]} has no .mhd file"
+            count = f"({len(absent)} of {len(points)} series have none)"
             mend = "copy the scans there, or set data.reader.missing=skip"
             raise DataError(f"{what} below {self.path} {count}; {mend}.")
-        if len(absent) == len(points.series):
+        if len(absent) == len(points):
             what = f"{self._csv}: none of its {len(absent)} series has a scan below {self.path}"
             raise DataError(f"{what}; set data.path to the folder with the subsets.")
-        text = "%s: %d of %d series have no scan; their %d candidates are skipped."
-        log.warning(text, self._csv, len(absent), len(points.series), rows)
-        return usable
-
-    def _group(self, points: Points, kept: NDArray[np.bool_]) -> dict[str, Candidates]:
-        """Candidates by series, in the order of the rows."""
-        order, source = np.flatnonzero(kept), str(self._csv)
-        rows_of = {s: order[points.scan[order] == s] for s in np.unique(points.scan[order])}
-        return {points.series[s]: points.some(rows, source) for s, rows in rows_of.items()}
+        if absent:
+            rows = sum(len(points[series]) for series in absent)
+            text = "%s: %d of %d series have no scan; their %d candidates are skipped."
+            log.warning(text, self._csv, len(absent), len(points), rows)
+        return {series: of for series, of in points.items() if series in self._scans}
 
 
-def _count(labels: NDArray[np.float64]) -> dict[str, int]:
-    positives = int((labels == 1).sum())
-    return {"non-nodule": len(labels) - positives, "nodule": positives}
+def _count(points: ByScan) -> dict[str, int]:
+    every, nodules = (sum(map(f, points.values())) for f in (len, lambda of: int(of.label.sum())))
+    return {"non-nodule": every - nodules, "nodule": nodules}
 
 
 class Luna16ScanReader(Luna16Reader):
@@ -213,38 +200,36 @@ class Luna16ScanReader(Luna16Reader):
         self, path: Path, annotations: str = "annotations.csv", missing: Absent = "error"
     ) -> None:
         points = self._read(path, (annotations,), "diameter_mm")
-        if (points.value <= 0).any():
-            row = points.row[int((points.value <= 0).argmax())]
-            raise DataError(f"{self._csv}, data row {row}: diameter_mm is not above 0; mend it.")
-        self._candidates = self._group(points, self._usable(points, missing))
+        if wrong := [
+            int(of.row[of.value <= 0][0]) for of in points.values() if of.value.min() <= 0
+        ]:
+            what = f"{self._csv}, data row {min(wrong)}: diameter_mm is not above 0"
+            raise DataError(f"{what}; mend it.")
+        self._candidates = self._usable(points, missing)
         self._series = sorted(self._scans)
-        self._diameters = dict(zip(points.row.tolist(), points.value.tolist(), strict=True))
 
     def _counts_of(self, series: str) -> tuple[int, ...]:
-        return (len(self.nodules_of(series)[0]),)
+        return (len(self.nodules_of(series)),)
 
-    def nodules_of(self, series: str) -> tuple[Candidates, NDArray[np.float64]]:
-        """Returns the nodules of a scan and their diameters in mm."""
+    def nodules_of(self, series: str) -> Candidates:
+        """Returns the nodules of a scan; their values are diameters in mm."""
         empty = np.zeros(0, dtype=np.int64)
-        none = Candidates(np.zeros((0, 3)), empty, empty, str(self._csv))
-        nodules = self._candidates.get(series, none)
-        return nodules, np.array([self._diameters[row] for row in nodules.row.tolist()])
+        none = Candidates(np.zeros((0, 3)), np.zeros(0), empty, str(self._csv))
+        return self._candidates.get(series, none)
 
     def record(self) -> dict[str, Any]:
         """See `Reader.record`."""
         return self._source()
 
 
-def read_with_nodules(
-    header: Path, nodules: Candidates, diameters: NDArray[np.float64], spec: ScanSpec
-) -> dict[str, NDArray[Any]]:
+def read_with_nodules(header: Path, nodules: Candidates, spec: ScanSpec) -> dict[str, NDArray[Any]]:
     """Reads a scan for the cache: ``image``, and ``boxes`` (m, 6) of nodules in its voxels."""
     grid = read_geometry(header, "LPS")
-    centre_voxels(header, grid, nodules)
-    middle = places(grid, nodules.world, spec.spacing)
-    half = diameters[:, None] / 2 / np.array(spec.spacing)
+    ct.centre_voxels(header, grid, nodules)
+    middle = ct.places(grid, nodules.world, spec.spacing)
+    half = nodules.value[:, None] / 2 / np.array(spec.spacing)
     boxes = np.concatenate([middle - half, middle + half], axis=1).astype(np.float32)
-    return {"image": read_scan(header, spec), "boxes": boxes}
+    return {"image": ct.read_scan(header, spec), "boxes": boxes}
 
 
 def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:

@@ -49,13 +49,9 @@ def _image_set(path: Path, arrays: Arrays, classes: Sequence[str] | None, joins:
         raise DataError(f"{path} has {only}; a classification needs images of two classes.")
     ids = [f"{split}_{n}" for split in SPLITS for n in range(len(labels[split]))]
     images = _images(path, arrays, labels)
-    samples = Samples(
-        labels=joined if joined.ndim == 1 else joined.astype(np.float32),
-        num_classes=len(names),
-        patients=ids,
-        splits=[split for split in SPLITS for _ in labels[split]],
-        files=[path] * len(ids),
-    )
+    values = joined if joined.ndim == 1 else joined.astype(np.float32)
+    splits = [split for split in SPLITS for _ in labels[split]]
+    samples = Samples(values, len(names), ids, (), splits, [path] * len(ids))
     return ImageSet(images, channel_names(images.shape[1]), names, samples, str(path))
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
-
 from medfed.datamodules.extending import *
 from medfed.datamodules.partitions.by_label import thin
 
@@ -17,13 +13,14 @@ SPLIT_NAMES: dict[str, Split] = {
 }
 
 
-def official_splits(sheet: Sheet, column: str, texts: Sequence[str]) -> list[Split]:
-    """Reads the cells of a column of splits."""
-    for number, text in enumerate(texts, start=1):
+def official_splits(sheet: Sheet, column: str | None) -> Sequence[Split | None]:
+    """Reads a column of splits, of which the training is open; empty without the column."""
+    texts = sheet.known(column) if column and sheet.has(column) else []
+    for at, text in enumerate(texts):
         if text.lower() not in SPLIT_NAMES:
             what = f"{text[:40]!r} is none of train, val and test; mend it"
-            raise sheet.bad(number, f", column {column}: {what}.")
-    return [SPLIT_NAMES[text.lower()] for text in texts]
+            raise sheet.bad(at, f", column {column}: {what}.")
+    return open_training([SPLIT_NAMES[text.lower()] for text in texts])
 
 
 def open_training(splits: Sequence[Split | None]) -> Sequence[Split | None]:

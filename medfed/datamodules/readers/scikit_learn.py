@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers.samples import ImageSet, Samples
 from medfed.datamodules.readers.table import Table

@@ -5,15 +5,12 @@ The reader decides which columns hold numbers, which hold categories, and which 
 
 from __future__ import annotations
 
-import logging
-import re
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Literal
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.account import Account
-from medfed.datamodules.readers.samples import official_splits, open_training
+from medfed.datamodules.readers.samples import official_splits
 from medfed.standalone import csv_files
 from medfed.standalone.csv_files import Categories, Limits, missing_words
 from medfed.standalone.names import alike, code_among, tidy
@@ -188,73 +185,69 @@ class Table:
 _WITHOUT = ", remove the row, or leave out all rows without a label by data.unlabelled=drop"
 
 
+@dataclass(kw_only=True)
+class CsvOptions:
+    """How a CSV file is read."""
+
+    # Feature columns; None takes all that have no other role.
+    features: Sequence[str] | None = None
+    centre: str | None = None  # column with the hospital, for the natural partition
+    patient: str | None = None  # column with the patient; None makes every row a patient
+    # Label values that count as class 1; None makes every distinct value a class.
+    positive: Values | None = None
+    # Label values that count as class 0, if `positive` is given; None takes all others.
+    negative: Values | None = None
+    header: Sequence[str] | None = None  # column names of a file without a header line
+    # What the label column of a CSV file holds: ``"classes"``, or ``"continuous"`` numbers;
+    # ``"survival"`` has the columns `time` and `event` instead: 1 if it happened, else 0, unless
+    # `positive` says otherwise.
+    outcome: Outcome = "classes"
+    drop: Sequence[str] = ()  # columns of a CSV file that are no features
+    # What to do about rows of a CSV file without a label, or with one that is neither in `positive`
+    # nor in `negative`: ``"error"`` or ``"drop"``.
+    unlabelled: Unlabelled = "error"
+    unplaced: Unlabelled = "error"  # the same about rows without a hospital
+    # Column with the time of the event, or of the last visit of a patient without it.
+    time: str | None = None
+    # Columns of ISO dates of a CSV file, each with the column of the date from which its years
+    # count, such as ``{"admission": "birth"}``; they become features.
+    ages: Mapping[str, str] | None = None
+    # Column with the official splits (train, val, test); None makes random ones.
+    split: str | None = None
+    # Further words of missing cells in a CSV file, such as ``["k.A.", -9]``; ``"not none"`` keeps a
+    # usual one as a category. Numbers do not count for names of patients and hospitals.
+    missing: Values = ()
+    # What a cell such as ``<0.5`` is in a column of numbers of a CSV file: an error (``"refuse"``),
+    # ``"half"`` of 0.5, or its ``"value"`` 0.5; ``>10`` is 10 with both.
+    limits: Limits = "refuse"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.missing, str):
+            write = f"'data.missing=[{self.missing}]'"
+            raise ConfigError(f"data.missing is a list of words; write {write}.")
+        check_fields("data", self)
+
+
 def read_csv(
     path: Path,
     label: str,
-    features: Sequence[str] | None = None,
-    centre: str | None = None,
-    patient: str | None = None,
-    positive: Values | None = None,
-    header: Sequence[str] | None = None,
-    negative: Values | None = None,
-    outcome: Outcome = "classes",
     categorical: Sequence[str] | Literal["auto"] = (),
-    drop: Sequence[str] = (),
-    unlabelled: Unlabelled = "error",
-    unplaced: Unlabelled = "error",
-    time: str | None = None,
-    ages: Mapping[str, str] | None = None,
-    split: str | None = None,
-    missing: Sequence[str | int | float] = (),
-    limits: Limits = "refuse",
     classes: Sequence[str] | None = None,
+    **options: Any,
 ) -> Table:
-    """Reads a CSV file.
+    """Reads a CSV file; cells such as an empty one, ``?`` or ``NaN`` are missing.
 
-    Args:
-        path: The file; cells such as an empty one, ``?`` or ``NaN`` are missing.
-        label: Name of the label column.
-        features: Names of the feature columns; None takes all that have no other role.
-        centre: Name of the column with the hospital, if any.
-        patient: Name of the column with the patient, if any; otherwise each row is a patient.
-        positive: Label values that count as class 1, all others as 0; None makes every distinct
-            label value a class, in sorted order.
-        header: Column names of a file that has no header line.
-        negative: Label values that count as class 0, where `positive` is given; None takes all
-            others.
-        outcome: What the label column holds: ``classes``, numbers that are ``continuous``, or
-            whether the event of ``survival`` happened: 1 or 0, unless `positive` says otherwise.
-        categorical: Names of feature columns that hold categories, whatever they are written as,
-            besides those that hold texts, which ``auto`` takes alone; what cannot be a feature is
-            left out. An empty list takes none; see `find_kinds`.
-        drop: Names of columns that are no features.
-        unlabelled: Whether a row without a label is an error, or left out; so is one whose label
-            is neither in `positive` nor in `negative`, if both are given.
-        unplaced: Whether a row without a hospital is an error, or left out.
-        time: Name of the column with the time of the event or the last visit, for survival.
-        ages: Columns of ISO dates, each with the column of the earlier date: a feature is the years
-            between them.
-        split: Name of the column with the official splits, train, val or test, if any.
-        missing: Further words of missing cells; numbers among them do not count for names of
-            patients and hospitals. ``not none`` keeps a usual word as a category.
-        limits: What a cell such as ``<0.5`` is in a column of numbers; see `csv_files.Sheet`.
-        classes: The class names of a federation that the table joins, though its rows may lack
-            some; None takes those of the rows.
-
-    Returns:
-        The table.
-
-    Raises:
-        DataError: Naming the file, row and column of what cannot be used.
-        ConfigError: If a column does not exist; lists those that do.
+    `label`: the label column, of survival the event. `categorical`: feature columns that hold
+    categories, whatever they are written as, besides those that hold texts, which ``auto`` takes
+    alone; an empty list takes none, see `find_kinds`. `classes`: those of a federation that the
+    table joins, though its rows may lack some. `options`: see `CsvOptions`.
     """
-    if isinstance(missing, str):
-        raise ConfigError(f"data.missing is a list of words; write 'data.missing=[{missing}]'.")
-    check_known("data.limits", limits, get_args(Limits))
-    sheet = Sheet.read(path, header, missing_words(missing), limits)
+    given = CsvOptions(**options)
+    time, centre, patient, split = given.time, given.centre, given.patient, given.split
+    sheet = Sheet.read(path, given.header, missing_words(given.missing), given.limits)
     answers = {"data.event": label, "data.time": time} if time else {"data.label": label}
     for key, answer in answers.items():
-        if answer.lower() in {f.lower() for f in features or ()}:
+        if answer.lower() in {f.lower() for f in given.features or ()}:
             what = f"data.features names {answer}, which is {key}"
             raise ConfigError(f"{what}: the model would see the answer.")
     roles = {**answers, "data.centre": centre, "data.patient": patient, "data.split": split}
@@ -264,47 +257,46 @@ def read_csv(
 
     used = sum((columns(key, [name]) for key, name in roles.items() if name), ())
     columns("the roles", used)
-    used += columns("data.drop", drop) if drop else ()
-    dates = [columns("data.ages", pair) for pair in (ages or {}).items()]
+    used += columns("data.drop", given.drop) if given.drop else ()
+    dates = [columns("data.ages", pair) for pair in (given.ages or {}).items()]
     years = [f"years from {begin} to {end}" for end, begin in dates]
     sheet = sheet.aged(years)
     gone = {*used, *sum(dates, ())}
     names = tuple(c for c in sheet.columns if c not in gone)
-    if features is not None:
-        wanted = [*features, *(name for name in years if name not in features)]
+    if given.features is not None:
+        wanted = [*given.features, *(name for name in years if name not in given.features)]
         names = columns("data.features", wanted)
     whole = sheet
-    if outcome == "classes" and positive is None and classes is None:
+    labels_of = given.positive, given.negative
+    if given.outcome == "classes" and given.positive is None and classes is None:
         _check_ticks(sheet, label)
-    if unlabelled == "drop":
-        both = positive is not None and negative is not None
-        known = {_label(str(v)) for v in [*(positive or ()), *(negative or ())]} if both else None
+    if given.unlabelled == "drop":
+        both = [_label(str(value)) for values in labels_of for value in values or ()]
+        known = None if None in labels_of else {*both}
         for answer in answers.values():
             sheet = sheet.labelled(answer, known if answer == label else None)
-    check_known("data.unplaced", unplaced, get_args(Unlabelled))
-    sheet = sheet.placed(centre or "", unplaced)
-    names, categories = find_kinds(sheet, names, categorical, given=features is not None)
+    sheet = sheet.placed(centre or "", given.unplaced)
+    names, categories = find_kinds(sheet, names, categorical, given.features is not None)
     _say_words(whole, [*filter(None, (*answers.values(), centre, patient)), *categories])
     labels, named = (
         (_outcomes(sheet, label), (label,))
-        if outcome == "continuous"
-        else _survival(sheet, label, time, positive, negative)
+        if given.outcome == "continuous"
+        else _survival(sheet, label, time, *labels_of)
         if time
-        else _classes(sheet, label, positive, negative, classes)
+        else _classes(sheet, label, *labels_of, classes)
     )
-    count = len(sheet.rows)
-    rows = [f"row_{sheet.number(i + 1) - 1}" for i in range(count)]
-    words = [word for word in missing if as_number(str(word)) == float("inf")]
+    rows = [f"row_{number - 1}" for number in sheet.numbers]
+    words = [word for word in given.missing if as_number(str(word)) == float("inf")]
     whose = replace(sheet, missing=missing_words(words))
     patients = whose.names(patient) if patient else rows
     centres = whose.names(centre, csv_files.NOWHERE.format("data")) if centre else ()
     _say_nearly_alike(f"{path}, column {centre}", centres)
-    files = [path] * count
+    files = [path] * len(sheet)
     cells = csv_files.read_cells(sheet, names, categories)
     columns_of = {n: cells[:, at] for at, n in enumerate(names) if n not in categories}
     columns_of[label] = np.array([as_number(text or "") for text in sheet.texts(label)])
     _say_codes_of_missing(sheet, columns_of)
-    official = open_training(official_splits(sheet, split, sheet.known(split))) if split else ()
+    official = official_splits(sheet, split)
     return Table(
         *(names, cells, labels, named, patients, centres, files, categories, official),
         accounts=_accounts_of(sheet, names, categories),
@@ -367,16 +359,16 @@ def _accounts_of(sheet: Sheet, names: Sequence[str], categories: Categories) -> 
     lacking: dict[str, tuple[int, str]] = {}
     for name in names:
         lacks = sheet.lacks if name in categories else sheet.lacks_number
-        for number, text in sheet.cells(name):
+        for number, text in zip(sheet.numbers, sheet[name], strict=True):
             if lacks(text):
                 why = f"missing ({text})" if text else "empty"
-                first = f"{name[:60]} in data row {sheet.number(number)}"
+                first = f"{name[:60]} in data row {number}"
                 count, example = lacking.get(why, (0, first))
                 lacking[why] = (count + 1, example)
-    path, known = str(sheet.path), len(names) * len(sheet.rows)
+    path, known = str(sheet.path), len(names) * len(sheet)
     known -= sum(count for count, _ in lacking.values())
     cells = Account(path, f"cells of {len(names)} features", known, lacking)
-    return [Account(path, "rows", len(sheet.rows), rows), cells]
+    return [Account(path, "rows", len(sheet), rows), cells]
 
 
 def counted(path: Path, features: NDArray[np.float64], left: int = 0) -> tuple[Account, Account]:
@@ -466,7 +458,7 @@ def _outcomes(sheet: Sheet, name: str, what: str = "outcome") -> NDArray[np.floa
         mend = f"write {csv_files.meant(text) or 'a number'}, or name another column"
         mend += " or set data.outcome=classes" * (what == "outcome")
         what = f"the {what} {text[:60]!r} is not a number; {mend}"
-        raise sheet.bad(odd[0] + 1, f", column {name}: {what}.")
+        raise sheet.bad(odd[0], f", column {name}: {what}.")
     return outcomes
 
 
@@ -485,7 +477,7 @@ def _survival(
     times = _outcomes(sheet, time, "time")
     if len(odd := np.flatnonzero(times < 0)):
         what = f"the time {times[odd[0]]:g} is negative; mend the row"
-        raise sheet.bad(odd[0] + 1, f", column {time}: {what}.")
+        raise sheet.bad(odd[0], f", column {time}: {what}.")
     return np.stack([times, happened.astype(float)], axis=1), ("no event", "event")
 
 
@@ -544,10 +536,10 @@ def _classes(
 
 def _check_labels(sheet: Sheet, values: Sequence[str], wanted: set[str], known: set[str]) -> None:
     """Refuses labels that are neither positive nor negative, and positives that never occur."""
-    for number, value in enumerate(values, start=1):
+    for at, value in enumerate(values):
         if value not in known:
             listed = ", ".join(sorted(known))
-            raise sheet.bad(number, f": the label {value[:60]} is none of {listed}; mend the row.")
+            raise sheet.bad(at, f": the label {value[:60]} is none of {listed}; mend the row.")
     if wanted and not wanted & set(values):
         what = f"{sheet.path}: no row has a label of data.positive ({', '.join(sorted(wanted))})"
         those = f"the labels are {', '.join(v[:40] for v in sorted(set(values))[:10])}"
@@ -588,11 +580,11 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     if "data.missing" in guess.asks:
         return guess  # the answer says which rows have a label, and which labels there are
     for key, column in (("data.unlabelled", label), ("data.unplaced", centre)):
-        if column and (lacking := sheet.lacking(column)):
+        if column and sheet.has(column) and (lacking := sheet.texts(column).count(None)):
             no = f"no {column}{sheet.named_missing(column)}"
-            question = f"{lacking} of {len(sheet.rows)} rows have {no}. Leave them out?"
+            question = f"{lacking} of {len(sheet)} rows have {no}. Leave them out?"
             guess.ask(key, question, "drop", ("drop", "error"))
-    if label is not None and label.lower() in sheet.places:
+    if label is not None and sheet.has(label):
         _ask_label(guess, sheet, label, answers)
     return guess
 

@@ -8,9 +8,6 @@ words it has, and what it has beyond them is its contrast.
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
 from medfed.datamodules.tables.columns import HOSPITAL

@@ -37,8 +37,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, TypedDict, TypeVar
+from typing import Literal, TypedDict, TypeVar
 
 from msgspec import Meta
 
@@ -156,27 +155,23 @@ def converse_here(
     server: Merging, halves: Mapping[str, Generator[bytes, bytes, Agreed]]
 ) -> tuple[Agreed, list[Exchanged]]:
     """Passes messages between clients, in order, and the server's half until both have ended."""
-    exchanged, agreed = list[Exchanged](), list[Agreed]()
-
-    def messages_after(answer: bytes | None) -> dict[str, bytes]:
-        messages = {}
+    exchanged, agreed, answer = list[Exchanged](), list[Agreed](), None
+    next(server, None)
+    while True:
+        messages: dict[str, bytes] = {}
         for client, half in halves.items():
             try:
                 messages[client] = next(half) if answer is None else half.send(answer)
             except StopIteration as stop:
                 agreed.append(stop.value)
-        return messages
-
-    messages = messages_after(None)
-    next(server, None)
-    while len(messages) == len(halves):
+        if len(messages) < len(halves):
+            break
         exchanged += [(c, "up", len(content)) for c, content in messages.items()]
         try:
             answer = server.send([*messages.values()])
         except StopIteration:
             break
         exchanged += [(c, "down", len(answer)) for c in halves]
-        messages = messages_after(answer)
     if messages:
         what = f"{next(iter(messages))} shares other facts about its data than the others"
         raise DataError(f"{what}; read all data alike.")
@@ -277,11 +272,6 @@ class AgreementSettings:
     continuous: bool = False  # whether to agree on the scale of a continuous outcome
     intervals: int = 0  # of survival, on whose ends to agree; 0 for none
 
-    @property
-    def outcomes(self) -> bool:
-        """Whether to agree on facts about outcomes."""
-        return self.continuous or self.intervals > 0
-
     covariates: Sequence[str] | None = None  # of ComBat; None: there is no ComBat
 
     @property
@@ -311,17 +301,10 @@ Half = Generator[bytes, bytes, Agreement]
 
 
 def agree(
-    settings: AgreementSettings,
-    train: Mapping[str, Array],
-    categories: Categories,
-    outcomes: Mapping[str, Array] | None = None,
-    patients: Mapping[str, Index] | None = None,
+    settings: AgreementSettings, train: Mapping[str, TrainRows]
 ) -> tuple[Agreement, list[Exchanged]]:
-    """Runs the agreement of clients in this process, of their (N, F) training rows."""
-    halves: dict[str, Half] = {}
-    for client, rows in train.items():
-        more = (outcomes or {}).get(client), (patients or {}).get(client)
-        halves[client] = client_side(TrainRows(settings, rows, categories, *more))
+    """Runs the agreement of clients in this process, of their training rows."""
+    halves = {client: client_side(settings, rows) for client, rows in train.items()}
     return converse_here(server_side(settings, Claims([*train])), halves)
 
 
@@ -329,20 +312,14 @@ def agree(
 class TrainRows:
     """A client's training rows, for its half of the agreement."""
 
-    settings: AgreementSettings  # the settings
     rows: Array  # (N, F); NaN is missing, a category its position
     # The client's, of the columns that have some.
     categories: Categories = field(default_factory=dict)
-    outcomes: Array | None = None  # (N,) if they are continuous; (N, 2) times and events
+    # (N,) classes or continuous outcomes; (N, 2) times and events; empty where none is needed.
+    outcomes: Array = field(default_factory=lambda: np.empty(0))
     patients: Index | None = None  # (N,); None: each row is one
     # The patients behind each column's sums, once they are computed.
     contributing: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def numbers(self) -> Array:
-        """(N, P) the columns of numbers."""
-        names = self.settings.names
-        return self.rows[:, [at for at, name in enumerate(names) if name not in self.categories]]
 
     def patients_in(self, rows: NDArray[np.bool_]) -> int:
         """How many patients have some rows."""
@@ -360,6 +337,10 @@ class Fact:
     settings: AgreementSettings  # the settings
     sent: Form  # the form of a client's message, see `unpacked`
     answered: Form  # that of the answer to all
+
+    def numbers(self, rows: TrainRows) -> Array:
+        """(N, P) the columns of numbers."""
+        return rows.rows[:, [self.settings.names.index(name) for name in self.settings.numeric]]
 
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """A client's half: returns its message, after the answers before."""
@@ -417,7 +398,7 @@ class OutcomeScale(Fact):
 
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: a count and two sums."""
-        return {"outcome": [] if rows.outcomes is None else sums_of(rows.outcomes)}
+        return {"outcome": sums_of(rows.outcomes)}
 
     def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
         """See the base class: mean and deviation of all."""
@@ -441,7 +422,6 @@ class Cuts(Fact):
 
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: counts of events in wide bins of time."""
-        assert rows.outcomes is not None
         return {"events": histogram(*rows.outcomes.T)}
 
     def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
@@ -458,7 +438,7 @@ class Ends(Fact):
 
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: counts of values, and limits and medians, or minima and maxima."""
-        values, normalization = rows.numbers, self.settings.normalization
+        values, normalization = self.numbers(rows), self.settings.normalization
         if normalization == "standard":
             ends: tuple[Array, ...] = columns.limits(values)
         else:
@@ -499,7 +479,7 @@ class Kept(Fact):
 
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: names of columns of at most two values."""
-        known = [column[~np.isnan(column)] for column in rows.numbers.T]
+        known = [column[~np.isnan(column)] for column in self.numbers(rows).T]
         pairs = zip(self.settings.numeric, known, strict=True)
         return {"kept": [name for name, cells in pairs if len(np.unique(cells)) < 3]}
 
@@ -519,7 +499,7 @@ class Moments(Fact):
         its sums.
         """
         low, median, high = (np.array(agreed[end]) for end in self.settings.ends)
-        values = rows.numbers
+        values = self.numbers(rows)
         within, wide = (low < values) & (values < high), low < high
         known = within[:, self.settings.positions].all(axis=1)
         for at, name in enumerate(self.settings.numeric):
@@ -586,9 +566,9 @@ def _steps(settings: AgreementSettings) -> list[list[Fact]]:
     return [first, [Moments(settings, sums, fitted | slopes)]]
 
 
-def client_side(rows: TrainRows) -> Half:
+def client_side(settings: AgreementSettings, rows: TrainRows) -> Half:
     """A client's half: yields its messages, receives the server's answers."""
-    settings, agreed = rows.settings, dict[str, Any]()
+    agreed = dict[str, Any]()
     for facts in _steps(settings):
         message = {k: v for fact in facts for k, v in fact.ask(rows, agreed).items()}
         form = {k: v for fact in facts for k, v in fact.answered.items()}

@@ -16,10 +16,8 @@ Before training, log lines list the changes, and the columns without information
 
 from __future__ import annotations
 
-import logging
 import math
-import re
-from typing import Any, Literal
+from typing import Literal
 
 from medfed.common.floors import CATEGORY, LEAST
 from medfed.datamodules.extending import *

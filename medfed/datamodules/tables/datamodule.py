@@ -5,13 +5,9 @@ The user or the reader names the columns of features, labels, hospitals and pati
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator
-from dataclasses import KW_ONLY, dataclass, replace
-from functools import cached_property
-from inspect import signature
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,20 +25,19 @@ from medfed.datamodules.readers.base import expanded
 from medfed.datamodules.readers.last_read import read_once
 from medfed.datamodules.readers.samples import Index, Samples
 from medfed.datamodules.readers.scikit_learn import EMBEDDED
-from medfed.datamodules.readers.table import Outcome, Table, Unlabelled
+from medfed.datamodules.readers.table import Table
 from medfed.datamodules.tables import agreement, columns
 from medfed.datamodules.tables.columns import Normalization
 from medfed.functional.survival import BINS
 from medfed.standalone.checks import checked_scale
 from medfed.standalone.columns import Array, Columns, Scaling
-from medfed.standalone.csv_files import Limits
 
 log = logging.getLogger(__name__)
 Rows = tuple[Index, Index]
 
 
 @dataclass(eq=False, repr=False)
-class TabularDataModule(FederatedDataModule):
+class TabularDataModule(FederatedDataModule, tables.CsvOptions):
     """Rows of a table; ``image`` is (B, C), ``label`` (B,) int64 or an outcome.
 
     The clients agree on the C inputs: see `agreement`. An outcome is float32, in its unit; the
@@ -53,23 +48,11 @@ class TabularDataModule(FederatedDataModule):
     _: KW_ONLY
     path: str | None = None  # a CSV file (or what `reader` reads); None takes the table `embedded`
     label: str = "label"  # name of the label column
-    # Feature columns; None takes all that have no other role.
-    features: Sequence[str] | None = None
-    centre: str | None = None  # column with the hospital, for the natural partition
-    patient: str | None = None  # column with the patient; None makes every row a patient
-    # Label values that count as class 1; None makes every distinct value a class.
-    positive: Sequence[str | int | float] | None = None
-    header: Sequence[str] | None = None  # column names of a file without a header line
     # Columns that hold categories, also numbered ones, besides the columns of a CSV file that hold
     # texts, as `readers.table.find_kinds` says; an empty list: all columns hold numbers.
     categorical: Sequence[str] | None = None
     # Reads `path` if it is not a CSV file; the reader then decides the columns.
     reader: Callable[[Path], Table] | None = None
-    # Label values that count as class 0, if `positive` is given; None takes all others.
-    negative: Sequence[str | int | float] | None = None
-    # What the label column of a CSV file holds: ``"classes"``, or ``"continuous"`` numbers;
-    # ``"survival"`` has the columns `time` and `event` instead.
-    outcome: Outcome = "classes"
     # A table that comes with scikit-learn: ``"breast_cancer"`` or ``"diabetes"``.
     embedded: str = "breast_cancer"
     eval_batch_size: int = 1024  # rows per evaluation batch
@@ -91,29 +74,12 @@ class TabularDataModule(FederatedDataModule):
     # Mean and deviation of continuous outcomes, the units of the model; None: those of all clients'
     # training rows, for which each client sends three sums. ``(0, 1)`` does not scale outcomes.
     outcome_scale: Sequence[float] | None = None
-    drop: Sequence[str] = ()  # columns of a CSV file that are no features
-    # What to do about rows of a CSV file without a label: ``"error"`` or ``"drop"``.
-    unlabelled: Unlabelled = "error"
-    unplaced: Unlabelled = "error"  # the same about rows without a hospital
-    # Column with the time of the event, or of the last visit of a patient without it.
-    time: str | None = None
     # Column that is 1 if the event happened, else 0; `positive` may name other values.
     event: str | None = None
     # Number of intervals of time, which have as many events each over all clients, as the sum of
     # their histograms says.
     intervals: Annotated[int, check_positive] = 10
     cuts: Sequence[float] | None = None  # the ends of the intervals; None lets the clients agree
-    # Columns of ISO dates of a CSV file, each with the column of the date from which its years
-    # count, such as ``{"admission": "birth"}``; they become features.
-    ages: Mapping[str, str] | None = None
-    # Column with the official splits (train, val, test); None makes random ones.
-    split: str | None = None
-    # Further words of missing cells in a CSV file, such as ``["k.A.", -9]``; ``"not none"`` keeps a
-    # usual one as a category.
-    missing: Sequence[str | int | float] = ()
-    # What a cell such as ``<0.5`` is in a column of numbers of a CSV file: an error (``"refuse"``),
-    # ``"half"`` of 0.5, or its ``"value"`` 0.5; ``>10`` is 10 with both.
-    limits: Limits = "refuse"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -138,21 +104,18 @@ class TabularDataModule(FederatedDataModule):
         self.agreement: agreement.Agreement | None = None
         self.joined: tuple[str, ...] | None = None
         self.scalings: dict[str, Scaling] = {}
-        self.train_rows: dict[str, Array] = {}
-        self.train_outcomes: dict[str, Array] = {}
-        self.train_patients: dict[str, Index] = {}
+        self.train: dict[str, agreement.TrainRows] = {}
+        self.train_patients: dict[str, Index] = {}  # (N,) of each client's training rows
         self.contributing: dict[str, int] = {}  # patients behind sums that this process sends
 
     @cached_property
     def table(self) -> Table:
         """All rows."""
         if (path := expanded(self.path)) is not None and self.reader is None:
-            keys: dict[str, Any] = {"label": self.event or self.label}
-            keys["categorical"] = "auto" if self.categorical is None else self.categorical
-            keys["classes"] = self.joined
-            others = signature(tables.read_csv).parameters.keys() - keys
-            settings = {name: getattr(self, name) for name in sorted(others) if name != "path"}
-            of: Table = read_once(self, tables.read_csv, path, **keys, **settings)
+            options = {f.name: getattr(self, f.name) for f in fields(tables.CsvOptions)}
+            options["categorical"] = "auto" if self.categorical is None else self.categorical
+            facts = {"label": self.event or self.label, "classes": self.joined}
+            of: Table = read_once(self, tables.read_csv, path, **facts, **options)
             texts = {*of.categories} - {*(self.categorical or ())}
             if self.joined is not None and texts:
                 what = "holds texts, but numbers at the other hospitals; write numbers"
@@ -259,11 +222,9 @@ class TabularDataModule(FederatedDataModule):
         """Runs the clients' agreement and scales by training statistics; see the base class."""
         table, chosen = self.table, self._chosen(plans)
         if self.agreement is None:
-            trained = {c: rows for c, rows in self.train_rows.items() if c not in self.keep_out}
+            trained = {c: rows for c, rows in self.train.items() if c not in self.keep_out}
             settings = self._agreement_settings(self.facts())
-            outcomes = self.train_outcomes if settings.outcomes else None
-            facts = table.categories, outcomes, self.train_patients
-            self.agreement, self.exchanged = agreement.agree(settings, trained, *facts)
+            self.agreement, self.exchanged = agreement.agree(settings, trained)
         if self.survival:
             self.class_names = tuple(f"{cut:g}" for cut in self.cuts or self.agreement.cuts)
         agreed = self.columns
@@ -279,36 +240,34 @@ class TabularDataModule(FederatedDataModule):
             present = plan.channels[sources]
             blocks = {s: self._block(rows, *chosen[name][s], scaling, present) for s in SPLITS}
             clients[name] = self.labelled_client(name, replace(plan, channels=present), blocks)
-        columns.say(agreed, self.train_rows, self.scalings)
-        self.remarks += columns.constant_remarks(table.names, self.train_rows)
+        train = {client: of.rows for client, of in self.train.items()}
+        columns.say(agreed, train, self.scalings)
+        self.remarks += columns.constant_remarks(table.names, train)
         if self.samples.continuous and self.agreed_outcome_scale is not None:
             self.remarks += columns.outcome_remarks(*self.agreed_outcome_scale)
-        training = self.train_rows, self.train_outcomes
-        self.remarks += columns.leak_remarks(table.names, table.categories, *training)
+        labels = {client: of.outcomes for client, of in self.train.items()}
+        self.remarks += columns.leak_remarks(table.names, table.categories, train, labels)
         columns.say_unknown(agreed, rows)
         return clients
 
     def _chosen(self, plans: Mapping[str, ClientPlan]) -> dict[str, dict[Split, Rows]]:
         """The rows of every client and split; training rows are kept."""
-        chosen_rows = {client: self._select(client, plan) for client, plan in plans.items()}
-        features, labels = self.table.features, self.samples.labels
-        chosen = {client: rows["train"][0] for client, rows in chosen_rows.items()}
-        self.train_rows = {client: features[index] for client, index in chosen.items()}
-        self.train_outcomes = {client: labels[index] for client, index in chosen.items()}
-        self.train_patients = {client: rows["train"][1] for client, rows in chosen_rows.items()}
-        return chosen_rows
+        chosen = {client: self._select(client, plan) for client, plan in plans.items()}
+        table, labels, self.train = self.table, self.samples.labels, {}
+        for client, rows in chosen.items():
+            index, self.train_patients[client] = rows["train"]
+            facts = table.features[index], table.categories, labels[index], rows["train"][1]
+            self.train[client] = agreement.TrainRows(*facts)
+        return chosen
 
     def agreeing(self) -> Generator[bytes, bytes, None]:
         """See the base class: missing cells, categories, sums of outcomes, pooled scaling."""
         self._chosen(self.plans)
-        ((client, rows),) = self.train_rows.items()
+        (train,) = self.train.values()
         if self.agreement is None:
-            settings = self._agreement_settings(self.facts())
-            outcomes = self.train_outcomes[client] if settings.outcomes else None
-            patients = self.train_patients[client]
-            train = agreement.TrainRows(settings, rows, self.table.categories, outcomes, patients)
             self.contributing = train.contributing
-            self.agreement = yield from agreement.client_side(train)
+            settings = self._agreement_settings(self.facts())
+            self.agreement = yield from agreement.client_side(settings, train)
 
     def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """See the base class."""
@@ -324,15 +283,13 @@ class TabularDataModule(FederatedDataModule):
     def summaries(self, client: str) -> list[Statistic]:
         """See the base class: sums of outcomes, and what pooled scaling needs of a column."""
         settings, patients = self._agreement_settings(self.facts()), self.train_patients[client]
-        statistics = []
+        sent: list[tuple[str, str, int, int]] = []  # what, by which key, numbers and patients
         count = len(np.unique(patients))
         if settings.continuous:
-            what, key = "the sums of the outcome", "data.outcome_scale"
-            statistics.append(Statistic(client, what, key, agreement.SUMS, count))
+            sent.append(("the sums of the outcome", "data.outcome_scale", agreement.SUMS, count))
         if settings.intervals:
-            what = "the counts of events by time"
-            statistics.append(Statistic(client, what, "data.cuts", BINS, count))
-        for name, column in zip(settings.names, self.train_rows[client].T, strict=True):
+            sent.append(("the counts of events by time", "data.cuts", BINS, count))
+        for name, column in zip(settings.names, self.train[client].rows.T, strict=True):
             known = len(np.unique(patients[~np.isnan(column)]))
             if not (settings.pooled and known) or name in settings.categorical:
                 continue
@@ -343,13 +300,13 @@ class TabularDataModule(FederatedDataModule):
             elif settings.normalization == "minmax":
                 what = f"the range of {name}"
             size = len(settings.ends) + len(settings.positions) ** 2
-            statistics.append(Statistic(client, what, key, size, known))
+            sent.append((what, key, size, known))
             if name in self.contributing:
                 most, known = known, self.contributing[name]
                 far = ", beyond which most values lie (another unit?)" * (2 * known < most)
                 what = f"the sums of {name} within the limits{far}"
-                statistics.append(Statistic(client, what, key, size, known))
-        return statistics
+                sent.append((what, key, size, known))
+        return [Statistic(client, *each) for each in sent]
 
     def _agreement_settings(self, facts: Mapping[str, Any]) -> agreement.AgreementSettings:
         """The settings of the agreement of clients with these `facts`."""
@@ -370,7 +327,7 @@ class TabularDataModule(FederatedDataModule):
 
     def _numbers(self, client: str) -> Array:
         """Training values of a client's columns of numbers."""
-        return self.train_rows[client][:, self.columns.numeric]
+        return self.train[client].rows[:, self.columns.numeric]
 
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class; ``input`` also has the columns and their rounded range."""

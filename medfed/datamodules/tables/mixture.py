@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import torch
 
 from medfed.datamodules.base import FederatedDataModule

@@ -1,8 +1,9 @@
-"""Candidates in CT scans, and patches around them: 2-D, 2.5-D and 3-D.
+"""CT scans: candidates and patches around them in 2-D, 2.5-D and 3-D; whole scans at one spacing.
 
 A patch is axial and on the nearest axes of the patient, for every direction matrix of a scan: h
 runs from front to back, w from the patient's right to left, d from foot to head. The candidate's
-voxel is at ``size // 2``; voxels outside the scan are air.
+voxel is at ``size // 2``; voxels outside the scan are air. A whole scan has the same axes; there
+voxel i reaches from i to i + 1.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from .volumes import Geometry, read_geometry, stored_voxels
 
 Patches = NDArray[np.int16]
 Ints = NDArray[np.int64]  # (3,) along x, y, z
+Floats = NDArray[np.float64]
 _HOUNSFIELD = 4096  # 12 bits; most of a scan lies within
+_AIR = -200  # HU; other tissues, and other kinds of images, are above
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class PatchSpec:
         h, w, d = (*self.size, self.slices)[:3]
         return np.array([w, h, d], dtype=np.int64)
 
-    def steps(self, spacing: Sequence[float]) -> NDArray[np.float64]:
+    def steps(self, spacing: Sequence[float]) -> Floats:
         """Returns (3,) voxels per pixel along x, y, z for a scan of the given spacing (mm)."""
         if self.spacing is None:
             return np.ones(3)
@@ -138,7 +141,7 @@ def hounsfield(header: Path, grid: Geometry) -> NDArray[np.int16]:
     return np.asarray(apply_orientation(voxels, grid.turn)).T
 
 
-def locate(grid: Geometry, world: NDArray[np.float64]) -> NDArray[np.float64]:
+def locate(grid: Geometry, world: Floats) -> Floats:
     """Transforms a CSV's points (n, 3) mm, whose axes are ITK's, to indices into the voxels."""
     inverse = np.linalg.inv(itk.LPS @ grid.affine)
     return np.asarray(world @ inverse[:3, :3].T + inverse[:3, 3])
@@ -195,7 +198,7 @@ def _reach(spec: PatchSpec, spacing: Sequence[float]) -> tuple[Ints, Ints]:
     return -np.ceil(before).astype(np.int64), np.ceil(after).astype(np.int64)
 
 
-def _resample(block: Patches, first: Ints, grid: Ints, steps: NDArray[np.float64]) -> Patches:
+def _resample(block: Patches, first: Ints, grid: Ints, steps: Floats) -> Patches:
     """Linear interpolation of a block (z, y, x) that begins `first` voxels from the centre."""
     from scipy.ndimage import affine_transform
 
@@ -212,36 +215,29 @@ _WORLD = ("coordX", "coordY", "coordZ")
 
 
 @dataclass(frozen=True)
-class Points:
-    """A CSV of points in scans."""
-
-    series: tuple[str, ...]  # series ids, each once, in the order of the file
-    scan: NDArray[np.int64]  # (n,) int64 index into `series`
-    world: NDArray[np.float64]  # (n, 3) mm x y z
-    value: NDArray[np.float64]  # (n,) the last column: a class or a diameter in mm
-    row: NDArray[np.int64]  # (n,) int64 row in the file; the first data row is 1
-
-    def some(self, rows: NDArray[np.int64], source: str) -> Candidates:
-        """Returns some of the points, of one scan; `source` is the CSV."""
-        label = self.value[rows].astype(np.int64)
-        return Candidates(self.world[rows], label, self.row[rows], source)
-
-
-@dataclass(frozen=True)
 class Candidates:
-    """The candidates of one scan."""
+    """The points of a CSV in one scan."""
 
-    world: NDArray[np.float64]  # (n, 3) mm x y z, as in the CSV
-    label: NDArray[np.int64]  # (n,) int64, 1 = nodule
+    world: Floats  # (n, 3) mm x y z, as in the CSV
+    value: NDArray[Any]  # (n,) the last column: a class or a diameter in mm
     row: NDArray[np.int64]  # (n,) int64 row in the CSV; the first data row is 1
     source: str = "candidates"  # the CSV, for error sentences
 
     def __len__(self) -> int:
         return len(self.row)
 
+    @property
+    def label(self) -> NDArray[np.int64]:
+        """(n,) int64, 1 = nodule."""
+        return self.value.astype(np.int64)
 
-def read_points(path: Path, last: str | None) -> Points:
-    """Reads a CSV with the columns ``seriesuid, coordX, coordY, coordZ`` and one more."""
+    def some(self, kept: NDArray[Any]) -> Candidates:
+        """Returns those at some places, or of which a mask (n,) is true."""
+        return Candidates(self.world[kept], self.value[kept], self.row[kept], self.source)
+
+
+def read_points(path: Path, last: str | None) -> dict[str, Candidates]:
+    """Reads a CSV with the columns ``seriesuid, coordX, coordY, coordZ`` and one more, by scan."""
     names: dict[str, int] = {}
     scan, numbers = array("q"), array("d")
     wanted = ("seriesuid", *_WORLD, *([last] if last else []))
@@ -268,8 +264,11 @@ def read_points(path: Path, last: str | None) -> Points:
         cells = ", ".join(f"{value:g}" for value in table[at])
         raise DataError(f"{path}, data row {at + 1}: {cells} are not all finite; mend the row.")
     value = table[:, 3] if last else np.zeros(len(table))
+    every = Candidates(table[:, :3], value, np.arange(1, len(table) + 1), str(path))
     of = np.array(scan, dtype=np.int64)
-    return Points(tuple(names), of, table[:, :3], value, np.arange(1, len(table) + 1))
+    ends = np.cumsum(np.bincount(of))[:-1]
+    parts = np.split(np.argsort(of, kind="stable"), ends)
+    return {name: every.some(rows) for name, rows in zip(names, parts, strict=True)}
 
 
 def find_scans(path: Path) -> dict[str, Path]:
@@ -288,3 +287,69 @@ def find_scans(path: Path) -> dict[str, Path]:
         what = f"{path} has no .mhd scans, neither itself nor in folders subset0 to subset9"
         raise DataError(f"{what}; set data.path to the folder of LUNA16.")
     return scans
+
+
+@dataclass(frozen=True)
+class ScanSpec:
+    """How a scan is prepared."""
+
+    spacing: tuple[float, ...] = (1.5, 1.5, 1.5)  # mm between voxels along h, w and d
+    # The HU that become 0 and 1; values outside are clipped.
+    window: tuple[int, int] = (-1000, 400)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spacing", tuple(map(float, self.spacing)))
+        object.__setattr__(self, "window", tuple(self.window))
+        if len(self.spacing) != 3 or not all(0.1 <= mm <= 20 for mm in self.spacing):
+            wanted = "three numbers from 0.1 to 20 mm"
+            raise ConfigError(f"data.scan.spacing={list(self.spacing)} must be {wanted}.")
+        low, high = self.window
+        if not (-(1 << 15) < low < high < 1 << 15 and (low, high) == (int(low), int(high))):
+            wanted = "two whole numbers of HU, the lower first"
+            raise ConfigError(f"data.scan.window={list(self.window)} must be {wanted}.")
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """What the codes of :func:`read_scan` mean: (high - low + 1,) from 0 to 1."""
+        return np.linspace(0, 1, self.window[1] - self.window[0] + 1, dtype=np.float32)
+
+
+def read_scan(header: Path, spec: ScanSpec) -> NDArray[np.uint16]:
+    """Reads a scan, clipped and resampled linearly: (h, w, d) HU above the window's lower end."""
+    from scipy.ndimage import affine_transform
+
+    grid = read_geometry(header, "LPS")
+    if min(grid.shape) == 1:
+        raise DataError(f"{header} is a single slice; give the whole scan.")
+    voxels = hounsfield(header, grid)
+    check_hounsfield(header, [voxels])
+    if (least := int(voxels.min())) > _AIR:
+        raise DataError(
+            f"{header} has no value below {least}, but air and lungs are below {_AIR} HU: it is no "
+            "CT scan in Hounsfield units; convert it, or leave it out."
+        )
+    volume = np.clip(voxels, *spec.window).transpose(1, 2, 0).astype(np.float32)
+    step = np.array(spec.spacing) / _old_spacing(grid)
+    size = np.maximum(np.rint(np.array(volume.shape) / step), 1).astype(int)
+    # Between the middles of voxels, so that the first voxels of both grids begin together.
+    place = step, 0.5 * step - 0.5, tuple(size.tolist())
+    values = affine_transform(volume, *place, order=1, mode="nearest")
+    return np.asarray(np.rint(values - spec.window[0]), dtype=np.uint16)
+
+
+def places(grid: Geometry, world: Floats, spacing: Sequence[float]) -> Floats:
+    """Transforms points (n, 3) of a CSV, mm x y z, to places h, w, d in the prepared volume."""
+    old = _old_spacing(grid)
+    return np.asarray((locate(grid, world)[:, [1, 0, 2]] + 0.5) * old / np.array(spacing))
+
+
+def world_of(grid: Geometry, found: Floats, spacing: Sequence[float]) -> Floats:
+    """Undoes :func:`places`."""
+    voxels = (found * np.array(spacing) / _old_spacing(grid) - 0.5)[:, [1, 0, 2]]
+    affine = itk.LPS @ grid.affine
+    return np.asarray(voxels @ affine[:3, :3].T + affine[:3, 3])
+
+
+def _old_spacing(grid: Geometry) -> Floats:
+    """(3,) mm along h, w, d."""
+    return np.array(grid.spacing)[[1, 0, 2]]
