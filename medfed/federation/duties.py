@@ -112,22 +112,6 @@ def check_training(start: Any, entries: Tensors, steps: Any) -> None:
         raise ConfigError(f"Client.train takes steps=1 or more, not {steps}; see client.share.")
 
 
-def check_term(term: Any, whose: str) -> Any:
-    """Returns a term of the loss; 0 without a gradient is none, any other constant a mistake."""
-    if isinstance(term, Tensor) and term.requires_grad and not term.ndim:
-        return term
-    if isinstance(term, Tensor) and term.ndim:
-        raise ConfigError(f"The {whose} has shape {[*term.shape]}; return one number, by sum().")
-    if not isinstance(term, Tensor | float | int):
-        raise ConfigError(f"The {whose} returns {_kind(term)}; return a tensor with one number.")
-    if float(term) != 0:
-        raise ConfigError(
-            f"The {whose} has no gradient, so that no step would feel it; compute it from the "
-            "weights that it is called with, without detach, item and float."
-        )
-    return term
-
-
 def _check_message(algorithm: Algorithm, who: str, message: Any) -> None:
     if not isinstance(message, Message):
         raise _wrong(algorithm, f"{who} {_kind(message)}; it must be a Message")

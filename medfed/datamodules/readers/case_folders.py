@@ -9,7 +9,7 @@ tumour, 2 oedema, 4 enhancing tumour (3 since 2023).
 from __future__ import annotations
 
 from medfed.datamodules.extending import *
-from medfed.datamodules.readers import looks
+from medfed.datamodules.readers import looks, trees
 from medfed.datamodules.readers.cases import CaseReader, hospitals_of, institutions
 from medfed.datamodules.readers.samples import official_splits
 from medfed.standalone.volumes import FILES, AbsentFileError, Pattern, alternatives, find_file
@@ -160,8 +160,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     folders = [f for group in groups for f in looks.visible(group) if f.is_dir()] or folders
     of = {f: [v for v in looks.visible(f) if is_volume(v)] for f in folders if not is_volume(f)}
     scans = [v for case in of.values() for v in case if len(case) > 1]
-    of_hospitals = any(sum(looks.may_be_mask(stem_of(v)) for v in case) > 2 for case in of.values())
-    if not scans or of_hospitals:
+    if not scans or (not groups and trees.are_hospitals(path)):
         return None
     known = [c for c, names in FILES.items() if any(v.match(n) for v in scans for n in names)]
     if len(known) > 1 and any(v.match(p) for v in scans for p in MASK):

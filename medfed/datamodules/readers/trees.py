@@ -52,6 +52,12 @@ def list_of(path: Path, centre: str | None = "centre") -> dict[str, Any] | None:
     return index if "training" in index else None
 
 
+def are_hospitals(path: Path) -> bool:
+    """Whether the folders here are of hospitals, each with volumes of several cases."""
+    listed = list_of(path)
+    return listed is not None and any("centre" in entry for entry in listed["training"])
+
+
 def _stems(path: Path, file: Path) -> list[str]:
     return [*file.relative_to(path).parts[:-1], stem_of(file)]
 

@@ -20,7 +20,6 @@ from torch.func import functional_call
 from medfed.common.tensors import Tensors, forget, gradient_of, overwrite
 from medfed.federation.budget import Passes
 from medfed.federation.client import Batch, BatchPenalty, Outputs, Penalty
-from medfed.federation.duties import check_term
 from medfed.federation.other_state import OTHER
 from medfed.federation.split import modules_of
 from medfed.standalone.errors import ConfigError, NonFiniteError, first_line
@@ -135,7 +134,7 @@ class Gradients:
             terms = [] if private.penalty is None else [private.penalty()]
             loss = loss + sum(t.detach() for t in terms)
             if penalty is not None:
-                terms.append(check_term(penalty(trained), "penalty"))
+                terms.append(_checked_term(penalty(trained), "penalty"))
             if terms:
                 self._differentiate(torch.stack(terms).sum())
         return loss
@@ -168,15 +167,32 @@ class Gradients:
                 closed = penalty
             whole = loss
             if penalty is not None and closed is None:
-                whole = loss + check_term(penalty(trained), "penalty")
+                whole = loss + _checked_term(penalty(trained), "penalty")
             if watch is not None and (term := watch.penalty(batch, loss)) is not None:
-                whole = whole + check_term(term, "batch_penalty")
+                whole = whole + _checked_term(term, "batch_penalty")
             self._differentiate(whole if factor == 1 else whole * factor)
         if closed is not None:
             with torch.no_grad():
                 closed.add_gradient(trained)
         self.gradient_passes += 1
         return loss.detach()
+
+
+def _checked_term(term: Any, whose: str) -> Any:
+    """Returns a term of the loss; 0 without a gradient is none, any other constant a mistake."""
+    if isinstance(term, Tensor) and term.requires_grad and not term.ndim:
+        return term
+    if isinstance(term, Tensor) and term.ndim:
+        raise ConfigError(f"The {whose} has shape {[*term.shape]}; return one number, by sum().")
+    if not isinstance(term, Tensor | float | int):
+        kind = "None" if term is None else f"a {type(term).__name__}"
+        raise ConfigError(f"The {whose} returns {kind}; return a tensor with one number.")
+    if float(term) != 0:
+        raise ConfigError(
+            f"The {whose} has no gradient, so that no step would feel it; compute it from the "
+            "weights that it is called with, without detach, item and float."
+        )
+    return term
 
 
 def _mean(
