@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _CPU = torch.device("cpu")
+_kept = False  # whether a block around the main thread puts its global generators back
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
@@ -60,22 +61,43 @@ def seeded(seed: int = 0, device: torch.device = _CPU) -> Iterator[None]:
 
 
 @contextmanager
+def globals_kept() -> Iterator[None]:
+    """Puts Python's and NumPy's global generators back, once after many :func:`globals_seeded`.
+
+    Saving their states takes as long as a step of a small network.
+    """
+    global _kept
+    if not has_global_stream():
+        yield
+        return
+    before = random.getstate(), np.random.get_state()
+    outside, _kept = _kept, True
+    try:
+        yield
+    finally:
+        _kept = outside
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+
+
+@contextmanager
 def globals_seeded(seed: int) -> Iterator[None]:
     """Seeds Python's and NumPy's global generators, by which a user's network or loss may draw.
 
     Only in the main thread: all threads share them.
     """
+    global _kept
     if not has_global_stream():
         yield
         return
-    before = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
+    with nullcontext() if _kept else globals_kept():
+        _kept = False  # a block within this one puts this one's states back
+        random.seed(seed)
+        np.random.seed(seed)
+        try:
+            yield
+        finally:
+            _kept = True
 
 
 def has_global_stream() -> bool:

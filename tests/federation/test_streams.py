@@ -6,7 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from medfed.common.streams import own_stream, seeded
+from medfed.common.streams import globals_kept, globals_seeded, own_stream, seeded
 from medfed.federation.engine.loop import LocalTrainer
+from medfed.federation.reference import run_reference
 from medfed.federation.split import ParameterSplit
 from medfed.records.tasks import plain_task
 from tests.contract.harness import federation, lightning
@@ -181,3 +182,42 @@ def test_checkpointed_activations_draw_again_in_the_main_thread_and_nowhere_else
     recomputed(3)
     with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="A backward pass draws"):
         pool.submit(recomputed, 3).result()
+
+
+def drawn(seed: int) -> tuple[float, float]:
+    with globals_seeded(seed):
+        return random.random(), np.random.standard_normal()
+
+
+@sweep("fails", [False, True])
+def test_one_block_keeps_the_global_generators_for_many_seeded_ones(fails, monkeypatch):
+    np.random.standard_normal()  # leaves a second number for the next call
+    before, saved = (random.getstate(), str(np.random.get_state())), []
+    alone = [drawn(3), drawn(4)]
+    save = np.random.get_state
+    monkeypatch.setattr(np.random, "get_state", lambda: saved.append(1) or save())
+    with suppress(ZeroDivisionError), globals_kept():
+        assert [drawn(3), drawn(4)] == alone
+        assert len(saved) == 1
+        with globals_seeded(3):
+            assert drawn(4) == alone[1]  # leaves the numbers around it alone
+            assert (random.random(), np.random.standard_normal()) == alone[0]
+            assert 1 / (not fails)
+    monkeypatch.undo()
+    assert before == (random.getstate(), str(np.random.get_state()))
+    assert drawn(3) == alone[0]
+    assert before == (random.getstate(), str(np.random.get_state()))
+
+
+RUNS: dict[str, Callable[[], object]] = {
+    "plain": lambda: run_reference(federation("fedavg")[1], 2),
+    "lightning": lambda: lightning("fedavg", rounds=2, evaluate=False),
+}
+
+
+@sweep("run", RUNS)
+def test_a_run_saves_the_users_generators_once_for_all_clients_of_a_phase(run, monkeypatch):
+    saved, save = [], np.random.get_state
+    monkeypatch.setattr(np.random, "get_state", lambda: saved.append(1) or save())
+    RUNS[run]()
+    assert len(saved) <= 3  # for six turns of clients in two phases; Lightning saves them once, too

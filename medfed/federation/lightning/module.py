@@ -24,6 +24,7 @@ import torch.distributed as dist
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
+from medfed.common.streams import globals_kept
 from medfed.common.tensors import to_device
 from medfed.federation.budget import Passes
 from medfed.federation.client import Batch, ClientData
@@ -262,8 +263,9 @@ class FederatedModule(pl.LightningModule):
         """
         clients, phase = self._on_this_rank(current.recipients), current.phase
         gathering = self._start_gathering(current.recipients) if world_size() > 1 else None
-        for client in clients:
-            self._fit(current, client, phase, gathering)
+        with globals_kept():
+            for client in clients:
+                self._fit(current, client, phase, gathering)
         if gathering is None:
             return
         gathered, most = gathering.finish(), self.federation.most_elements
