@@ -26,8 +26,19 @@ import torch
 from torch import Tensor
 
 from medfed.common.console import shown
-from medfed.common.tensors import Tensors, flatten, weighted_mean, weighted_sum
+from medfed.common.tensors import (
+    Layout,
+    Tensors,
+    flatten,
+    form_of,
+    joined,
+    length,
+    parted,
+    weighted_mean,
+    weighted_sum,
+)
 from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import EncodedPart
 from medfed.standalone import checks
 from medfed.standalone.errors import ConfigError
 
@@ -92,34 +103,53 @@ class PhaseReplies(dict[str, Message]):
         super().__init__()
         self._weights, self._total = weights, float(sum(weights.values()))
         self._averaged = averaged if self._total > 0 else ()
-        self._sums: dict[str, tuple[Tensors, int]] = {}
+        self._sums: dict[str, _Sum] = {}
         self.norms: dict[str, dict[str, float]] = {}  # of all parts
         # Of the parts that a secure channel reveals as sums alone.
         self.means: dict[str, Tensors] = {}
 
-    def add(self, client: str, message: Message, norms: Mapping[str, float]) -> None:
-        """Takes the next client's reply, and the norms of its parts."""
-        for part, norm in norms.items():
-            self.norms.setdefault(part, {})[client] = min(norm, _MOST)
+    def add(self, client: str, message: Message, sent: Mapping[str, EncodedPart]) -> None:
+        """Takes the next client's reply, as it was decoded and as it was sent."""
         parts = _Single()
         parts.sums = ChainMap[str, Any](self._sums, self.means)
         for part, named in message.parts.items():
+            whole = named is sent[part].content
+            few = sent[part].joined if whole else joined(named)
+            if named:
+                norm = sent[part].norm if whole else length(few)
+                self.norms.setdefault(part, {})[client] = min(norm, _MOST)
             if part not in self._averaged:
                 parts[part] = named
                 continue
-            before, count = self._sums.get(part, (None, 0))
-            share = self._weights[client] / self._total
-            self._sums[part] = weighted_sum(before, named, share), count + 1
+            if (total := self._sums.get(part)) is None:
+                total = self._sums[part] = _Sum(sent[part].layout, form_of(named))
+            total.add(named, few, self._weights[client] / self._total)
         self[client] = Message(message.phase, parts, message.scalars, message.kinds)
 
     def summed(self, part: str) -> Tensors | None:
         """Returns the weighted mean of a part that is added up; None if it is not."""
         if part not in self._sums:
             return None
-        mean, count = self._sums[part]
-        if count < len(self):  # only some clients have sent it
+        total = self._sums[part]
+        if total.count < len(self):  # only some clients have sent it
             raise KeyError(part)
-        return dict(mean)
+        return parted(total.sum or {}, total.layout)
+
+
+@dataclass
+class _Sum:
+    """A weighted sum of tensors, small ones together as long as those of all clients are alike."""
+
+    layout: Layout
+    form: list[object]  # of those of the first client
+    sum: Tensors | None = None
+    count: int = 0
+
+    def add(self, named: Tensors, few: Tensors, share: float) -> None:
+        """Adds a client's tensors; `few`: the same numbers, joined."""
+        if self.sum is not None and (few.keys() != self.sum.keys() or form_of(named) != self.form):
+            self.sum, few = parted(self.sum, self.layout), named
+        self.sum, self.count = weighted_sum(self.sum, few, share), self.count + 1
 
 
 class _Single(dict[str, Tensors]):

@@ -296,9 +296,7 @@ class Round:
             self._memory[client] = after
         if channel.sums is not None:
             self._packets[client] = packet
-        parts = message.parts.items()
-        norms = {part: packet.parts[part].norm_of(named) for part, named in parts if named}
-        self._replies.add(client, message, norms)
+        self._replies.add(client, message, packet.parts)
 
     def close_phase(
         self, check: Callable[[Mapping[str, Message], Norms], None] = lambda *_: None

@@ -21,7 +21,7 @@ from medfed.federation.wire.message import Message
 
 def _pairs(names: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yields the names of a running variance and its mean."""
-    for variance in names:
+    for variance in [name for name in names if name.endswith("running_var")]:
         if f".{variance}".endswith(".running_var") and (mean := f"{variance[:-3]}mean") in names:
             yield variance, mean
 

@@ -9,10 +9,20 @@ from functools import cached_property
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
+import torch
 from torch import Tensor
 
 from medfed.common.schemas import Count, Number, parse_json
-from medfed.common.tensors import Layout, Tensors, flatten, length, numel
+from medfed.common.tensors import (
+    Layout,
+    Tensors,
+    dtypes_of,
+    flatten,
+    joined,
+    layout_of,
+    length,
+    numel,
+)
 from medfed.federation.wire.codecs.base import HEADER_BYTES, MAX_UNCHECKED, Payload
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.message import Kind
@@ -51,11 +61,16 @@ class EncodedPart:
     # Its bytes. What no codec changes is instead the tensors themselves: a receiver in the same
     # process needs no bytes, and they are only counted.
     content: bytes | Tensors = field(repr=False)
-    layout: Layout  # name, shape and dtype of each tensor
+    rows: Layout | None = None  # name, shape and dtype of each tensor; None: those of the content
     # The other end's result, which a sender with memory has decoded itself. A receiver in the same
     # process uses it instead of decoding again, so that both ends share one tensor. It does not
     # travel.
     received: Received | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Name, shape and dtype of each tensor."""
+        return layout_of(self._tensors) if self.rows is None else self.rows
 
     @property
     def data(self) -> bytes:
@@ -74,22 +89,29 @@ class EncodedPart:
 
     @property
     def _is_double(self) -> bool:
-        return "float64" in {dtype for _, _, dtype in self.layout}
+        return torch.float64 in dtypes_of(self._tensors)
+
+    @property
+    def _tensors(self) -> Tensors:
+        assert not isinstance(self.content, bytes)
+        return self.content
+
+    @cached_property
+    def joined(self) -> Tensors:
+        """What no codec changes, in few tensors."""
+        return joined(self._tensors)
 
     @cached_property
     def norm(self) -> float:
         """The norm of tensors that no codec changes; not finite if a number is not."""
-        assert not isinstance(self.content, bytes)
-        return length(self.content)
-
-    def norm_of(self, decoded: Tensors) -> float:
-        """Returns the norm of the tensors that it was decoded to."""
-        return length(decoded) if isinstance(self.content, bytes) else self.norm
+        return length(self.joined)
 
     @cached_property
     def dense_size(self) -> int:
         """Its bytes as fp32, which every client of a broadcast needs."""
-        return dense_bytes(self.layout)
+        if isinstance(self.content, bytes):
+            return dense_bytes(self.layout)
+        return HEADER_BYTES + 4 * sum(map(Tensor.numel, self.content.values()))
 
 
 @dataclass(frozen=True)
