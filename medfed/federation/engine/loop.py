@@ -401,6 +401,7 @@ class LocalTrainer:
         lone = self.split.policy != "frozen" and self.model.normalises
         lone = lone and data.num_samples > data.batch_size > 1
         private, device, empty = self.gradients.private, self.model.device, True
+        elsewhere = device.type != "cpu"
         if private is None:
             batches = self.residents.of(data).train_batches(seed)
         else:
@@ -408,7 +409,7 @@ class LocalTrainer:
         for batch in batches:
             if not (lone and size_of(batch) == 1):
                 empty = False
-                yield batch if device.type == "cpu" else to_device(batch, device)
+                yield to_device(batch, device) if elsewhere else batch
         if empty:  # otherwise the stream of epochs would loop for ever without a batch
             raise ConfigError(f"Client {data.id} has no training batch.")
 
