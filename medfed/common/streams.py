@@ -43,26 +43,34 @@ def seeded(seed: int = 0, device: torch.device = _CPU) -> Iterator[None]:
         with own_stream(seed):
             yield
         return
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        generators.append(torch.cuda.default_generators[index])
+    generators = _generators(device)
     before = [generator.get_state() for generator in generators]
     try:
-        if device.type not in ("cpu", "cuda"):
-            torch.manual_seed(seed)
-        # It would also seed all other GPUs, or format a stack trace for one that is not in use.
-        for generator in generators:
-            generator.manual_seed(seed)
+        _seed_torch(seed, device)
         yield
     finally:
         for generator, state in zip(generators, before, strict=True):
             generator.set_state(state)
 
 
+def _generators(device: torch.device) -> list[torch.Generator]:
+    if device.type != "cuda":
+        return [torch.default_generator]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return [torch.default_generator, torch.cuda.default_generators[index]]
+
+
+def _seed_torch(seed: int, device: torch.device) -> None:
+    if device.type not in ("cpu", "cuda"):
+        torch.manual_seed(seed)
+    # It would also seed all other GPUs, or format a stack trace for one that is not in use.
+    for generator in _generators(device):
+        generator.manual_seed(seed)
+
+
 @contextmanager
-def globals_kept() -> Iterator[None]:
-    """Puts Python's and NumPy's global generators back, once after many :func:`globals_seeded`.
+def globals_kept(device: torch.device) -> Iterator[None]:
+    """Puts all global generators back, once after many :func:`globals_seeded`.
 
     Saving their states takes as long as a step of a small network.
     """
@@ -70,28 +78,31 @@ def globals_kept() -> Iterator[None]:
     if not has_global_stream():
         yield
         return
-    before = random.getstate(), np.random.get_state()
-    outside, _kept = _kept, True
-    try:
-        yield
-    finally:
-        _kept = outside
-        random.setstate(before[0])
-        np.random.set_state(before[1])
+    with seeded(device=device):
+        before = random.getstate(), np.random.get_state()
+        outside, _kept = _kept, True
+        try:
+            yield
+        finally:
+            _kept = outside
+            random.setstate(before[0])
+            np.random.set_state(before[1])
 
 
 @contextmanager
-def globals_seeded(seed: int) -> Iterator[None]:
-    """Seeds Python's and NumPy's global generators, by which a user's network or loss may draw.
+def globals_seeded(seed: int, device: torch.device = _CPU) -> Iterator[None]:
+    """Runs its body as :func:`seeded` does, and seeds Python's and NumPy's global generators, too.
 
-    Only in the main thread: all threads share them.
+    A user's network or loss may draw by these. In the main thread alone, as all threads share them.
     """
     global _kept
     if not has_global_stream():
-        yield
+        with seeded(seed, device):
+            yield
         return
-    with nullcontext() if _kept else globals_kept():
+    with nullcontext() if _kept else globals_kept(device):
         _kept = False  # a block within this one puts this one's states back
+        _seed_torch(seed, device)
         random.seed(seed)
         np.random.seed(seed)
         try:

@@ -289,12 +289,13 @@ def run_reference(
 
     `rounds`: the number of rounds of the whole run. Returns the same federation.
     """
+    device = federation.trainer.model.device if federation.trainer else torch.device("cpu")
     try:
         for number in range(start, rounds):
             current = federation.open(number)
             is_open = True
             while is_open:
-                with globals_kept():
+                with globals_kept(device):
                     for client in current.recipients:
                         current.receive(client, current.fit(client))
                 is_open = current.close_phase()

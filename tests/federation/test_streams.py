@@ -184,29 +184,34 @@ def test_checkpointed_activations_draw_again_in_the_main_thread_and_nowhere_else
         pool.submit(recomputed, 3).result()
 
 
-def drawn(seed: int) -> tuple[float, float]:
+def drawn(seed: int) -> tuple[float, ...]:
     with globals_seeded(seed):
-        return random.random(), np.random.standard_normal()
+        return random.random(), np.random.standard_normal(), float(torch.rand(()))
+
+
+def states() -> tuple[object, ...]:
+    return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
 
 
 @sweep("fails", [False, True])
 def test_one_block_keeps_the_global_generators_for_many_seeded_ones(fails, monkeypatch):
     np.random.standard_normal()  # leaves a second number for the next call
-    before, saved = (random.getstate(), str(np.random.get_state())), []
+    before, saved = states(), []
     alone = [drawn(3), drawn(4)]
     save = np.random.get_state
     monkeypatch.setattr(np.random, "get_state", lambda: saved.append(1) or save())
-    with suppress(ZeroDivisionError), globals_kept():
+    with suppress(ZeroDivisionError), globals_kept(torch.device("cpu")):
         assert [drawn(3), drawn(4)] == alone
         assert len(saved) == 1
         with globals_seeded(3):
             assert drawn(4) == alone[1]  # leaves the numbers around it alone
-            assert (random.random(), np.random.standard_normal()) == alone[0]
+            now = random.random(), np.random.standard_normal(), float(torch.rand(()))
+            assert now == alone[0]
             assert 1 / (not fails)
     monkeypatch.undo()
-    assert before == (random.getstate(), str(np.random.get_state()))
+    assert before == states()
     assert drawn(3) == alone[0]
-    assert before == (random.getstate(), str(np.random.get_state()))
+    assert before == states()
 
 
 RUNS: dict[str, Callable[[], object]] = {

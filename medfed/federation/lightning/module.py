@@ -263,7 +263,7 @@ class FederatedModule(pl.LightningModule):
         """
         clients, phase = self._on_this_rank(current.recipients), current.phase
         gathering = self._start_gathering(current.recipients) if world_size() > 1 else None
-        with globals_kept():
+        with globals_kept(self.device):
             for client in clients:
                 self._fit(current, client, phase, gathering)
         if gathering is None:
