@@ -43,7 +43,7 @@ def seeded(seed: int = 0, device: torch.device = _CPU) -> Iterator[None]:
         with own_stream(seed):
             yield
         return
-    generators = _generators(device)
+    generators = generators_of(device)
     before = [generator.get_state() for generator in generators]
     try:
         _seed_torch(seed, device)
@@ -53,7 +53,8 @@ def seeded(seed: int = 0, device: torch.device = _CPU) -> Iterator[None]:
             generator.set_state(state)
 
 
-def _generators(device: torch.device) -> list[torch.Generator]:
+def generators_of(device: torch.device) -> list[torch.Generator]:
+    """Returns PyTorch's global generators by which computations on a device draw."""
     if device.type != "cuda":
         return [torch.default_generator]
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -64,7 +65,7 @@ def _seed_torch(seed: int, device: torch.device) -> None:
     if device.type not in ("cpu", "cuda"):
         torch.manual_seed(seed)
     # It would also seed all other GPUs, or format a stack trace for one that is not in use.
-    for generator in _generators(device):
+    for generator in generators_of(device):
         generator.manual_seed(seed)
 
 

@@ -27,10 +27,8 @@ from torch import Tensor
 
 from medfed.common.console import shown
 from medfed.common.tensors import (
-    Layout,
     Tensors,
     flatten,
-    form_of,
     joined,
     length,
     parted,
@@ -103,7 +101,7 @@ class PhaseReplies(dict[str, Message]):
         super().__init__()
         self._weights, self._total = weights, float(sum(weights.values()))
         self._averaged = averaged if self._total > 0 else ()
-        self._sums: dict[str, _Sum] = {}
+        self._sums: dict[str, tuple[dict[Any, Tensor], int]] = {}
         self.norms: dict[str, dict[str, float]] = {}  # of all parts
         # Of the parts that a secure channel reveals as sums alone.
         self.means: dict[str, Tensors] = {}
@@ -121,35 +119,21 @@ class PhaseReplies(dict[str, Message]):
             if part not in self._averaged:
                 parts[part] = named
                 continue
-            if (total := self._sums.get(part)) is None:
-                total = self._sums[part] = _Sum(sent[part].layout, form_of(named))
-            total.add(named, few, self._weights[client] / self._total)
+            before, count = self._sums.get(part, (None, 0))
+            if before is not None and before.keys() != few.keys():
+                before, few = parted(before), named
+            share = self._weights[client] / self._total
+            self._sums[part] = weighted_sum(before, few, share), count + 1
         self[client] = Message(message.phase, parts, message.scalars, message.kinds)
 
     def summed(self, part: str) -> Tensors | None:
         """Returns the weighted mean of a part that is added up; None if it is not."""
         if part not in self._sums:
             return None
-        total = self._sums[part]
-        if total.count < len(self):  # only some clients have sent it
+        mean, count = self._sums[part]
+        if count < len(self):  # only some clients have sent it
             raise KeyError(part)
-        return parted(total.sum or {}, total.layout)
-
-
-@dataclass
-class _Sum:
-    """A weighted sum of tensors, small ones together as long as those of all clients are alike."""
-
-    layout: Layout
-    form: list[object]  # of those of the first client
-    sum: Tensors | None = None
-    count: int = 0
-
-    def add(self, named: Tensors, few: Tensors, share: float) -> None:
-        """Adds a client's tensors; `few`: the same numbers, joined."""
-        if self.sum is not None and (few.keys() != self.sum.keys() or form_of(named) != self.form):
-            self.sum, few = parted(self.sum, self.layout), named
-        self.sum, self.count = weighted_sum(self.sum, few, share), self.count + 1
+        return parted(mean)
 
 
 class _Single(dict[str, Tensors]):

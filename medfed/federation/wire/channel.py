@@ -88,7 +88,6 @@ _FACTOR = struct.Struct("<f")
 _LARGEST_FACTOR = 1024.0
 _BLOCK = 2**20
 _DENSE = Dense()
-_IS_CPU, _TRAINS = attrgetter("is_cpu"), attrgetter("requires_grad")
 
 
 class Transform(Protocol):
@@ -480,8 +479,7 @@ class Channel:
                 f"channel.secure=masks keeps the part {part} of one client from the server, and "
                 "here it would be sent on its own; set channel.secure=null."
             )
-        if name := first_non_finite(tensors):
-            raise NonFiniteError(f"{part}/{name} holds NaN or infinity")
+        _check_finite(part, tensors, math.nan)
         data, clipped = self.sums.encode(tensors, place.share)
         if clipped and (place.client, part) not in self._clipped:
             self._clipped.add((place.client, part))
@@ -514,12 +512,12 @@ class Channel:
         if link.direct and link.mode(kind) == "plain" and same in known:
             return known[same].encoded
         dtypes = dtypes_of(tensors)
-        for name, tensor in tensors.items() if any(not d.is_floating_point for d in dtypes) else ():
-            if not tensor.is_floating_point():
-                raise CodecError(
-                    f"{part}/{name} is {tensor.dtype}; only real floating-point tensors "
-                    "travel: convert it"
-                )
+        if not all(dtype.is_floating_point for dtype in dtypes):
+            name = next(n for n, t in tensors.items() if not t.is_floating_point())
+            raise CodecError(
+                f"{part}/{name} is {tensors[name].dtype}; only real floating-point tensors "
+                "travel: convert it"
+            )
         if self._summed(part, direction):
             return EncodedPart(kind, self._whole(part, tensors, place), layout_of(tensors))
         if link.unchanged(kind, torch.float64 if torch.float64 in dtypes else torch.float32):
@@ -636,9 +634,6 @@ def encode_part(
 
 def _unchanged(tensors: Tensors) -> Tensors:
     """What travels where no codec changes it: the tensors themselves, as no state changes."""
-    values = tensors.values()
-    if all(map(Tensor.is_contiguous, values)) and not any(map(_TRAINS, values)):
-        return dict(tensors)
     return {
         n: t if t.is_contiguous() and not t.requires_grad else t.detach().contiguous()
         for n, t in tensors.items()
@@ -646,9 +641,9 @@ def _unchanged(tensors: Tensors) -> Tensors:
 
 
 def _check_finite(part: str, tensors: Tensors, total: float) -> None:
-    """Refuses NaN and infinity; `total`: a sum, or norm, of all numbers.
+    """Refuses NaN and infinity; `total`: a sum or norm of all numbers, which is not finite then.
 
-    Finite numbers may add up to infinity, so the tensors are checked one by one before.
+    As finite numbers may add up to infinity, tensors are checked one by one before any is refused.
     """
     if not math.isfinite(total) and (lost := first_non_finite(tensors)):
         raise NonFiniteError(f"{part}/{lost} holds NaN or infinity")
@@ -668,7 +663,7 @@ def decode_part(
     """
     device = device or torch.device("cpu")
     if not isinstance(content := encoded.content, bytes):
-        if device.type == "cpu" and all(map(_IS_CPU, content.values())):
+        if device.type == "cpu" and all(map(attrgetter("is_cpu"), content.values())):
             return content, None
         return {n: t.to(device) for n, t in content.items()}, None
     coded, dense = sections(encoded.layout, link, buffers)

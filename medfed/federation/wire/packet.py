@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 from medfed.common.schemas import Count, Number, parse_json
 from medfed.common.tensors import (
     Layout,
-    Tensors,
     dtypes_of,
     flatten,
     joined,
@@ -58,9 +57,9 @@ class EncodedPart:
     """One part, with the layout that both ends know from the model."""
 
     kind: Kind  # weights or an update
-    # Its bytes. What no codec changes is instead the tensors themselves: a receiver in the same
-    # process needs no bytes, and they are only counted.
-    content: bytes | Tensors = field(repr=False)
+    # Its ``bytes``. What no codec changes is instead the ``Tensors`` themselves: a receiver in the
+    # same process needs no bytes, and they are only counted.
+    content: Any = field(repr=False)
     rows: Layout | None = None  # name, shape and dtype of each tensor; None: those of the content
     # The other end's result, which a sender with memory has decoded itself. A receiver in the same
     # process uses it instead of decoding again, so that both ends share one tensor. It does not
@@ -70,7 +69,7 @@ class EncodedPart:
     @cached_property
     def layout(self) -> Layout:
         """Name, shape and dtype of each tensor."""
-        return layout_of(self._tensors) if self.rows is None else self.rows
+        return layout_of(self.content) if self.rows is None else self.rows
 
     @property
     def data(self) -> bytes:
@@ -89,17 +88,12 @@ class EncodedPart:
 
     @property
     def _is_double(self) -> bool:
-        return torch.float64 in dtypes_of(self._tensors)
-
-    @property
-    def _tensors(self) -> Tensors:
-        assert not isinstance(self.content, bytes)
-        return self.content
+        return torch.float64 in dtypes_of(self.content)
 
     @cached_property
-    def joined(self) -> Tensors:
+    def joined(self) -> dict[Any, Tensor]:
         """What no codec changes, in few tensors."""
-        return joined(self._tensors)
+        return joined(self.content)
 
     @cached_property
     def norm(self) -> float:
