@@ -26,15 +26,7 @@ import torch
 from torch import Tensor
 
 from medfed.common.console import shown
-from medfed.common.tensors import (
-    Tensors,
-    flatten,
-    joined,
-    length,
-    parted,
-    weighted_mean,
-    weighted_sum,
-)
+from medfed.common.tensors import Tensors, flatten, parted, weighted_mean, weighted_sum
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import EncodedPart
 from medfed.standalone import checks
@@ -111,10 +103,8 @@ class PhaseReplies(dict[str, Message]):
         parts = _Single()
         parts.sums = ChainMap[str, Any](self._sums, self.means)
         for part, named in message.parts.items():
-            whole = named is sent[part].content
-            few = sent[part].joined if whole else joined(named)
+            few, norm = sent[part].few(named)
             if named:
-                norm = sent[part].norm if whole else length(few)
                 self.norms.setdefault(part, {})[client] = min(norm, _MOST)
             if part not in self._averaged:
                 parts[part] = named

@@ -522,7 +522,7 @@ class Channel:
             return EncodedPart(kind, self._whole(part, tensors, place), layout_of(tensors))
         if link.unchanged(kind, torch.float64 if torch.float64 in dtypes else torch.float32):
             encoded = EncodedPart(kind, _unchanged(tensors))
-            _check_finite(part, tensors, encoded.norm)
+            _check_finite(part, tensors, encoded.unchanged[1])
             if direction == "down":
                 self._encoded[part] = tensors, {**known, same: _Sent(None, encoded, None)}
             return encoded

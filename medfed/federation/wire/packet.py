@@ -13,15 +13,7 @@ import torch
 from torch import Tensor
 
 from medfed.common.schemas import Count, Number, parse_json
-from medfed.common.tensors import (
-    Layout,
-    dtypes_of,
-    flatten,
-    joined,
-    layout_of,
-    length,
-    numel,
-)
+from medfed.common.tensors import Layout, Tensors, flatten, joined, layout_of, length, numel
 from medfed.federation.wire.codecs.base import HEADER_BYTES, MAX_UNCHECKED, Payload
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.message import Kind
@@ -88,17 +80,16 @@ class EncodedPart:
 
     @property
     def _is_double(self) -> bool:
-        return torch.float64 in dtypes_of(self.content)
+        return any(t.dtype == torch.float64 for t in self.content.values())
+
+    def few(self, decoded: Tensors) -> tuple[dict[Any, Tensor], float]:
+        """Returns the tensors that it was decoded to, joined, and their norm."""
+        return self.unchanged if decoded is self.content else _few(decoded)
 
     @cached_property
-    def joined(self) -> dict[Any, Tensor]:
-        """What no codec changes, in few tensors."""
-        return joined(self.content)
-
-    @cached_property
-    def norm(self) -> float:
-        """The norm of tensors that no codec changes; not finite if a number is not."""
-        return length(self.joined)
+    def unchanged(self) -> tuple[dict[Any, Tensor], float]:
+        """The same of what no codec changes; the norm is not finite if a number is not."""
+        return _few(self.content)
 
     @cached_property
     def dense_size(self) -> int:
@@ -106,6 +97,11 @@ class EncodedPart:
         if isinstance(self.content, bytes):
             return dense_bytes(self.layout)
         return HEADER_BYTES + 4 * sum(map(Tensor.numel, self.content.values()))
+
+
+def _few(tensors: Tensors) -> tuple[dict[Any, Tensor], float]:
+    few = joined(tensors)
+    return few, length(few)
 
 
 @dataclass(frozen=True)
