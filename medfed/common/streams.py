@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,6 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _CPU = torch.device("cpu")
-_kept = False  # whether a block around the main thread puts its global generators back
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
@@ -75,17 +74,16 @@ def globals_kept(device: torch.device) -> Iterator[None]:
 
     Saving their states takes as long as a step of a small network.
     """
-    global _kept
-    if not has_global_stream():
+    if _Blocks.keeps or not has_global_stream():
         yield
         return
     with seeded(device=device):
         before = random.getstate(), np.random.get_state()
-        outside, _kept = _kept, True
+        _Blocks.keeps = True
         try:
             yield
         finally:
-            _kept = outside
+            _Blocks.keeps = False
             random.setstate(before[0])
             np.random.set_state(before[1])
 
@@ -94,22 +92,28 @@ def globals_kept(device: torch.device) -> Iterator[None]:
 def globals_seeded(seed: int, device: torch.device = _CPU) -> Iterator[None]:
     """Runs its body as :func:`seeded` does, and seeds Python's and NumPy's global generators, too.
 
-    A user's network or loss may draw by these. In the main thread alone, as all threads share them.
+    A user's network, loss or method may draw by these. In the main thread alone, as all threads
+    share them; a block within one seeds PyTorch's stream alone.
     """
-    global _kept
-    if not has_global_stream():
+    if _Blocks.seeds or not has_global_stream():
         with seeded(seed, device):
             yield
         return
-    with nullcontext() if _kept else globals_kept(device):
-        _kept = False  # a block within this one puts this one's states back
+    with globals_kept(device):
         _seed_torch(seed, device)
         random.seed(seed)
         np.random.seed(seed)
+        _Blocks.seeds = True
         try:
             yield
         finally:
-            _kept = True
+            _Blocks.seeds = False
+
+
+class _Blocks:
+    """Which blocks around the main thread's work use its global generators."""
+
+    keeps = seeds = False
 
 
 def has_global_stream() -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medfed.common.seeding import derive_seed
+from medfed.common.streams import globals_seeded
 from medfed.common.tensors import State, Tensors, digest, states_on, weighted_mean
 from medfed.federation.aggregation import Norms, Outlier, PhaseReplies, find_outliers
 from medfed.federation.algorithm import (
@@ -147,7 +149,9 @@ class Federation:
             local.begin(number, packet.phase, position)
             local.adopt(message.parts.get(PART, {}))
             before = _versions(message)
-            reply = self.algorithm.answer(local, message)
+            draws = derive_seed(self.seed, number, client, packet.phase, position, "answer")
+            with globals_seeded(draws, local.trainer.model.device):
+                reply = self.algorithm.answer(local, message)
             if changed := [part for part, now in _versions(message).items() if now != before[part]]:
                 raise ValueError(
                     f"{type(self.algorithm).__name__} changes the part {changed[0]} of a message "
