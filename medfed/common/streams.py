@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -93,13 +93,17 @@ def globals_seeded(seed: int, device: torch.device = _CPU) -> Iterator[None]:
     """Runs its body as :func:`seeded` does, and seeds Python's and NumPy's global generators, too.
 
     A user's network, loss or method may draw by these. In the main thread alone, as all threads
-    share them; a block within one seeds PyTorch's stream alone.
+    share them; a block within one seeds PyTorch's stream alone, and leaves it to the outer one.
     """
-    if _Blocks.seeds or not has_global_stream():
+    if not has_global_stream():
         with seeded(seed, device):
             yield
         return
-    with globals_kept(device):
+    if _Blocks.seeds:
+        _seed_torch(seed, device)
+        yield
+        return
+    with nullcontext() if _Blocks.keeps else globals_kept(device):
         _seed_torch(seed, device)
         random.seed(seed)
         np.random.seed(seed)
