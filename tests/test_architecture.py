@@ -22,8 +22,13 @@ FILES = {
 
 def imported(path: Path) -> set[str]:
     """The modules that a file imports, also within functions and for type checking."""
+    return imported_by(ast.parse(path.read_text(encoding="utf-8")), path)
+
+
+def imported_by(tree: ast.AST, path: Path) -> set[str]:
+    """The modules that a part of a file imports."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -92,6 +97,66 @@ def test_extensions_take_what_they_are_written_with_from_one_module(door, folder
             for alias in node.names
         }
         assert path.as_posix().endswith(before) or not names & set(listed), path.name
+
+
+LATE = {
+    *("scipy", "sklearn", "pandas", "networkx", "numba", "statsmodels", "skimage"),
+    *("nibabel", "SimpleITK", "pydicom", "highdicom", "pynrrd", "onnx", "onnxruntime"),
+}
+FIRST = {"torch", "monai", "pytorch_lightning", "matplotlib"}  # most runs need these
+ANSWERING = ("deploy", "export", "help", "hospital", "main", "methods", "predict", "report", "site")
+NEEDED = {"doctor": {"numba"}, "study": {"scipy"}}
+# What a command must not import before its own work asks for it.
+WITHOUT = {
+    path.stem: (LATE | (FIRST if path.stem in ANSWERING else set())) - NEEDED.get(path.stem, set())
+    for path in sorted((PACKAGE / "commands").glob("[a-z]*.py"))
+}
+
+
+@functools.cache
+def at_once(module: str, late: bool = False) -> set[str]:
+    """The modules that one imports when it is imported; with `late` also within functions."""
+    found, nodes = set(), [ast.parse(FILES[module].read_text(encoding="utf-8"))]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            alone = ast.Module([node], [])
+            found |= imported_by(alone, FILES[module])
+        skipped = isinstance(node, ast.FunctionDef) and not late
+        if not skipped and not (
+            isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        ):
+            nodes += ast.iter_child_nodes(node)
+    return found
+
+
+def ways_to(libraries: set[str], start: dict[str, str]) -> list[str]:
+    """How a library is reached from some modules by what is imported at once."""
+    waiting, ways = [*start], []
+    while waiting:
+        way = start[module := waiting.pop()]
+        ways += [f"{way} < {module}"] if module.split(".")[0] in libraries else []
+        within = itertools.accumulate(module.split("."), "{}.{}".format)  # its packages, too
+        for name in within if module in FILES else ():
+            for other in at_once(name) - start.keys() if name in FILES else ():
+                start[other] = f"{module} < {way}"
+                waiting.append(other)
+    return ways
+
+
+@pytest.mark.parametrize("command", WITHOUT)
+def test_no_command_waits_for_a_library_that_few_runs_need(command):
+    module = f"medfed.commands.{command}"
+    start = dict.fromkeys({module, *at_once(module, late=True)}, command)
+    assert not (ways := ways_to(WITHOUT[command], start)), ways
+
+
+def test_no_part_that_a_configuration_names_waits_for_a_library_that_few_runs_need():
+    named = "".join(path.read_text() for path in (ROOT / "configs").rglob("*.yaml"))
+    parts = {part for part in re.findall(r"_target_: (medfed\.\S+)\.\w+", named) if part in FILES}
+    assert len(parts) > 100
+    parts -= {part for part in parts if ".generated." in part}  # which are made up
+    assert not (ways := ways_to(LATE, dict.fromkeys(parts, "configs"))), ways
 
 
 def test_the_federation_draws_nothing():

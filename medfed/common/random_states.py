@@ -9,7 +9,7 @@ from __future__ import annotations
 import copyreg
 import random
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -42,8 +42,8 @@ class RandomStates:
         self._named = {id(state): (name, state) for name, state in reversed([*named])}
         self._states = [state for _, state in self._named.values()]
         self._seed = seed
-        self._inside: list[Any] | None = None
-        self._outside: list[Any] = []
+        self._continue: list[Callable[[], Any]] = []
+        self._leave: list[Callable[[], Any]] = []
 
     def seed(self) -> None:
         """Sets all states to their beginning, without restoring them later."""
@@ -51,15 +51,14 @@ class RandomStates:
             _set_seed(state, derive_seed(self._seed, name))
 
     def __enter__(self) -> None:
-        self._outside = [_value(state) for state in self._states]
-        if self._inside is None:
-            self.seed()
-        else:
-            _restore(self._states, self._inside)
+        self._leave = [_way_back(state) for state in self._states]
+        for put_back in self._continue or [self.seed]:
+            put_back()
 
     def __exit__(self, *_: object) -> None:
-        self._inside = [_value(state) for state in self._states]
-        _restore(self._states, self._outside)
+        self._continue = [_way_back(state) for state in self._states]
+        for put_back in self._leave:
+            put_back()
 
 
 def _states_in(*objects: object) -> Iterator[tuple[str, State]]:
@@ -116,25 +115,26 @@ def _parts(one: Any) -> Iterable[tuple[str, object]]:
 
 
 def _set_seed(state: State, seed: int) -> None:
-    if isinstance(state, np.random.Generator):
-        state.bit_generator.state = type(state.bit_generator)(seed).state  # type: ignore[call-arg]
-    elif isinstance(state, np.random.RandomState):
-        _restore([state], [_value(np.random.RandomState(type(state._bit_generator)(seed)))])
-    else:
-        (state.seed if isinstance(state, random.Random) else state.manual_seed)(seed)
+    match state:
+        case torch.Generator():
+            state.manual_seed(seed)
+        case np.random.Generator():
+            state.bit_generator.state = type(state.bit_generator)(seed).state  # type: ignore[call-arg]
+        case np.random.RandomState():
+            fresh = np.random.RandomState(type(state._bit_generator)(seed))
+            state.set_state(fresh.get_state(legacy=False))
+        case random.Random():
+            state.seed(seed)
 
 
-def _value(state: State) -> Any:
-    if isinstance(state, np.random.Generator):
-        return state.bit_generator.state
-    if isinstance(state, np.random.RandomState):
-        return state.get_state(legacy=False)
-    return state.getstate() if isinstance(state, random.Random) else state.get_state()
-
-
-def _restore(states: Iterable[State], values: Iterable[Any]) -> None:
-    for state, value in zip(states, values, strict=True):
-        if isinstance(state, np.random.Generator):
-            state.bit_generator.state = value
-        else:
-            (state.setstate if isinstance(state, random.Random) else state.set_state)(value)
+def _way_back(state: State) -> Callable[[], Any]:
+    """Returns what puts a random state back as it is now."""
+    match state:
+        case torch.Generator():
+            return partial(state.set_state, state.get_state())
+        case np.random.Generator():
+            return partial(setattr, state.bit_generator, "state", state.bit_generator.state)
+        case np.random.RandomState():
+            return partial(state.set_state, state.get_state(legacy=False))
+        case random.Random():
+            return partial(state.setstate, state.getstate())

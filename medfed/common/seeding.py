@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def derive_seed(*key: object) -> int:
     """Turns names and numbers into one 31-bit seed that depends only on them."""
     # NumPy writes its numbers and names in another way, and each version in its own.
-    key = tuple(k.item() if isinstance(k, np.generic) else k for k in key)
+    key = tuple([k.item() if isinstance(k, np.generic) else k for k in key])
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:4], "big") >> 1
 
 

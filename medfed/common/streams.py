@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -42,40 +42,82 @@ def seeded(seed: int = 0, device: torch.device = _CPU) -> Iterator[None]:
         with own_stream(seed):
             yield
         return
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        generators.append(torch.cuda.default_generators[index])
+    generators = generators_of(device)
     before = [generator.get_state() for generator in generators]
     try:
-        if device.type not in ("cpu", "cuda"):
-            torch.manual_seed(seed)
-        # It would also seed all other GPUs, or format a stack trace for one that is not in use.
-        for generator in generators:
-            generator.manual_seed(seed)
+        _seed_torch(seed, device)
         yield
     finally:
         for generator, state in zip(generators, before, strict=True):
             generator.set_state(state)
 
 
-@contextmanager
-def globals_seeded(seed: int) -> Iterator[None]:
-    """Seeds Python's and NumPy's global generators, by which a user's network or loss may draw.
+def generators_of(device: torch.device) -> list[torch.Generator]:
+    """Returns PyTorch's global generators by which computations on a device draw."""
+    if device.type != "cuda":
+        return [torch.default_generator]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return [torch.default_generator, torch.cuda.default_generators[index]]
 
-    Only in the main thread: all threads share them.
+
+def _seed_torch(seed: int, device: torch.device) -> None:
+    if device.type not in ("cpu", "cuda"):
+        torch.manual_seed(seed)
+    # It would also seed all other GPUs, or format a stack trace for one that is not in use.
+    for generator in generators_of(device):
+        generator.manual_seed(seed)
+
+
+@contextmanager
+def globals_kept(device: torch.device) -> Iterator[None]:
+    """Puts all global generators back, once after many :func:`globals_seeded`.
+
+    Saving their states takes as long as a step of a small network.
     """
-    if not has_global_stream():
+    if _Blocks.keeps or not has_global_stream():
         yield
         return
-    before = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
+    with seeded(device=device):
+        before = random.getstate(), np.random.get_state()
+        _Blocks.keeps = True
+        try:
+            yield
+        finally:
+            _Blocks.keeps = False
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+
+
+@contextmanager
+def globals_seeded(seed: int, device: torch.device = _CPU) -> Iterator[None]:
+    """Runs its body as :func:`seeded` does, and seeds Python's and NumPy's global generators, too.
+
+    A user's network, loss or method may draw by these. In the main thread alone, as all threads
+    share them; a block within one seeds PyTorch's stream alone, and leaves it to the outer one.
+    """
+    if not has_global_stream():
+        with seeded(seed, device):
+            yield
+        return
+    if _Blocks.seeds:
+        _seed_torch(seed, device)
         yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
+        return
+    with nullcontext() if _Blocks.keeps else globals_kept(device):
+        _seed_torch(seed, device)
+        random.seed(seed)
+        np.random.seed(seed)
+        _Blocks.seeds = True
+        try:
+            yield
+        finally:
+            _Blocks.seeds = False
+
+
+class _Blocks:
+    """Which blocks around the main thread's work use its global generators."""
+
+    keeps = seeds = False
 
 
 def has_global_stream() -> bool:

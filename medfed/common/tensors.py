@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -18,12 +19,12 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 _K = TypeVar("_K")
-_SMALL, _FEW = 2**13, 16  # elements of a tensor, and tensors
+_SMALL, _FEW = 2**13, 3  # elements of a tensor, and tensors
 Tensors = dict[str, Tensor]
 State = dict[str, Tensors]
 Layout = tuple[tuple[str, tuple[int, ...], str], ...]
 """Name, shape and dtype (such as ``"float32"``) of each tensor."""
-_SMALL = 2**20  # bytes; of a larger tensor the copy takes longer than its start
+_QUICK = 2**20  # bytes; of a larger tensor the copy takes longer than its start
 
 
 def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
@@ -60,11 +61,14 @@ def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float = 1.0) ->
 
 def _alike(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> list[Tensor]:
     """Returns the tensors of ``b`` in the order of ``a``, of which none may be broadcast."""
-    for name, tensor in a.items():
-        if b[name].shape != tensor.shape:
-            shapes = f"{list(tensor.shape)} and {list(b[name].shape)}"
+    others = [b[name] for name in a]
+    for name, mine, other in zip(
+        a, map(Tensor.size, a.values()), map(Tensor.size, others), strict=True
+    ):
+        if mine != other:
+            shapes = f"{[*mine]} and {[*other]}"
             raise ValueError(f"{name} has the shapes {shapes}, which cannot be added.")
-    return [b[name] for name in a]
+    return others
 
 
 def weighted_mean(items: Iterable[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
@@ -151,14 +155,55 @@ def length(tensors: Mapping[str, Tensor]) -> float:
         >>> length({"a": torch.tensor([3.0]), "b": torch.tensor([[0.0, 4.0]])})
         5.0
     """
-    if not tensors:
-        return 0.0
-    apart = list(tensors.values())
-    small = [t for t in apart if t.numel() < _SMALL]
-    if len(small) > _FEW:  # one norm of all together takes a fraction of the time
-        joined = torch._utils._flatten_dense_tensors(small)
-        apart = [joined, *(t for t in apart if t.numel() >= _SMALL)]
-    return math.hypot(*map(float, torch._foreach_norm(apart)))
+    few = list(joined(tensors).values())
+    return math.hypot(*map(float, torch._foreach_norm(few))) if few else 0.0
+
+
+def joined(tensors: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
+    """Returns the same numbers in fewer tensors: all small ones follow each other in a vector.
+
+    An operation on hundreds of small tensors takes many times as long. The vector's key is the
+    names and shapes of all tensors.
+
+    Example:
+        >>> [*joined({"a": torch.ones(1, 1), "b": torch.zeros(1), "c": torch.ones(1)}).values()]
+        [tensor([1., 0., 1.])]
+    """
+    small = [t for t in tensors.values() if t.numel() < _SMALL]
+    if len(small) < _FEW or len(dtypes_of(tensors)) > 1:
+        return dict(tensors)
+    few: dict[Any, Tensor] = {}
+    if len(small) < len(tensors):
+        few = {n: t for n, t in tensors.items() if t.numel() >= _SMALL}
+    few[(*zip(tensors, map(Tensor.size, tensors.values()), strict=True),)] = _flatten_dense_tensors(
+        small
+    )
+    return few
+
+
+def parted(few: Mapping[Any, Tensor]) -> Tensors:
+    """Undoes :func:`joined`.
+
+    Example:
+        >>> parted(joined({"a": torch.ones(1, 1), "b": torch.zeros(1), "c": torch.ones(1)}))
+        {'a': tensor([[1.]]), 'b': tensor([0.]), 'c': tensor([1.])}
+    """
+    rows = next((key for key in few if isinstance(key, tuple)), None)
+    if rows is None:
+        return dict(few)
+    sizes = [shape.numel() for name, shape in rows if name not in few]
+    pieces = iter(few[rows].split(sizes))
+    return {n: few[n] if n in few else next(pieces).view(shape) for n, shape in rows}
+
+
+def dtypes_of(tensors: Mapping[Any, Tensor]) -> set[torch.dtype]:
+    """Returns all dtypes of tensors.
+
+    Example:
+        >>> dtypes_of({"a": torch.ones(1), "b": torch.zeros(2)})
+        {torch.float32}
+    """
+    return {*map(attrgetter("dtype"), tensors.values())}
 
 
 def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
@@ -266,8 +311,8 @@ def states_on(
 
 def _moved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields tensors with equal ones on another device; one copy moves all small ones of a type."""
-    small = [t for t in tensors if t.nbytes <= _SMALL]
-    yield from ((t, t.to(device)) for t in tensors if t.nbytes > _SMALL)
+    small = [t for t in tensors if t.nbytes <= _QUICK]
+    yield from ((t, t.to(device)) for t in tensors if t.nbytes > _QUICK)
     for dtype in {t.dtype for t in small}:
         group = [t for t in small if t.dtype == dtype]
         flat = _flatten_dense_tensors(group).to(device)

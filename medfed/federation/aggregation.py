@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 
 from medfed.common.console import shown
-from medfed.common.tensors import Tensors, flatten, weighted_mean, weighted_sum
-from medfed.federation.wire.packet import Message
+from medfed.common.tensors import Tensors, flatten, parted, weighted_mean, weighted_sum
+from medfed.federation.wire.packet import EncodedPart, Message
 from medfed.standalone import checks
 from medfed.standalone.errors import ConfigError
 
@@ -99,24 +99,27 @@ class PhaseReplies(dict[str, Message]):
         super().__init__()
         self._weights, self._total = weights, float(sum(weights.values()))
         self._averaged = averaged if self._total > 0 else ()
-        self._sums: dict[str, tuple[Tensors, int]] = {}
+        self._sums: dict[str, tuple[dict[Any, Tensor], int]] = {}
         self.norms: dict[str, dict[str, float]] = {}  # of all parts
         # Of the parts that a secure channel reveals as sums alone.
         self.means: dict[str, Tensors] = {}
 
-    def add(self, client: str, message: Message, norms: Mapping[str, float]) -> None:
-        """Takes the next client's reply, and the norms of its parts."""
-        for part, norm in norms.items():
-            self.norms.setdefault(part, {})[client] = min(norm, _MOST)
+    def add(self, client: str, message: Message, sent: Mapping[str, EncodedPart]) -> None:
+        """Takes the next client's reply, as it was decoded and as it was sent."""
         parts = _Single()
         parts.sums = ChainMap[str, Any](self._sums, self.means)
         for part, named in message.parts.items():
+            few, norm = sent[part].few(named)
+            if named:
+                self.norms.setdefault(part, {})[client] = min(norm, _MOST)
             if part not in self._averaged:
                 parts[part] = named
                 continue
             before, count = self._sums.get(part, (None, 0))
+            if before is not None and before.keys() != few.keys():
+                before, few = parted(before), named
             share = self._weights[client] / self._total
-            self._sums[part] = weighted_sum(before, named, share), count + 1
+            self._sums[part] = weighted_sum(before, few, share), count + 1
         self[client] = Message(message.phase, parts, message.scalars, message.kinds)
 
     def summed(self, part: str) -> Tensors | None:
@@ -126,7 +129,7 @@ class PhaseReplies(dict[str, Message]):
         mean, count = self._sums[part]
         if count < len(self):  # only some clients have sent it
             raise KeyError(part)
-        return dict(mean)
+        return parted(mean)
 
 
 class _Single(dict[str, Tensors]):

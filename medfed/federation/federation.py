@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medfed.common.seeding import derive_seed
+from medfed.common.streams import globals_seeded
 from medfed.common.tensors import State, Tensors, digest, states_on, weighted_mean
 from medfed.federation.aggregation import (
     Aggregation,
@@ -155,7 +157,9 @@ class Federation:
             local.begin(number, packet.phase, position)
             local.adopt(message.parts.get(PART, {}))
             before = _versions(message)
-            reply = self.algorithm.answer(local, message)
+            draws = derive_seed(self.seed, number, client, packet.phase, position, "answer")
+            with globals_seeded(draws, local.trainer.model.device):
+                reply = self.algorithm.answer(local, message)
             if changed := [part for part, now in _versions(message).items() if now != before[part]]:
                 raise ValueError(
                     f"{type(self.algorithm).__name__} changes the part {changed[0]} of a message "
@@ -303,9 +307,7 @@ class Round:
             self._memory[client] = after
         if channel.sums is not None:
             self._packets[client] = packet
-        parts = message.parts.items()
-        norms = {part: packet.parts[part].norm_of(named) for part, named in parts if named}
-        self._replies.add(client, message, norms)
+        self._replies.add(client, message, packet.parts)
         where = self.number, self.phase, client
         ledger.count(self.sent[client].sizes(), *where, "down")
         ledger.count(packet.sizes(), *where, "up")

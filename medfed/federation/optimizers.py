@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -28,7 +29,7 @@ _EITHER_WAY = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW),
     *(torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adamax),
 )
-_SMALL = 2**16
+_SMALL, _SPARSE = 2**16, attrgetter("is_sparse")
 _OTHER_RULES = ("weight_decay", "dampening", "nesterov", "maximize", "differentiable", "fused")
 
 
@@ -73,9 +74,10 @@ def _plain_step(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         moving = [p for p in group["params"] if p.grad is not None]
         along: list[Tensor] = [p.grad for p in moving]
-        momentum = group["momentum"]
-        buffers = [optimizer.state[p].get("momentum_buffer") for p in moving if momentum]
-        if any(g.is_sparse for g in along) or any(b is None for b in buffers):
+        buffers = list[Any]()
+        if momentum := group["momentum"]:
+            buffers = [optimizer.state[p].get("momentum_buffer") for p in moving]
+        if any(map(_SPARSE, along)) or any(b is None for b in buffers):
             optimizer.step()  # of all groups; it begins the momentum, too
             return
         if moving:

@@ -23,6 +23,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from medfed.common.streams import globals_kept
 from medfed.common.tensors import Tensors
 from medfed.federation import inputs
 from medfed.federation.aggregation import Aggregation
@@ -284,13 +285,15 @@ def run_reference(
 
     `rounds`: the number of rounds of the whole run. Returns the same federation.
     """
+    device = federation.trainer.model.device if federation.trainer else torch.device("cpu")
     try:
         for number in range(start, rounds):
             current = federation.open(number)
             is_open = True
             while is_open:
-                for client in current.recipients:
-                    current.receive(client, current.fit(client))
+                with globals_kept(device):
+                    for client in current.recipients:
+                        current.receive(client, current.fit(client))
                 is_open = current.close_phase()
             del current  # its replies: of a large model, they would wait for the next round
             if after_round:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from medfed.common.scores import LEAST_CASES, mean_of_known, redrawn
 from medfed.federation.card import CEILINGS, REFERENCES
@@ -43,6 +42,8 @@ def over_splits(
     if len(values) > 1 or not np.isfinite(resampled).any():
         gap = difference(values.tolist(), overlap, LEVEL, comparisons=comparisons)
         return gap if len(values) >= LEAST_SPLITS else gap._replace(low=math.nan, high=math.nan)
+    from scipy.stats import norm  # late: pages without comparisons need none
+
     mean, (low, high) = float(values[0]), percentiles(resampled, LEVEL)
     error = float(np.nanstd(resampled, ddof=1))
     p = 2 * float(norm.sf(abs(mean) / error)) if error else float(mean == 0)

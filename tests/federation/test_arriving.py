@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,7 +10,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from medfed.common.tensors import weighted_mean
+from medfed.common.tensors import Tensors, weighted_mean
+from medfed.federation.aggregation import PhaseReplies
 from medfed.federation.client import Client
 from medfed.federation.federation import Federation
 from medfed.federation.reference import run_reference
@@ -58,6 +60,49 @@ def test_the_mean_of_a_round_is_that_of_its_replies():
     mean = weighted_mean(updates, [made.samples[c] for c in packets])
     for name in mean.keys() - {"norm.running_var"}:  # variances are of all patients together
         assert torch.equal(made.server["shared"][name], before[name] + mean[name])
+
+
+SHAPES: dict[str, tuple[int, ...]] = {"a": (3, 2), "large": (2**13,), "b": (), "c": (5,)}
+LAST: dict[str, Callable[[Tensors], Tensors]] = {
+    "alike": lambda named: named,
+    "in another order": lambda named: dict(reversed(named.items())),
+    "in double precision": lambda named: {n: t.double() for n, t in named.items()},
+}
+
+
+@pytest.mark.parametrize("as_bytes", [False, True], ids=["tensors", "bytes"])
+@pytest.mark.parametrize("last", LAST.values(), ids=LAST)
+def test_small_tensors_are_added_together_with_the_bits_of_each_alone(last, as_bytes):
+    rng, channel = torch.Generator().manual_seed(0), Channel()
+    replies = [{n: torch.randn(s, generator=rng) for n, s in SHAPES.items()} for _ in range(4)]
+    replies[2] = last(replies[2])
+    weights = {"c0": 1.0, "c1": 5.0, "c2": 2.0, "c3": 3.0}
+    made = PhaseReplies(weights, ["shared"])
+    for client, named in zip(weights, replies, strict=True):
+        packet = channel.encode(Message("fit", {"shared": named}), "up")[0]
+        packet = Packet.from_bytes(packet.to_bytes()) if as_bytes else packet
+        made.add(client, channel.decode(packet, "up")[0], packet.parts)
+        length = math.sqrt(math.fsum(float(t.double().square().sum()) for t in named.values()))
+        assert made.norms["shared"][client] == pytest.approx(length, rel=1e-5)
+    mean = made.summed("shared")
+    assert [*mean] == [*SHAPES]
+    for name, tensor in mean.items():
+        total = replies[0][name] * (1 / 11)
+        for named, weight in zip(replies[1:], (5 / 11, 2 / 11, 3 / 11), strict=True):
+            total.add_(named[name], alpha=weight)
+        assert torch.equal(tensor, total)
+
+
+def test_a_reply_of_another_shape_is_refused():
+    channel, made = Channel(), PhaseReplies({"a": 1.0, "b": 1.0}, ["shared"])
+    for client, shape in (("a", 2), ("b", 1)):
+        named = {n: torch.ones(shape) for n in "xyz"}
+        packet = channel.encode(Message("fit", {"shared": named}), "up")[0]
+        decoded = channel.decode(packet, "up")[0]
+        if client == "a":
+            made.add(client, decoded, packet.parts)
+    with pytest.raises(ValueError, match=r"x has the shapes \[2\] and \[1\]"):
+        made.add("b", decoded, packet.parts)
 
 
 def test_no_reply_is_kept_that_is_averaged():

@@ -6,7 +6,8 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from medfed.common.streams import own_stream, seeded
+from medfed.common.streams import globals_kept, globals_seeded, own_stream, seeded
 from medfed.federation.engine.loop import LocalTrainer
+from medfed.federation.reference import run_reference
 from medfed.federation.split import ParameterSplit
+from medfed.personalize.fedavg import FedAvg
 from medfed.records.tasks import plain_task
 from tests.contract.harness import federation, lightning
 from tests.registered import register
@@ -181,3 +184,83 @@ def test_checkpointed_activations_draw_again_in_the_main_thread_and_nowhere_else
     recomputed(3)
     with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="A backward pass draws"):
         pool.submit(recomputed, 3).result()
+
+
+def drawn(seed: int) -> tuple[float, ...]:
+    with globals_seeded(seed):
+        return numbers()
+
+
+def states() -> tuple[object, ...]:
+    return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+
+
+@sweep("fails", [False, True])
+def test_one_block_keeps_the_global_generators_for_many_seeded_ones(fails, monkeypatch):
+    np.random.standard_normal()  # leaves a second number for the next call
+    before, saved = states(), []
+    alone = [drawn(3), drawn(4)]
+    save = np.random.get_state
+    monkeypatch.setattr(np.random, "get_state", lambda: saved.append(1) or save())
+    with suppress(ZeroDivisionError), globals_kept(torch.device("cpu")):
+        assert [drawn(3), drawn(4)] == alone
+        assert len(saved) == 1
+        with globals_seeded(3):
+            now = drawn(4)
+            assert (*now[:2], now[2]) == (*alone[0][:2], alone[1][2])  # PyTorch's numbers alone
+            assert 1 / (not fails)
+    monkeypatch.undo()
+    assert before == states()
+    assert drawn(3) == alone[0]
+    assert before == states()
+
+
+@dataclass(frozen=True)
+class Draws(FedAvg):
+    """Draws before and after its training, by all global generators."""
+
+    drawn: dict[tuple[int, str], tuple[float, ...]] = field(default_factory=dict)
+
+    def fit(self, client, message):
+        before = numbers()
+        reply = super().fit(client, message)
+        self.drawn[len(self.drawn) // 3, client.id] = before + numbers()
+        return reply
+
+
+def numbers() -> tuple[float, ...]:
+    return random.random(), np.random.standard_normal(), float(torch.rand(()))
+
+
+def test_what_a_method_draws_follows_the_seed_in_any_order_of_clients():
+    """So for any number of ranks; no two clients or rounds have the same numbers."""
+    seen = []
+    for order in (1, -1):
+        made = federation("fedavg")[1]
+        made.algorithm = Draws()
+        for number in range(2):
+            current = made.open(number)
+            for client in current.recipients[::order]:
+                current.receive(client, current.fit(client))
+            current.close_phase()
+        seen.append(made.algorithm.drawn)
+    made = federation("fedavg")[1]
+    made.algorithm = Draws()
+    run_reference(made, 2)
+    assert seen[0] == seen[1] == made.algorithm.drawn
+    before = [drawn[:3] for drawn in seen[0].values()]
+    assert len({number for three in before for number in three}) == 3 * 6
+
+
+RUNS: dict[str, Callable[[], object]] = {
+    "plain": lambda: run_reference(federation("fedavg")[1], 2),
+    "lightning": lambda: lightning("fedavg", rounds=2, evaluate=False),
+}
+
+
+@sweep("run", RUNS)
+def test_a_run_saves_the_users_generators_once_for_all_clients_of_a_phase(run, monkeypatch):
+    saved, save = [], np.random.get_state
+    monkeypatch.setattr(np.random, "get_state", lambda: saved.append(1) or save())
+    RUNS[run]()
+    assert len(saved) <= 3  # for six turns of clients in two phases; Lightning saves them once, too

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from medfed.common.streams import seeded
+from medfed.common.streams import generators_of, seeded
 from medfed.common.tensors import Tensors, forget
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import Batch
@@ -177,8 +177,6 @@ class GraphedSteps:
 
 def _streams(device: torch.device) -> Tensor:
     """Returns the states of random numbers, once the device has done its work."""
-    state = torch.get_rng_state()
-    if device.type != "cuda":
-        return state
-    torch.cuda.synchronize(device)
-    return torch.cat([state, torch.cuda.get_rng_state(device)])
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return torch.cat([generator.get_state() for generator in generators_of(device)])

@@ -172,7 +172,7 @@ class LocalTrainer:
         # A method's functions may take more batches than there are steps.
         early = self.budget.prefetch and not (how.get("direction") or how.get("after_step"))
         source = ahead(groups, device) if early and self._prefetches(data) else nullcontext(groups)
-        with self.model.training(), seeded(seed, device), globals_seeded(seed), source as ready:
+        with self.model.training(), globals_seeded(seed, device), source as ready:
             losses = [step(group) for group in ready]
         return sum(map(float, losses)) / steps  # read at the end: a GPU would wait at every step
 
@@ -384,7 +384,7 @@ class LocalTrainer:
         seed = derive_seed(self.seed, *key, "gradient")
         if self.gradients.private is not None:
             self.gradients.private.begin(_drawable(data), seed)
-        with self.model.training(), seeded(seed, self.model.device), globals_seeded(seed):
+        with self.model.training(), globals_seeded(seed, self.model.device):
             for batch in islice(self._epoch(data, seed), batches):
                 yield batch, size_of(batch)
 
@@ -401,6 +401,7 @@ class LocalTrainer:
         lone = self.split.policy != "frozen" and self.model.normalises
         lone = lone and data.num_samples > data.batch_size > 1
         private, device, empty = self.gradients.private, self.model.device, True
+        elsewhere = device.type != "cpu"
         if private is None:
             batches = self.residents.of(data).train_batches(seed)
         else:
@@ -408,7 +409,7 @@ class LocalTrainer:
         for batch in batches:
             if not (lone and size_of(batch) == 1):
                 empty = False
-                yield batch if device.type == "cpu" else to_device(batch, device)
+                yield to_device(batch, device) if elsewhere else batch
         if empty:  # otherwise the stream of epochs would loop for ever without a batch
             raise ConfigError(f"Client {data.id} has no training batch.")
 

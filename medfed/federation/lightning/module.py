@@ -23,6 +23,7 @@ import torch.distributed as dist
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
+from medfed.common.streams import globals_kept
 from medfed.common.tensors import to_device
 from medfed.federation.budget import Passes
 from medfed.federation.client import Batch, ClientData
@@ -247,20 +248,22 @@ class FederatedModule(pl.LightningModule):
         """
         clients = self._on_this_rank(current.recipients)
         if world_size() == 1:
-            for client in clients:
-                current.receive(client, self._fit(current, client))
+            with globals_kept(self.device):
+                for client in clients:
+                    current.receive(client, self._fit(current, client))
             return
         gathering = self._start_gathering(current.recipients)
-        for client in clients:
-            began = time.perf_counter()
-            try:
-                reply = self._fit(current, client).to_bytes()
-            except (NonFiniteError, CodecError) as error:
-                # The other ranks wait for replies: they get the error at the end of the phase.
-                gathering.put({f"failure/{client}": str(error)})
-                continue
-            cost = time.perf_counter() - began, self.losses.get(client)
-            gathering.put({f"reply/{client}": reply, f"costs/{client}": cost})
+        with globals_kept(self.device):
+            for client in clients:
+                began = time.perf_counter()
+                try:
+                    reply = self._fit(current, client).to_bytes()
+                except (NonFiniteError, CodecError) as error:
+                    # The other ranks wait for replies: they get the error at the end of the phase.
+                    gathering.put({f"failure/{client}": str(error)})
+                    continue
+                cost = time.perf_counter() - began, self.losses.get(client)
+                gathering.put({f"reply/{client}": reply, f"costs/{client}": cost})
         replies, most = gathering.finish(), self.federation.most_elements
         for client in current.recipients:
             if failure := replies.get(f"failure/{client}"):

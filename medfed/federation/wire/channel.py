@@ -45,6 +45,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -57,6 +58,7 @@ from medfed.common.tensors import (
     Layout,
     Tensors,
     cut,
+    dtypes_of,
     first_non_finite,
     flatten,
     layout_of,
@@ -473,8 +475,7 @@ class Channel:
                 f"channel.secure=masks keeps the part {part} of one client from the server, and "
                 "here it would be sent on its own; set channel.secure=null."
             )
-        if name := first_non_finite(tensors):
-            raise NonFiniteError(f"{part}/{name} holds NaN or infinity")
+        _check_finite(part, tensors, math.nan)
         data, clipped = self.sums.encode(tensors, place.share)
         if clipped and (place.client, part) not in self._clipped:
             self._clipped.add((place.client, part))
@@ -506,28 +507,27 @@ class Channel:
         same: _Alike = (kind, None, None)
         if link.direct and link.mode(kind) == "plain" and same in known:
             return known[same].encoded
-        for name, tensor in tensors.items():
-            if not tensor.is_floating_point():
-                raise CodecError(
-                    f"{part}/{name} is {tensor.dtype}; only real floating-point tensors "
-                    "travel: convert it"
-                )
-        layout = layout_of(tensors)
+        dtypes = dtypes_of(tensors)
+        if not all(dtype.is_floating_point for dtype in dtypes):
+            name = next(n for n, t in tensors.items() if not t.is_floating_point())
+            raise CodecError(
+                f"{part}/{name} is {tensors[name].dtype}; only real floating-point tensors "
+                "travel: convert it"
+            )
         if self._summed(part, direction):
-            return EncodedPart(kind, self._whole(part, tensors, place), layout)
+            return EncodedPart(kind, self._whole(part, tensors, place), layout_of(tensors))
+        if link.unchanged(kind, torch.float64 if torch.float64 in dtypes else torch.float32):
+            encoded = EncodedPart(kind, _unchanged(tensors))
+            _check_finite(part, tensors, encoded.unchanged[1])
+            if direction == "down":
+                self._encoded[part] = tensors, {**known, same: _Sent(None, encoded, None)}
+            return encoded
+        layout = layout_of(tensors)
         before = after.get(key := memory_key(link, part, kind, layout))
         same = (kind, None if before is None else id(before), None)
         if not link.direct or same not in known:
-            rng = None
-            # One pass finds NaN and infinity. As finite numbers may add up to infinity, the tensors
-            # are checked one by one before any is refused.
-            if plain := link.unchanged(kind, working_dtype(layout)):
-                sent = _Sent(before, _unchanged(tensors, kind, layout), None)
-            else:
-                flat = flatten(tensors).detach()
-            total = sent.encoded.norm if plain else float(flat.sum())
-            if not math.isfinite(total) and (lost := first_non_finite(tensors)):
-                raise NonFiniteError(f"{part}/{lost} holds NaN or infinity")
+            rng, flat = None, flatten(tensors).detach()
+            _check_finite(part, tensors, total := float(flat.sum()))
             if not link.direct:
                 # Downwards the content stands for the client: who is sent the same gets the same
                 # bytes on every rank, and different vectors get independent random numbers.
@@ -535,9 +535,7 @@ class Channel:
                 at = place.round, who, place.phase, direction, part
                 draw = derive_seed(self.seed, *at, "codec")
                 same, rng = (*same[:2], draw), np.random.default_rng(draw)
-            if plain:
-                known[same] = sent
-            elif same not in known:
+            if same not in known:
                 options = self.buffers, before, rng, flat, layout, place.round
                 try:
                     made = encode_part(tensors, kind, link, *options)
@@ -558,7 +556,9 @@ class Channel:
         self, part: str, encoded: EncodedPart, link: Link, direction: Direction, after: Memory
     ) -> Tensors:
         """Decodes a part, or finds what others have received; changes the memory ``after`` it."""
-        key, memo = memory_key(link, part, encoded.kind, encoded.layout), self._decoded.get(part)
+        key, memo = "", self._decoded.get(part)
+        if isinstance(encoded.content, bytes):
+            key = memory_key(link, part, encoded.kind, encoded.layout)
         if memo is not None and memo[0] is encoded:
             tensors, new = memo[1], encoded.received.memory if encoded.received else None
         else:
@@ -628,13 +628,21 @@ def encode_part(
     return EncodedPart(kind, data, layout, received), after
 
 
-def _unchanged(tensors: Tensors, kind: Kind, layout: Layout) -> EncodedPart:
-    """A part that no codec changes: the tensors themselves, as no state changes in place."""
-    same = {
+def _unchanged(tensors: Tensors) -> Tensors:
+    """What travels where no codec changes it: the tensors themselves, as no state changes."""
+    return {
         n: t if t.is_contiguous() and not t.requires_grad else t.detach().contiguous()
         for n, t in tensors.items()
     }
-    return EncodedPart(kind, same, layout)
+
+
+def _check_finite(part: str, tensors: Tensors, total: float) -> None:
+    """Refuses NaN and infinity; `total`: a sum or norm of all numbers, which is not finite then.
+
+    As finite numbers may add up to infinity, tensors are checked one by one before any is refused.
+    """
+    if not math.isfinite(total) and (lost := first_non_finite(tensors)):
+        raise NonFiniteError(f"{part}/{lost} holds NaN or infinity")
 
 
 def decode_part(
@@ -650,8 +658,10 @@ def decode_part(
     default.
     """
     device = device or torch.device("cpu")
-    if not isinstance(encoded.content, bytes):
-        return {n: t.to(device) for n, t in encoded.content.items()}, None
+    if not isinstance(content := encoded.content, bytes):
+        if device.type == "cpu" and all(map(attrgetter("is_cpu"), content.values())):
+            return content, None
+        return {n: t.to(device) for n, t in content.items()}, None
     coded, dense = sections(encoded.layout, link, buffers)
     least = dense_bytes(dense) if dense else 0
     data = encoded.data

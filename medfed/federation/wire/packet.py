@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
+import torch
 from torch import Tensor
 
 from medfed.common.schemas import Count, Number, parse_json
-from medfed.common.tensors import Layout, Tensors, flatten, length, numel
+from medfed.common.tensors import Layout, Tensors, flatten, joined, layout_of, length, numel
 from medfed.federation.wire.codecs.base import HEADER_BYTES, MAX_UNCHECKED, Payload
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.standalone.errors import CodecError, first_line
@@ -80,14 +81,19 @@ class EncodedPart:
     """One part, with the layout that both ends know from the model."""
 
     kind: Kind  # weights or an update
-    # Its bytes. What no codec changes is instead the tensors themselves: a receiver in the same
-    # process needs no bytes, and they are only counted.
-    content: bytes | Tensors = field(repr=False)
-    layout: Layout  # name, shape and dtype of each tensor
+    # Its ``bytes``. What no codec changes is instead the ``Tensors`` themselves: a receiver in the
+    # same process needs no bytes, and they are only counted.
+    content: Any = field(repr=False)
+    rows: Layout | None = None  # name, shape and dtype of each tensor; None: those of the content
     # The other end's result, which a sender with memory has decoded itself. A receiver in the same
     # process uses it instead of decoding again, so that both ends share one tensor. It does not
     # travel.
     received: Received | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Name, shape and dtype of each tensor."""
+        return layout_of(self.content) if self.rows is None else self.rows
 
     @property
     def data(self) -> bytes:
@@ -106,22 +112,28 @@ class EncodedPart:
 
     @property
     def _is_double(self) -> bool:
-        return "float64" in {dtype for _, _, dtype in self.layout}
+        return any(t.dtype == torch.float64 for t in self.content.values())
+
+    def few(self, decoded: Tensors) -> tuple[dict[Any, Tensor], float]:
+        """Returns the tensors that it was decoded to, joined, and their norm."""
+        return self.unchanged if decoded is self.content else _few(decoded)
 
     @cached_property
-    def norm(self) -> float:
-        """The norm of tensors that no codec changes; not finite if a number is not."""
-        assert not isinstance(self.content, bytes)
-        return length(self.content)
-
-    def norm_of(self, decoded: Tensors) -> float:
-        """Returns the norm of the tensors that it was decoded to."""
-        return length(decoded) if isinstance(self.content, bytes) else self.norm
+    def unchanged(self) -> tuple[dict[Any, Tensor], float]:
+        """The same of what no codec changes; the norm is not finite if a number is not."""
+        return _few(self.content)
 
     @cached_property
     def dense_size(self) -> int:
         """Its bytes as fp32, which every client of a broadcast needs."""
-        return dense_bytes(self.layout)
+        if isinstance(self.content, bytes):
+            return dense_bytes(self.layout)
+        return HEADER_BYTES + 4 * sum(map(Tensor.numel, self.content.values()))
+
+
+def _few(tensors: Tensors) -> tuple[dict[Any, Tensor], float]:
+    few = joined(tensors)
+    return few, length(few)
 
 
 @dataclass(frozen=True)
