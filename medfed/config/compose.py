@@ -436,9 +436,11 @@ def _check_sections(config: DictConfig) -> None:
 # Keys that have a meaning only with another one, as they are typed.
 _NEEDS = {
     **dict.fromkeys(("init.part", "init.client", "init.strict"), "init.weights"),
-    **dict.fromkeys(("init.rename", "init.spread"), "init.weights"),
+    **dict.fromkeys(("init.rename", "init.spread", "init.adopt"), "init.weights"),
     **dict.fromkeys(("k", "onboard_steps"), "onboard"),
-    **dict.fromkeys(("bands", "patients"), "by"),
+    **dict.fromkeys(("bands", "patients", "least"), "by"),
+    **{f"channel.{way}.cer.relative": f"channel.{way}.cer.gamma" for way in ("up", "down")},
+    "channel.range": "channel.secure",
 }
 
 
@@ -448,8 +450,12 @@ def _check_needed(overrides: Sequence[str], config: DictConfig) -> None:
         needed = _NEEDS.get(key, "")
         parent, _, leaf = needed.rpartition(".")
         node = OmegaConf.select(config, parent) if parent else config
-        if needed and leaf in node and node[leaf] is None:
+        if needed and leaf in node and node[leaf] in (None, 0):
             raise ConfigError(f"{key} changes nothing without {needed}; set {needed}, too.")
+        if key == "local.epochs" and (steps := config.local.steps) is not None:
+            raise ConfigError(
+                f"{key} changes nothing beside local.steps={steps}; set that to null."
+            )
         if key.partition(".")[0] == "augment" and "augment" not in config.get("data", key):
             raise ConfigError(
                 f"{key} changes nothing with data={config.hydra.runtime.choices.data}, which takes "
@@ -555,6 +561,10 @@ def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
                 break
             known = [str(k) for k in node if not str(k).startswith("_") and k != "hydra"]
             if leaf in known and not isinstance(node[leaf], DictConfig):
+                place = f"{parent}.{leaf}".lstrip(".")
+                if inside := key.removeprefix(place).lstrip("."):
+                    whole = f"{place}='{{{inside}: VALUE}}'"
+                    return f"{place} has no keys yet; set it as a whole, as in {whole}."
                 return f"{key} is there already; set it by {key}=VALUE, without the plus sign."
             if leaf in known:
                 inner = ", ".join(f"{key}.{k}" for k in node[leaf])
