@@ -75,6 +75,13 @@ HOSTILE = {
     "train -m seed=glob(*)": "seed=glob(*) names no values; write them, as in seed=0,1 or",
     "train -m seed=interval(1,2)": "seed=interval(1,2) names no values; write them",
     "train +seed=1": "seed is there already; set it by seed=VALUE, without the plus sign.",
+    "train privacy.example.epsilon=4": "privacy.example has no keys yet; set it as a whole, as in "
+    "privacy.example='{epsilon: VALUE}'.",
+    "train evaluation.operating_point.sensitivity=0.9": "evaluation.operating_point has no keys",
+    "train experiment=digits_pfednet local.epochs=3": "local.epochs changes nothing beside "
+    "local.steps=10; set that to null.",
+    "train channel.range=4": "channel.range changes nothing without channel.secure",
+    "train channel.up.cer.relative=false": "changes nothing without channel.up.cer.gamma",
     "train +sed=1": "Unknown key 'sed' (did you mean seed",
     "train ++note.text=a": "Unknown key 'note.text'",
     "train +pictures.kind=png": "Unknown key 'pictures.kind'; pictures has format.",
@@ -168,6 +175,8 @@ OF_A_RUN = {
     "onboard=a onboard_steps=0": "onboard_steps must be a whole number of at least 1, not 0.",
     "across=maybe": "across must be true or false, not 'maybe'.",
     "bands=[40]": "bands changes nothing without by; set by, too.",
+    "bands=40,50": "bands changes nothing without by; set by, too.",
+    "least=5": "least changes nothing without by; set by, too.",
     "by=age bands=[b]": "bands[0] must be a number, not 'b'.",
     "by=age least=-1": "least must be a whole number of at least 0, not -1.",
 }

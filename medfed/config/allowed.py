@@ -47,6 +47,12 @@ def yamls_of(folder: Path) -> Path:
     return folder / "configs" if (folder / "configs").is_dir() else folder
 
 
+def plugin_yaml(group: str, name: str) -> Path | None:
+    """Returns the yaml of an option that this run's plugin folders have."""
+    files = (yamls_of(folder) / group / f"{name}.yaml" for folder in _active)
+    return next((file for file in files if file.is_file()), None)
+
+
 def method_yamls(folders: Iterable[str | Path] = ()) -> dict[str, Path]:
     """Returns the yaml of each method by name, in order, with those of plugin folders.
 

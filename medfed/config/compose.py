@@ -11,8 +11,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import _locate
 from hydra.core.global_hydra import GlobalHydra
@@ -26,11 +28,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from medfed.config.allowed import CONFIG_DIR as CONFIG_DIR
-from medfed.config.allowed import check_targets
+from medfed.config.allowed import check_targets, plugin_yaml
 from medfed.config.check import check_path, check_types
 from medfed.config.description import RunDescription, as_yaml, describe, resolved, written
 from medfed.config.sections import Section, leaves, targets, walk
-from medfed.config.spelling import GROUPS, key_of, to_hydra_overrides, with_plugins
+from medfed.config.spelling import GROUPS, as_text, key_of, to_hydra_overrides, with_plugins
 from medfed.standalone.errors import ConfigError, MedfedError, did_you_mean, few, first_line
 
 CUSTOM_METRIC = "medfed.models.meters.CustomMetric"
@@ -178,12 +180,18 @@ def _composed(overrides: Sequence[str], name: str) -> Composition:
             config = _compose(for_other_data(overrides, lambda o: _compose(o, name)), name)
         except MissingConfigException as error:
             raise ConfigError(_explain_option(error)) from error
+        except yaml.MarkedYAMLError as error:
+            if (at := error.problem_mark) is None:
+                raise
+            place = f"{at.name}, line {at.line + 1}"
+            raise ConfigError(f"{place}: {error.problem}; mend the file there.") from error
         except ValueError as error:  # an option of a group that is a number
             raise ConfigError(_explain_number(error, overrides)) from error
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_explain_key(error, overrides, name)) from error
     _check_sections(config)
     _check_needed(overrides, config)
+    _check_read(config, name)
     if more := of_the_method(config, overrides):
         return _composed([*overrides, *more], name)
     return Composition(config)
@@ -218,6 +226,10 @@ def for_other_data(
 ) -> list[str]:
     """See :func:`with_other_data`; ``composing`` composes a configuration of a few overrides."""
     typed = {key_of(o): o.partition("=")[2] for o in overrides}
+    file = plugin_yaml("experiment", typed.get("experiment", ""))
+    if file and (those := _set_in(file)):
+        below = [*those, *(o for o in overrides if key_of(o) != "experiment")]
+        return [*overrides, *for_other_data(below, composing)[len(below) :]]
     path = typed.get("data.path", "null") != "null"
     if "experiment" not in typed or not (path or "data" in typed):
         return list(overrides)
@@ -234,6 +246,22 @@ def for_other_data(
         typed["partition"] = typed["partition.protocol"] = ""
     more = [o for o in alone.on_other_data if not {key_of(o), f"data.{key_of(o)}"} & typed.keys()]
     return [*overrides, *(more if is_other else ())]
+
+
+def _set_in(experiment: Path) -> list[str]:
+    """Returns what a plugin's experiment sets upon another one, as overrides.
+
+    Nothing where it has no other one below it, or says itself what holds for other data.
+    """
+    with experiment.open(encoding="utf-8") as opened:
+        content: Any = yaml.safe_load(opened) or {}
+    chosen = [d for d in content.pop("defaults", ()) if d != "_self_"]
+    bases = [f"experiment={d}" for d in chosen if isinstance(d, str)]
+    if not bases or "on_other_data" in content:
+        return []
+    groups = {k: v for d in chosen if isinstance(d, dict) for k, v in d.items()}
+    whole = {key.rpartition("/")[2]: value for key, value in groups.items()} | leaves(content)
+    return [*bases, *(f"{key}={as_text(value)}" for key, value in whole.items())]
 
 
 def of_the_method(config: DictConfig, overrides: Sequence[str]) -> list[str]:
@@ -407,9 +435,11 @@ def _check_sections(config: DictConfig) -> None:
 # Keys that have a meaning only with another one, as they are typed.
 _NEEDS = {
     **dict.fromkeys(("init.part", "init.client", "init.strict"), "init.weights"),
-    **dict.fromkeys(("init.rename", "init.spread"), "init.weights"),
+    **dict.fromkeys(("init.rename", "init.spread", "init.adopt"), "init.weights"),
     **dict.fromkeys(("k", "onboard_steps"), "onboard"),
-    **dict.fromkeys(("bands", "patients"), "by"),
+    **dict.fromkeys(("bands", "patients", "least"), "by"),
+    **{f"channel.{way}.cer.relative": f"channel.{way}.cer.gamma" for way in ("up", "down")},
+    "channel.range": "channel.secure",
 }
 
 
@@ -419,13 +449,35 @@ def _check_needed(overrides: Sequence[str], config: DictConfig) -> None:
         needed = _NEEDS.get(key, "")
         parent, _, leaf = needed.rpartition(".")
         node = OmegaConf.select(config, parent) if parent else config
-        if needed and leaf in node and node[leaf] is None:
+        if needed and leaf in node and node[leaf] in (None, 0):
             raise ConfigError(f"{key} changes nothing without {needed}; set {needed}, too.")
+        if key == "local.epochs" and (steps := config.local.steps) is not None:
+            raise ConfigError(
+                f"{key} changes nothing beside local.steps={steps}; set that to null."
+            )
         if key.partition(".")[0] == "augment" and "augment" not in config.get("data", key):
             raise ConfigError(
                 f"{key} changes nothing with data={config.hydra.runtime.choices.data}, which takes "
                 "no augmentation; leave it out."
             )
+
+
+def _check_read(config: DictConfig, name: str) -> None:
+    """Refuses a key of a plugin's yaml that nothing reads, such as ``round: 5``."""
+    if not config.get("plugins"):
+        return
+    known = written(_composed([], name).config)
+    read = re.findall(r"\$\{([\w.]+)", repr(written(config)))
+    for section in ("", *_FIXED):
+        there, usual = (config, known) if not section else (config.get(section), known.get(section))
+        for key in map(str, there or ()):
+            whole = f"{section}.{key}".lstrip(".")
+            if key not in (usual or ()) and not any(f"{r}.".startswith(f"{whole}.") for r in read):
+                if key == "experiment":
+                    where = "the yaml of an experiment begins with the line # @package _global_"
+                    raise ConfigError(f"In this place nothing reads an experiment; {where}.")
+                hint = did_you_mean(key, [*map(str, usual or ())])
+                raise ConfigError(f"Unknown key {whole!r}{hint} in a yaml of plugins.")
 
 
 def _check_experiment(overrides: Sequence[str], config: DictConfig) -> None:
@@ -494,7 +546,9 @@ def _explain_option(error: MissingConfigException) -> str:
     if not known:
         groups = sorted(p.name for p in CONFIG_DIR.iterdir() if p.is_dir())
         return f"Unknown group {group!r}{did_you_mean(group, groups)}; the groups are {groups}."
-    hint = did_you_mean(option, known)
+    root = group.partition("/")[0]
+    yours = f" (one of yours: plugins=FOLDER, which has it as configs/{root}/NAME.yaml)"
+    hint = did_you_mean(option, known) or yours
     return f"Unknown {group} {option!r}{hint}; choose one of {', '.join(known)}."
 
 
@@ -508,7 +562,9 @@ def _explain_number(error: Exception, overrides: Sequence[str]) -> str:
 
 def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
     """Names the wrong override and the keys of its section."""
-    unknown = f"The configuration cannot be composed: {first_line(error)}."
+    header = "; the experiment's first line must be # @package _global_"
+    header *= "@experiment." in str(error)
+    unknown = f"The configuration cannot be composed: {first_line(error)}{header}."
     for override in overrides:
         key, named = override.partition("=")[0].lstrip("+~"), override in str(error)
         if not (named or f"'{key}'" in str(error)):
@@ -536,6 +592,10 @@ def _without_key(config: DictConfig, key: str) -> str:
     leaf = key.removeprefix(f"{parent}.").partition(".")[0]
     known = [str(k) for k in node if not str(k).startswith("_") and k != "hydra"]
     if leaf in known and not isinstance(node[leaf], DictConfig):
+        place = f"{parent}.{leaf}".lstrip(".")
+        if inside := key.removeprefix(place).lstrip("."):
+            whole = f"{place}='{{{inside}: VALUE}}'"
+            return f"{place} has no keys yet; set it as a whole, as in {whole}."
         return f"{key} is there already; set it by {key}=VALUE, without the plus sign."
     if leaf in known:
         inner = ", ".join(f"{key}.{k}" for k in node[leaf])

@@ -26,7 +26,7 @@ HYDRA = re.compile(
 )
 SEARCHPATH = "hydra.searchpath="
 # Keys that take several values, in commands that do not sweep.
-LISTS = ("k", "client", "weights", "suite", "methods", "variants")
+LISTS = ("k", "client", "weights", "suite", "methods", "variants", "bands", "subsets")
 # Keys whose value is the path of a file or folder; those of PATH_LISTS take several.
 PATHS = re.compile(
     r"run|resume|folder|plan|study|out|input|output|candidates|onboard|patients|data_root|paths\.\w+"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from medfed.common.scores import limits_of, smaller_is_better
 from medfed.common.streams import seeded
 from medfed.federation.split import patterns_of
 from medfed.functional.scores import Floats
@@ -289,16 +290,15 @@ class TaskModule(nn.Module):
         return None
 
     def _checked_selection(self, selection: Sequence[str]) -> tuple[str, str]:
-        metric, mode = selection
+        metric, *modes = selection
         check_known("model.selection", metric, self.metric_names)
-        if mode not in ("max", "min"):
-            raise ConfigError(f"The selection mode must be max or min, not {mode!r}.")
-        if metric in self.custom_metrics and mode != self.custom_metrics[metric].direction:
-            raise ConfigError(
-                f"model.selection={[metric, mode]} contradicts model.metrics.{metric}, whose "
-                f"direction is {self.custom_metrics[metric].direction}."
-            )
-        return metric, mode
+        right = ["min" if smaller_is_better(metric) else "max"]
+        if limits_of(metric) == (-math.inf, math.inf) and metric not in self.custom_metrics:
+            right = ["max", "min"]  # of a user's task, whose names do not tell
+        if len(modes) != 1 or modes[0] not in right:
+            chosen = f"model.selection=[{','.join(map(str, selection))}]"
+            raise ConfigError(f"{chosen} must be [{metric},{' or '.join(right)}].")
+        return metric, modes[0]
 
     def _to_network(self, batch: Batch) -> dict[str, Tensor]:
         # Not self.device: the runtime may have moved only the network.

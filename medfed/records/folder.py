@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -234,10 +235,12 @@ class RunFolder(Places):
                 self.check_data(splits)  # as what follows from the data may also have changed
             changed = changed_keys(self.config, config.values, NOT_THE_EXPERIMENT)
             if changed:
+                changed.sort(key=lambda change: change.partition(":")[0].count("."))
+                words = shlex.join(["medfed", "train", *self.overrides, f"resume={self.folder}"])
+                how = f"by {words}" if self.overrides else "with the same overrides."
                 raise errors.CheckpointError(
                     f"The run in {self.folder} has another configuration "
-                    f"({'; '.join(changed[:5])}); resume with the same overrides or start a new "
-                    "run."
+                    f"({'; '.join(changed[:5])}); start a new run, or resume {how}"
                 )
             self.check_data(splits)
             return

@@ -9,6 +9,7 @@ import pytest
 from medfed.commands.init import guessed
 from medfed.datamodules.readers.datalist import DatalistReader
 from medfed.datamodules.readers.trees import list_of
+from medfed.standalone.errors import DataError
 
 PLACES = ("Basel", "Bern", "site_3")
 # By layout: files of a case at a hospital, as templates, the contrasts, and the patient.
@@ -121,14 +122,62 @@ def test_bids(tmp_path, sessions):
     [
         ["a/1.nii", "a/2.nii"],  # no mask
         ["a/1_seg.nii", "a/2_seg.nii"],  # no image
-        ["a/1_t1.nii", "a/seg.nii", "a/mask.nii", "b/1_t1.nii", "b/seg.nii"],  # two masks
-        ["a/t1.nii", "a/t1.mha", "a/seg.nii", "b/t1.nii", "b/seg.nii"],  # one contrast twice
         ["a/t1.png", "a/seg.png"],  # no volumes
     ],
 )
-def test_names_that_do_not_tell(tmp_path, files):
+def test_folders_of_another_kind(tmp_path, files):
     touch(tmp_path, files)
     assert list_of(tmp_path) is None
+
+
+CONFLICTS = {
+    "two alike": (["t1", "seg", "mask"], "t1.nii fits two masks, mask.nii and seg.nii"),
+    "one of a contrast": (["t1", "seg", "t1_mask"], "t1.nii fits two masks, t1_mask.nii and seg"),
+    "two organs": (["t1", "liver_seg", "lesion_seg"], "few images fit a mask, such as"),
+    "two endings": (["t1", "t1.mha", "seg"], "t1.mha and .*t1.nii fit one mask alike, seg.nii"),
+}
+
+
+@pytest.mark.parametrize(("files", "sentence"), CONFLICTS.values(), ids=CONFLICTS)
+def test_names_that_do_not_tell_are_refused_where_nothing_else_fits(tmp_path, files, sentence):
+    endings = [f if "." in f else f"{f}.nii" for f in files]
+    touch(tmp_path, [f"{case}/{file}" for case in ("a/1", "a/2", "b/3") for file in endings])
+    with pytest.raises(DataError, match=f"{sentence}.*leave one mask of each"):
+        DatalistReader(tmp_path, regions={"tumour": [1]})
+    assert str(guessed(tmp_path, {}).refused)
+    (tmp_path / "table.csv").write_text("age,label\n" + "1,0\n2,1\n" * 20)
+    assert guessed(tmp_path, {}).data == "csv"
+
+
+def test_capitals_make_no_contrast_and_other_words_are_masks(tmp_path):
+    cases = [("Basel/1", "T1", "seg"), ("Basel/2", "T1", "SEG"), ("Bern/3", "t1", "Maske")]
+    touch(tmp_path, [f"{place}/{file}.nii" for place, *files in cases for file in files])
+    index = list_of(tmp_path)
+    assert (index["modality"], len(index["training"])) == ({"0": "T1"}, 3)
+    bids = [f"sub-{n}/anat/sub-{n}_T1w.nii.gz" for n in "123"]
+    bids += [f"derivatives/sub-{n}/anat/sub-{n}_dseg.nii.gz" for n in "123"]
+    touch(tmp_path / "bids", bids)
+    assert [e["patient"] for e in list_of(tmp_path / "bids")["training"]] == [
+        *("sub-1", "sub-2", "sub-3")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("folders", "are_hospitals"),
+    [
+        (("site1", "site2"), True),
+        (("HK", "I2CVB"), True),
+        (("Hospital_01", "Hospital_02"), True),
+        (("P1", "P2"), False),
+        (("A0S9V9", "B3E2W8"), False),
+        (("sub-01", "sub-02"), False),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_numbers_in_the_names_of_hospitals(tmp_path, folders, are_hospitals):
+    files = [f"{h}/{n:03d}/{file}.nii" for h in folders for n in range(3) for file in ("t1", "seg")]
+    touch(tmp_path, files)
+    assert all(("centre" in e) == are_hospitals for e in list_of(tmp_path)["training"])
 
 
 def test_a_contrast_that_few_cases_lack_is_a_missing_one(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import sys
 
@@ -275,8 +276,16 @@ def test_a_changed_configuration(straight, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(straight, folder)
     before = left_in(folder)
-    with pytest.raises(CheckpointError, match=r"another configuration \(local.steps: 2 -> 3\); re"):
+    changed = r"another configuration \(local.steps: 2 -> 3\); start a new run, or resume with the"
+    with pytest.raises(CheckpointError, match=changed):
         resume(folder, *CLINICAL, "local.steps=3")
+    (folder / "overrides.yaml").write_text(
+        "- experiment=clinical_pfednet\n- data.label=two words\n"
+    )
+    again = f"by medfed train experiment=clinical_pfednet 'data.label=two words' resume={folder}"
+    with pytest.raises(CheckpointError, match=re.escape(again)):
+        resume(folder, *CLINICAL, "local.steps=3")
+    (folder / "overrides.yaml").unlink()
     assert left_in(folder) == before
     assert all(is_whole(p) for p in rounds_in(folder / "checkpoints"))
 

@@ -214,6 +214,55 @@ def test_an_experiment_of_ones_own_says_what_holds_for_other_data(tmp_path):
     assert load([*mine, "data=csv", "data.path=x", "seed=1"]).seed == 1
 
 
+UPON = """# @package _global_
+defaults:
+  - clinical_pfednet
+  - override /data: csv
+  - _self_
+data: {path: x, label: ill}
+"""
+SHARDS = UPON.replace("  - _self_", "  - override /partition: shards\n  - _self_")
+
+
+@pytest.mark.parametrize(
+    ("content", "typed", "expected"),
+    [
+        (UPON, "seed=1", "Auto"),
+        (UPON, "partition=shards", "Shards"),
+        (UPON.replace("path: x, ", ""), "data.path=y", "Auto"),
+        (UPON + "partition: {delta: 7}\n", "seed=1", "LabelImbalance"),
+        (SHARDS, "seed=1", "Shards"),
+        (SHARDS, "data.path=y", "Shards"),
+        (UPON.replace("  - override /data: csv\n", "").replace("path: x, ", ""), "seed=1", "Label"),
+    ],
+    ids=["path", "typed", "typed path", "a key", "a choice", "a choice and a path", "its data"],
+)
+def test_an_experiment_upon_a_shipped_one_has_its_own_data(content, typed, expected, tmp_path):
+    write_text(tmp_path / "configs" / "experiment" / "mine.yaml", content)
+    config = load([f"plugins={tmp_path}", "experiment=mine", typed])
+    assert config.partition._target_.rpartition(".")[2].startswith(expected)
+
+
+MISTAKES = {
+    "an unknown key": (UPON + "round: 5\n", r"Unknown key 'round' \(did you mean rounds"),
+    "a key inside": (UPON + "pictures: {formt: none}\n", r"Unknown key 'pictures.formt' \(did"),
+    "no first line": ("defaults: [digits_pfednet]\nrounds: 5\n", "begins with the line # @package"),
+    "choices, too": (UPON.partition("\n")[2], "first line must be # @package _global_"),
+    "a tab": (UPON + "\trounds: 5\n", r"mine.yaml, line 7: found character .* mend the file"),
+    "a key twice": (UPON + "seed: 1\nseed: 2\n", r"mine.yaml, line 8: found duplicate key seed"),
+}
+
+
+@pytest.mark.parametrize(("content", "sentence"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_in_a_yaml_of_ones_own_are_named(content, sentence, tmp_path):
+    write_text(tmp_path / "configs" / "experiment" / "mine.yaml", content)
+    with pytest.raises(ConfigError, match=sentence):
+        load([f"plugins={tmp_path}", "experiment=mine"])
+    used = UPON + "half: 3\nrounds: ${half}\n"  # a name for other values is no mistake
+    write_text(tmp_path / "configs" / "experiment" / "mine.yaml", used)
+    assert load([f"plugins={tmp_path}", "experiment=mine"]).rounds == 3
+
+
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [

@@ -415,7 +415,10 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         masks := [file for file in looks.visible(path / pair[1]) if is_volume(file)]
     ):
         guess, content, names = looks.Guess("datalist", path), {}, [stem_of(f) for f in masks]
-    elif path.is_dir() and (content := trees.list_of(path, _centre_of(answers)) or {}):
+    elif path.is_dir() and (tree := _tree_of(path, _centre_of(answers))):
+        if isinstance(tree, DataError):
+            return looks.Guess("datalist", path, sure=False, refused=tree)
+        content = tree
         entries = [entry for name in _LISTS for entry in content.get(name, ())]
         masks = [path / entry["label"] for entry in entries]
         names = [stem_of(Path(_first(entry))) for entry in entries]
@@ -443,6 +446,13 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     elif "labels" not in content and masks:
         looks.regions(guess, masks)
     return guess
+
+
+def _tree_of(path: Path, centre: str | None) -> dict[str, Any] | DataError:
+    try:
+        return trees.list_of(path, centre) or {}
+    except DataError as error:
+        return error
 
 
 def _centre_of(answers: looks.Answers) -> str | None:

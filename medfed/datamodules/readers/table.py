@@ -256,7 +256,7 @@ def read_csv(
         return check_names("column", names, sheet.columns, f"{path}, {key}: ")
 
     used = sum((columns(key, [name]) for key, name in roles.items() if name), ())
-    columns("the roles", used)
+    columns(", ".join(key for key, name in roles.items() if name), used)
     used += columns("data.drop", given.drop) if given.drop else ()
     dates = [columns("data.ages", pair) for pair in (given.ages or {}).items()]
     years = [f"years from {begin} to {end}" for end, begin in dates]

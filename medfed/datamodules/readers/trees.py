@@ -16,11 +16,14 @@ _PARTICIPANTS = "participants.tsv"  # of BIDS
 FOLDER = "folder"
 _SPLITS = {"train": "training", "val": "validation", "test": "test"}
 _SPLITS |= {"training": "training", "validation": "validation", "testing": "test"}
+_MEND = "give both the words of their case and leave one mask of each, or write a dataset.json"
 Words = dict[Path, tuple[str, ...]]
 
 
 def list_of(path: Path, centre: str | None = "centre") -> dict[str, Any] | None:
-    """Returns the cases below a folder as a list in MONAI's form; None where names do not tell.
+    """Returns the cases below a folder as a list in MONAI's form; None without masks or images.
+
+    Names that do not tell which belong together are refused.
 
     `centre`: the entry of the hospital: ``folder`` takes the first folders that differ for it,
     ``centre`` if they are called like hospitals, and None takes them for patients.
@@ -29,7 +32,7 @@ def list_of(path: Path, centre: str | None = "centre") -> dict[str, Any] | None:
     words = {file: _words("/".join(_stems(path, file))) for file in files}
     masks = {file: of for file, of in words.items() if looks.INSIDE & {*of}}
     images = {file: of for file, of in words.items() if file not in masks}
-    if not masks or not images:
+    if len(masks) < 2 or not images:
         return None
     own = looks.INSIDE | _in_all(masks).difference(*images.values())
     cases = {mask: tuple(w for w in of if w not in own) for mask, of in masks.items()}
@@ -41,7 +44,8 @@ def list_of(path: Path, centre: str | None = "centre") -> dict[str, Any] | None:
     counts = Counter(name for of in found.values() for name in of)
     channels = [name for name, count in counts.items() if 2 * count >= len(found)]
     if len(found) < 2 or not channels:
-        return None
+        some = f"such as {min(images)} and {min(masks)}"
+        raise DataError(f"By their names, few images fit a mask, {some}: {_MEND}.")
     facts = _facts(path, sorted(found), own, centre)
     index: dict[str, Any] = {"modality": {str(n): name for n, name in enumerate(channels)}}
     for mask, (split, more) in zip(sorted(found), facts, strict=True):
@@ -72,25 +76,31 @@ def _in_all(words: Words) -> set[str]:
 
 
 def _contrasts(cases: Words, images: Words) -> dict[Path, dict[str, Path]]:
-    """Returns the images of each mask by their contrasts; nothing where one fits two."""
+    """Returns the images of each mask by their contrasts."""
     often = Counter(word for of in cases.values() for word in of)
     by_word: dict[str, list[Path]] = {}  # the rarest word of each mask
     for mask, of in cases.items():
         by_word.setdefault(min(of, key=lambda w: (often[w], w), default=""), []).append(mask)
     found: dict[Path, dict[str, Path]] = {}
+    others: dict[Path, tuple[Path, Path]] = {}  # masks that an image would fit, too
+    spellings = dict[str, str]()  # T1 and t1 are one contrast
     for image, of in images.items():
         near = [mask for word in (*of, "") for mask in by_word.get(word, ())]
         # In order, as sub-1/ses-2 and sub-2/ses-1 have the same words.
         near = [m for m in near if tuple(w for w in of if w in cases[m]) == cases[m]]
         most = max((len(cases[mask]) for mask in near), default=0)
         best = [mask for mask in near if len(cases[mask]) == most]
-        if len(best) > 1:
-            return {}
-        for mask in best:
+        others |= {mask: (image, best[0]) for mask in near if mask != best[0]}
+        for mask in best[:1]:
             beyond = {*of}.difference(cases[mask])
             named = [w for w in re.split(r"[\W_]+", stem_of(image)) if w.lower() in beyond]
-            if found.setdefault(mask, {}).setdefault("_".join(named) or "image", image) != image:
-                return {}
+            name = "_".join(named) or "image"
+            name = spellings.setdefault(name.lower(), name)
+            if (twin := found.setdefault(mask, {}).setdefault(name, image)) != image:
+                raise DataError(f"{twin} and {image} fit one mask alike, {mask.name}: {_MEND}.")
+    if left := next((mask for mask in others if mask not in found), None):
+        image, mask = others[left]
+        raise DataError(f"{image} fits two masks, {mask.name} and {left.name}: {_MEND}.")
     return found
 
 
@@ -124,7 +134,8 @@ def _facts(
 
 def _may_be_hospital(folder: str) -> bool:
     """Whether a name says hospital, or is no patient's, which has a number."""
-    return not re.search(r"\d", folder) or any(map(HOSPITAL.fullmatch, looks.words(folder)))
+    numbered = re.search(r"(?<![^\W_])\d|\d(?![^\W_])", folder)  # I2CVB is not
+    return not numbered or any(map(HOSPITAL.fullmatch, looks.words(re.sub(r"\d", "", folder))))
 
 
 def _of_participants(path: Path, masks: Sequence[Path]) -> list[str] | None:
