@@ -98,6 +98,7 @@ def _command(given: Mapping[str, Any], size: str, paths: Mapping[str, str | None
 
 MARGIN = 0.05
 """How far apart two means may be and still be called the same."""
+_EQUAL = 5e-4  # with three digits they are equal
 _HEAD = ("method", "published", "ours", "difference", "holds")
 _TEMPLATE = Path(__file__).parent / "templates" / "published.md"
 
@@ -112,18 +113,19 @@ def difference(ours: Sequence[float], known: Sequence[float]) -> tuple[str, str]
         ('does not hold', ('+0.150', 'cannot tell'))
         >>> difference([0.70, 0.71, 0.72], [0.71])  # one published run
         ('+0.000 [-0.025, +0.025]', 'holds')
+        >>> difference([0.7101, 0.7101], [0.71]), difference([0.72, 0.72], [0.71, 0.71])
+        (('+0.000', 'holds'), ('+0.010', 'cannot tell'))
     """
     if not len(ours) or not len(known):
         return "", "not known" if len(ours) else "not computed"
     gap = float(np.mean(ours) - np.mean(known))
-    if len(ours) < 2:
-        return f"{gap:+.3f}", "cannot tell"
+    if len(ours) < 2 or max(np.ptp(ours), np.ptp(known)) < _EQUAL:  # nothing tells of chance
+        return f"{gap:+.3f}", "holds" if len(ours) > 1 and abs(gap) < _EQUAL else "cannot tell"
     from scipy import stats  # late: tables without published results need none
 
-    low = high = gap
-    if len(known) == 1 and np.ptp(ours):
+    if len(known) == 1:
         low, high = np.subtract(stats.ttest_1samp(ours, 0).confidence_interval(), known[0])
-    elif np.ptp(ours) or np.ptp(known):
+    else:
         low, high = stats.ttest_ind(ours, known, equal_var=False).confidence_interval()
     word = "holds" if max(-low, high) <= MARGIN else "cannot tell"
     return f"{gap:+.3f} [{low:+.3f}, {high:+.3f}]", word if low <= 0 <= high else "does not hold"

@@ -84,7 +84,10 @@ class WholeSplit:
         """Returns a row per sample: ``label``, and the task's columns of its logits."""
         if self.columns is None or not self.labels:
             return []
-        columns = {"case": self.case, "label": torch.cat(self.labels).tolist()}
+        label = torch.cat(self.labels).cpu().numpy()
+        if label.dtype == np.float32:  # 4.84 and not 4.840000152587891
+            label = label.astype(str).astype(float)
+        columns = {"case": self.case, "label": label.tolist()}
         more = self.columns(torch.cat(self.logits).double())
         columns |= {name: values.tolist() for name, values in more.items()}
         rows = zip(*columns.values(), strict=True)

@@ -114,6 +114,11 @@ class Harm:
     # By client how much better it is than alone; empty as `clients`.
     gains: Mapping[str, Gain] = field(default_factory=dict)
 
+    @property
+    def known(self) -> int:
+        """How many hospitals it is a share of: the data of others leave the metric undefined."""
+        return sum(not math.isnan(gain.difference.mean) for gain in self.gains.values())
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -212,7 +217,10 @@ def against(task: Task, reference: str, names: Sequence[str]) -> dict[str, Gain]
     gaps = {n: gap.within(task.gain_limits) for n, gap in whole.items()}
     corrected = holm([gap.p for gap in gaps.values()])
     return {
-        name: Gain(gap, verdict(gap.mean, p), p, percentiles(resampled[name], LEVEL))
+        name: Gain(
+            *(gap, UNDECIDED if task.is_unsure else verdict(gap.mean, p), p),
+            percentiles(resampled[name], LEVEL),
+        )
         for (name, gap), p in zip(gaps.items(), corrected, strict=True)
     }
 

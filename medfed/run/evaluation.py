@@ -65,8 +65,11 @@ def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
     return summary | measured
 
 
-def _warn_of_remembered(folder: Path, split: str) -> None:
-    """Says where a model remembers the cases that it is to predict."""
+def _warn_of_split(folder: Path, split: str) -> None:
+    """Says where a model has learned or was chosen by the cases that it is to predict."""
+    if split != "test":
+        did = "trained the models" if split == "train" else "chose the round, and any thresholds"
+        warn(f"The {split} patients {did}: metrics are better than on patients that did not.")
     known = RunFolder(folder).summary.get("remembered", {}) if split == "train" else {}
     if clients := [shown(client) for client, of in known.items() if of["cases"]]:
         warn(
@@ -77,7 +80,7 @@ def _warn_of_remembered(folder: Path, split: str) -> None:
 
 def _tested(folder: Path, split: str) -> Experiment:
     """Evaluates each selected model on its client's patients."""
-    _warn_of_remembered(folder, split)
+    _warn_of_split(folder, split)
     experiment = reopen(folder)
     experiment.module.test_split = split  # type: ignore[assignment]
     with ranks_end_together(experiment.trainer):
@@ -120,16 +123,19 @@ def measure_subgroups(
     tested, data = examined(experiment), experiment.data
     if not tested.pooled():
         raise ConfigError("by is for tasks with a table of cases, and models that have not failed.")
-    named = banded(values_of(data, column, source), edges, _words_missing(data))
+    texts = values_of(data, column, source)
+    named = banded(texts, edges, _words_missing(data))
     of_group: dict[str, dict[str, Any]] = defaultdict(dict)
     for client, cases in tested.cases.items():
         names = [named.get(p) or "unknown" for p in data.plans[client].patients[tested.split]]
         each = np.array(names, dtype=object)[cases["case"].astype(int)]
         for name in {*each}:
             of_group[name][client] = {n: values[each == name] for n, values in cases.items()}
+    order = [*dict.fromkeys(named[p] for p in sorted(named, key=lambda p: _ordered(texts[p])))]
     patients = {
-        name: sum(len({*of["case"].tolist()}) for of in some.values())
-        for name, some in sorted(of_group.items())
+        name: sum(len({*of["case"].tolist()}) for of in of_group[name].values())
+        for name in (*order, "unknown")
+        if name in of_group
     }
     groups: dict[str, dict[str, Any]] = {}
     for name, count in divided(patients, least).items():
@@ -138,6 +144,12 @@ def measure_subgroups(
             stats = findings(replace(tested, cases=of_group[name]), experiment.config.seed)
             groups[name] |= {"metrics": stats["pooled"], "intervals": stats["intervals"]["pooled"]}
     return {"column": column, "split": split, "groups": groups}
+
+
+def _ordered(text: str) -> tuple[float, str]:
+    """By this numbers are in their order, and before words."""
+    value = as_number(text)
+    return value if abs(value) < np.inf else np.inf, text
 
 
 def values_of(data: FederatedDataModule, column: str, source: Path | None) -> dict[str, str]:
@@ -263,7 +275,13 @@ def show_across(values: Mapping[str, Any], folder: Path, split: str) -> None:
     each = np.array([*known.values()], float), models, [[n] for n in patients], patients
     save_figures(run.pictures_folder, {f"across_{split}": heat_map(*each, title, falls=falls)})
     rows = [[model, *map(scores.number, row)] for model, row in known.items()]
+    counts = {c: len(of[split]) for c, of in run.splits["clients"].items() if split in of}
+    rows += [["patients", *(str(counts[c]) for c in hospitals)]] * ({*hospitals} <= {*counts})
     console.print(Table.of(["model of", *hospitals], rows, prose=(0,)).printed(title))
+    small = {c: f"{n} patients" for c, n in counts.items() if n < scores.LEAST_CASES}
+    small |= run.summary.get("small", {}) if split == "test" else {}
+    if listed := [f"{shown(c)} ({small[c]})" for c in hospitals if c in small]:
+        say(console, f"With so few patients, models may differ by chance: {few(listed, 8)}.")
     say(console, f"Written: {folder}/across_{split}.json and pictures/across_{split}.png")
 
 
@@ -279,11 +297,18 @@ def show_subgroups(subgroups: Mapping[str, Any], folder: Path) -> None:
     rows = [[n, str(groups[n]["patients"]), scores.number(v), ends[n]] for n, v in known.items()]
     table = Table.of([column, "patients", metric, "95 % interval"], rows, prose=(0,))
     title = f"{split} {scores.label_of(metric)} by subgroup, all hospitals together"
-    wide_console().print(table.printed(title))
+    if rows:
+        wide_console().print(table.printed(title))
     lines, defined = [], [name for name, value in known.items() if value == value]
     if len(defined) > 1:  # nothing is the worst of one
-        worst = (max if scores.smaller_is_better(metric) else min)(defined, key=known.__getitem__)
-        lines = [f"Worst by {metric}: {worst}, {scores.number(known[worst])} {ends[worst]}."]
+        falls = scores.smaller_is_better(metric)
+        worst, *_, best = sorted(defined, key=known.__getitem__, reverse=falls)
+        (low, high), (least, most) = (enough[n]["intervals"][metric] for n in (worst, best))
+        chance = f"; its interval is not apart from that of {best}, the best, so it may be chance"
+        lines = [
+            f"Worst by {metric}: {worst}, {scores.number(known[worst])} {ends[worst]}"
+            f"{'' if high < least or most < low else chance}."
+        ]
     if any(ends[name] == "–" for name in defined):
         lines.append("A subgroup with a hospital of a single test patient has no interval.")
     if hidden := [name for name in groups if name not in known]:
@@ -318,7 +343,7 @@ def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "tes
     The other channels are zero after normalisation, as for a hospital that lacks them. Surface
     distances are left out, because they take long.
     """
-    _warn_of_remembered(folder, split)
+    _warn_of_split(folder, split)
     experiment = reopen_selected(folder)
     module, names = experiment.module, tuple(experiment.data.channel_names)
     subsets = find_subsets(wanted, names)
@@ -421,8 +446,7 @@ def show_subsets(subsets: Subsets, folder: Path) -> None:
         cells = []
         for subset, (*each, mean) in zip(subsets.subsets, values.T, strict=True):
             texts = ["" if np.isnan(v) else scores.number(v) for v in each] if apart else []
-            having = sum(subset in by_subset for by_subset in subsets.metrics.values())
-            counted = f"{having} of {len(clients)}"
+            counted = f"{(~np.isnan(each)).sum()} of {len(clients)}"
             cells.append(["+".join(subset), *texts, scores.number(mean), counted])
         table = Table.of(["channels", *clients * apart, "mean", "of"], cells, prose=(0,))
         title = f"{split} {scores.label_of(metric)} on subsets of the channels"

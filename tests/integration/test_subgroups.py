@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from medfed.commands.evaluate import main
+from medfed.records.folder import RunFolder
 from medfed.run.audit import audit
 from medfed.run.evaluation import (
     banded,
+    evaluate_run,
     measure_across,
     measure_subgroups,
     show_across,
@@ -41,7 +44,65 @@ def test_models_on_their_own_patients_are_the_summary(clinical, capsys):
     show_across(values, clinical, "test")
     assert json.loads((clinical / "across_test.json").read_text()) == values
     assert (clinical / "pictures" / "across_test.png").is_file()
-    assert f"{values['hospital_1']['hospital_2']['auroc']:.4f}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"{values['hospital_1']['hospital_2']['auroc']:.4f}" in printed
+    splits = json.loads((clinical / "splits.json").read_text())["clients"]
+    counts = [str(len(of["test"])) for of in splits.values()]
+    assert ["patients", *counts] in [line.split() for line in printed.splitlines()]
+
+
+@pytest.mark.parametrize("split", ["test", "val"])
+def test_a_table_of_models_says_which_hospitals_are_too_small(clinical, tmp_path, capsys, split):
+    shutil.copytree(clinical, tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    splits = json.loads(run.splits_json.read_text())
+    for client, part in (("hospital_0", "val"), ("hospital_1", "test")):
+        of = splits["clients"][client]
+        of[part] = of[part][:3]
+    run.splits_json.write_text(json.dumps(splits))
+    summary = json.loads(run.summary_json.read_text())
+    run.summary_json.write_text(json.dumps(summary | {"small": {"hospital_2": "1 of a class"}}))
+    values = {m: {n: {"auroc": 0.5} for n in splits["clients"]} for m in splits["clients"]}
+    show_across(values, run.folder, split)
+    small = "hospital_0 (3 patients)"
+    if split == "test":
+        small = "hospital_1 (3 patients), hospital_2 (1 of a class)"
+    assert f"models may differ by chance: {small}." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("measure", "words"),
+    [
+        (lambda run: evaluate_run(run, "val"), "The val patients chose the round"),
+        (lambda run: measure_across(run, "train"), "The train patients trained the models"),
+        (lambda run: measure_subgroups(run, "val", "mean radius"), "The val patients chose"),
+        (lambda run: measure_across(run, "test"), ""),
+    ],
+    ids=["evaluate", "across", "by", "test"],
+)
+def test_patients_that_shaped_a_model_are_no_test_of_it(clinical, tmp_path, caplog, measure, words):
+    shutil.copytree(clinical, tmp_path / "run")
+    measure(tmp_path / "run")
+    said = "better than on patients that did not" in caplog.text
+    assert said == bool(words)
+    assert words in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("worst", "chance"), [([0.4, 0.6], False), ([0.4, 0.75], True), ([np.nan, np.nan], True)]
+)
+def test_a_worst_subgroup_that_chance_may_have_made_is_said_to_be_one(
+    clinical, capsys, worst, chance
+):
+    groups = {"f": (0.5, worst), "m": (0.8, [0.7, 0.9]), "x": (0.6, [0.5, 0.7])}
+    each = {
+        name: {"patients": 30, "metrics": {"auroc": value}, "intervals": {"auroc": ends}}
+        for name, (value, ends) in groups.items()
+    }
+    show_subgroups({"split": "test", "column": "sex", "groups": each}, clinical)
+    words = " ".join(capsys.readouterr().out.split())
+    assert "Worst by auroc: f, 0.5000" in words
+    assert ("not apart from that of m, the best, so it may be chance." in words) == chance
 
 
 def test_a_subgroup_is_all_hospitals_cases_of_it(clinical, tmp_path, capsys):
@@ -94,7 +155,7 @@ def test_a_subgroup_is_all_hospitals_cases_of_it(clinical, tmp_path, capsys):
 
 def test_numbers_of_the_table_are_divided_into_bands(clinical):
     subgroups = measure_subgroups(clinical, "test", "mean radius", edges=[12, 15], least=1)
-    assert {*subgroups["groups"]} == {"below 12", "12 to below 15", "15 and more"}
+    assert [*subgroups["groups"]] == ["below 12", "12 to below 15", "15 and more"]
     total = sum(one["patients"] for one in subgroups["groups"].values())
     splits = json.loads((clinical / "splits.json").read_text())["clients"]
     assert total == sum(len(of["test"]) for of in splits.values())

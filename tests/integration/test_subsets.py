@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,18 @@ def test_what_is_written_and_that_nothing_else_is(scans, measured, capsys):
     assert "test IoU on subsets" in text
     assert "FLAIR+T1w+T1gd+T2w" in text
     assert "0 of 2" in text
+
+
+def test_a_mean_says_how_many_clients_have_a_value(scans, measured, capsys):
+    client = next(iter(measured.metrics))
+    lacking = {s: dict.fromkeys(m, math.nan) for s, m in measured.metrics[client].items()}
+    only = replace(measured, metrics=measured.metrics | {client: lacking})
+    kept = (scans / "subsets_test.csv").read_bytes()
+    show_subsets(only, scans)
+    (scans / "subsets_test.csv").write_bytes(kept)
+    text = capsys.readouterr().out
+    assert "1 of 2" in text
+    assert "2 of 2" not in text
 
 
 def test_the_heat_map_says_every_number(measured):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import optimize, stats
 from sklearn import linear_model
-from sklearn.metrics import r2_score, root_mean_squared_error
+from sklearn.metrics import r2_score, roc_auc_score, root_mean_squared_error
 from sklearn.preprocessing import StandardScaler
 from torch.utils.data import DataLoader
 
@@ -20,6 +20,7 @@ from medfed.models.classification import RiskTask
 from medfed.models.networks.small import LinearRegression, LogisticRegression
 from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask
+from medfed.models.survival import SurvivalTask
 from medfed.standalone.errors import ConfigError
 from tests.models.tiny import SGD, make_batch, make_samples, make_task
 from tests.sweeps import sweep
@@ -294,6 +295,22 @@ def test_an_outcome_in_standard_units_is_learnt_as_one_that_was_standardised_bef
     assert measured["loss"] == pytest.approx((measured["rmse"] / scale[1]) ** 2, rel=1e-5)
     (cases,) = {len(tasks[1].measured([{"image": x, "label": days}]).cases())}
     assert cases == 60
+
+
+def test_outcomes_and_times_stand_among_the_cases_as_in_the_table():
+    days = [-4.84, 12.3, 1e-7, 123456.7]
+    outcomes = RegressionTask(LinearRegression(1), SGD)
+    rows = outcomes.measured([{"image": torch.ones(4, 1), "label": torch.tensor(days)}]).cases()
+    assert [row["label"] for row in rows] == days
+    # An event at the horizon itself is one by the horizon.
+    times, risks = [3.1, 12.3, 12.4, 20.0], [4.0, 3.0, 2.0, 1.0]
+    line = torch.nn.Linear(1, 1)
+    torch.nn.init.ones_(line.weight)
+    task = SurvivalTask(line, SGD, cuts=(12.3, 20.0), loss="cox", horizon=12.3)
+    label = torch.stack([torch.tensor(times), torch.ones(4)], 1)
+    meter = task.measured([{"image": torch.tensor(risks)[:, None], "label": label}])
+    assert [row["time"] for row in meter.cases()] == times
+    assert meter.compute()["auroc/12.3"] == roc_auc_score([t <= 12.3 for t in times], risks) == 1
 
 
 def test_a_loss_of_ones_own_is_given_the_outcome_in_its_unit():

@@ -165,11 +165,33 @@ def test_no_number_stands_beside_no_answer_is_sure():
     assert "To show" not in " ".join(found)
 
 
+@pytest.mark.parametrize("gain", [-0.05, 0.05])
+def test_nothing_is_better_or_worse_beside_no_answer_is_sure(gain):
+    sure = task(0.001, ditto=gain)
+    ((_, verdicts),) = judged([sure]).tasks
+    assert verdicts["ditto"].against["local"].verdict == ("better" if gain > 0 else "worse")
+    sure.fewest = {"a": (3, "test patients")}
+    report = judged([sure])
+    ((_, verdicts),), (found,) = report.tasks, report.answers.values()
+    assert {g.verdict for v in verdicts.values() for g in v.against.values()} == {"undecided"}
+    assert not verdicts["ditto"].is_worse
+    assert "No method is shown to be better than local training" in found[0]
+
+
 @pytest.mark.parametrize(
-    ("small", "of"), [(0, "of the hospitals"), (3, "of the 17 hospitals that decide")], ids=str
+    ("small", "unknown", "of"),
+    [
+        (0, 0, "of the hospitals"),
+        (3, 0, "of the 17 hospitals that decide"),
+        (0, 2, "of the 18 hospitals with a value"),
+        (3, 2, "of the 15 hospitals that decide"),
+    ],
+    ids=str,
 )
-def test_a_share_says_of_which_hospitals_it_is(small, of):
+def test_a_share_says_of_which_hospitals_it_is(small, unknown, of):
     one = many_methods()
+    for scores in one.scores.values():
+        scores.values[:, 20 - unknown :] = math.nan
     one.leave_out({f"hospital_{n:03}": "3 test patients" for n in range(small)})
     (found,) = judged([one]).answers.values()
     (harm,) = [line for line in found if "With FedAvg" in line]
