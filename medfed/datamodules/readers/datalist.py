@@ -225,7 +225,7 @@ class DatalistReader(CaseReader):
         if not isinstance(name, str) or not name:
             raise DataError(f"{self._file}: {str(name)[:80]!r} is no path of a volume.")
         folder = self._file.parent
-        return folder / slashed(folder, [name])[0]
+        return folder / (slashed(folder, [name])[0] if "\\" in name else name)
 
     def _split(self, listed: list[_Case], fold: int | None) -> list[_Case]:
         """The cases with their final split, of which a fold is the test."""
@@ -273,7 +273,7 @@ class DatalistReader(CaseReader):
     def _ids(self) -> list[str]:
         """The stems of the images, with the names of one or two folders if stems repeat."""
         first = [case.images[0] or case.mask for case in self._listed]
-        ids = list(map(_stem, first))
+        ids = [stem.removesuffix("_0000") for stem in map(stem_of, first)]
         for folders in range(1, 5):  # as HOSPITAL/images/001.nii.gz
             if len(set(ids)) < len(ids):
                 ids = ["_".join([*p.parent.parts[-folders:], stem_of(p)]) for p in first]
