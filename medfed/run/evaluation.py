@@ -283,12 +283,12 @@ def show_across(values: Mapping[str, Any], folder: Path, split: str) -> None:
     """Writes ``across_<split>.json`` and its picture, and prints the table."""
     run, console = RunFolder(folder), wide_console()
     metric = run.summary["selection"][0]
-    title = f"{split} {scores.label_of(metric)}: of each model"
+    title = f"{split} {scores.label_of(metric)}: of each model at hospitals (patients)"
     write_json(folder / f"across_{split}.json", values)
     save_figures(run.pictures_folder, {f"across_{split}": picture(values, metric, title)})
     known = {m: [of.get(metric, np.nan) for of in row.values()] for m, row in values.items()}
     rows = [[model, *map(scores.number, row)] for model, row in known.items()]
-    columns = next(iter(values.values()))
+    columns = [f"{c} ({len(run.patients[c][split])})" for c in next(iter(values.values()))]
     console.print(Table.of(["model of", *columns], rows, prose=(0,)).printed(title))
     say(console, f"Written: {folder}/across_{split}.json and pictures/across_{split}.png")
 
@@ -443,7 +443,7 @@ def print_subsets(subsets: Subsets, folder: Path, console: Console | None = None
         apart, rows = clients if len(clients) <= _FEW else [], []
         for column, subset in enumerate(subsets.subsets):
             texts = ["" if np.isnan(v) else scores.number(v) for v in values[: len(apart), column]]
-            having = sum(subset in by_subset for by_subset in subsets.metrics.values())
+            having = np.sum(~np.isnan(values[:-1, column]))
             row = [*texts, scores.number(values[-1, column]), f"{having} of {len(clients)}"]
             rows.append(["+".join(subset), *row])
         title = f"{subsets.split} {scores.label_of(metric)} on subsets of the channels"

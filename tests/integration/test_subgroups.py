@@ -40,7 +40,10 @@ def test_models_on_their_own_patients_are_the_summary(clinical, capsys):
     show_across(values, clinical, "test")
     assert json.loads((clinical / "across_test.json").read_text()) == values
     assert (clinical / "pictures" / "across_test.png").is_file()
-    assert f"{values['hospital_1']['hospital_2']['auroc']:.4f}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"{values['hospital_1']['hospital_2']['auroc']:.4f}" in printed
+    patients = json.loads((clinical / "splits.json").read_text())["clients"]
+    assert all(f"{name} ({len(of['test'])})" in printed for name, of in patients.items())
 
 
 def test_a_subgroup_is_all_hospitals_cases_of_it(clinical, tmp_path, capsys):

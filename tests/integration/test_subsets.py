@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,15 @@ def test_what_is_written_and_that_nothing_else_is(scans, measured, capsys):
     assert "test IoU on subsets" in text
     assert "FLAIR+T1w+T1gd+T2w" in text
     assert "0 of 2" in text
+    first = next(iter(measured.metrics))
+    whole = max(measured.metrics[first], key=len)
+    other = {**measured.metrics, first: {whole: {"dice": math.nan, "iou": math.nan}}}
+    print_subsets(replace(measured, metrics=other), scans, wide_console())
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if line.split()[:1] == ["+".join(whole)]]
+    count = sum(whole in of for client, of in measured.metrics.items() if client != first)
+    assert rows
+    assert all(f"{count} of 2" in row for row in rows)  # whose number is in the mean
 
 
 def test_the_heat_map_says_every_number(measured):
@@ -145,6 +155,7 @@ def test_methods_compared_by_the_channels_that_are_lost(scans, measured, cohort_
                 assert values[method, "channels", name] == pytest.approx(np.mean(chosen))
     assert len(found.sentences) == 2
     assert "with all, " in found.sentences[0]
+    assert "without 1 of them" in found.sentences[0]
     assert list(found.pictures) == ["missing_channels"]
     header = (scans / "subsets_test.csv").read_text().splitlines()[0]
     (scans / "subsets_test.csv").write_text(f"{header}\na,T1w+FLAIR,0\n")
