@@ -80,6 +80,7 @@ HOSTILE = {
     "train evaluation.operating_point.sensitivity=0.9": "evaluation.operating_point has no keys",
     "train experiment=digits_pfednet local.epochs=3": "local.epochs changes nothing beside "
     "local.steps=10; set that to null.",
+    "train local.steps=3 local.epochs=3": "local.epochs changes nothing beside local.steps=3",
     "train channel.range=4": "channel.range changes nothing without channel.secure",
     "train channel.up.cer.relative=false": "changes nothing without channel.up.cer.gamma",
     "train +sed=1": "Unknown key 'sed' (did you mean seed",

@@ -445,16 +445,18 @@ _NEEDS = {
 
 def _check_needed(overrides: Sequence[str], config: DictConfig) -> None:
     """Refuses a key that would change nothing, as the key that it belongs to is not set."""
-    for key in (override.partition("=")[0].lstrip("+") for override in overrides):
+    keys = [override.partition("=")[0].lstrip("+") for override in overrides]
+    last = [key for key in keys if key in ("local.epochs", "local.steps")][-1:]
+    if last == ["local.epochs"] and (steps := config.local.steps) is not None:
+        raise ConfigError(
+            f"{last[0]} changes nothing beside local.steps={steps}; set that to null."
+        )
+    for key in keys:
         needed = _NEEDS.get(key, "")
         parent, _, leaf = needed.rpartition(".")
         node = OmegaConf.select(config, parent) if parent else config
         if needed and leaf in node and node[leaf] in (None, 0):
             raise ConfigError(f"{key} changes nothing without {needed}; set {needed}, too.")
-        if key == "local.epochs" and (steps := config.local.steps) is not None:
-            raise ConfigError(
-                f"{key} changes nothing beside local.steps={steps}; set that to null."
-            )
         if key.partition(".")[0] == "augment" and "augment" not in config.get("data", key):
             raise ConfigError(
                 f"{key} changes nothing with data={config.hydra.runtime.choices.data}, which takes "

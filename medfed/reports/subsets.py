@@ -128,7 +128,7 @@ def means_of(run: Run, metric: str) -> dict[int | str, float]:
 def _sentence(method: str, lost: Sequence[tuple[object, float, float | None]], metric: str) -> str:
     texts = [
         f"{number(mean)}{'' if sd is None else f' ± {number(sd)}'} "
-        + (f"without {channels}" if channels else "with all")
+        + (f"without {channels} of them" if channels else "with all")
         for channels, mean, sd in lost
     ]
     return f"Test {label_of(metric)} of {method} by its clients' channels: {', '.join(texts)}."

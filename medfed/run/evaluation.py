@@ -267,7 +267,7 @@ def show_across(values: Mapping[str, Any], folder: Path, split: str) -> None:
     """Writes ``across_<split>.json`` and its picture, and prints the table."""
     run, console = RunFolder(folder), wide_console()
     metric = run.summary["selection"][0]
-    title = f"{split} {scores.label_of(metric)}: of each model"
+    title = f"{split} {scores.label_of(metric)}: of each model at hospitals (patients)"
     write_json(folder / f"across_{split}.json", values)
     known = {m: [of.get(metric, np.nan) for of in row.values()] for m, row in values.items()}
     hospitals, falls = next(iter(values.values())), scores.smaller_is_better(metric)

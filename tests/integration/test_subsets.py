@@ -6,7 +6,6 @@ import csv
 import json
 import logging
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -104,18 +103,6 @@ def test_what_is_written_and_that_nothing_else_is(scans, measured, capsys):
     assert "0 of 2" in text
 
 
-def test_a_mean_says_how_many_clients_have_a_value(scans, measured, capsys):
-    client = next(iter(measured.metrics))
-    lacking = {s: dict.fromkeys(m, math.nan) for s, m in measured.metrics[client].items()}
-    only = replace(measured, metrics=measured.metrics | {client: lacking})
-    kept = (scans / "subsets_test.csv").read_bytes()
-    show_subsets(only, scans)
-    (scans / "subsets_test.csv").write_bytes(kept)
-    text = capsys.readouterr().out
-    assert "1 of 2" in text
-    assert "2 of 2" not in text
-
-
 def test_the_heat_map_says_every_number(measured):
     values = table_of(measured, "dice")
     assert values.shape == (3, 15)
@@ -155,6 +142,7 @@ def test_methods_compared_by_the_channels_that_are_lost(scans, measured, cohort_
                 assert values[method, "channels", name] == pytest.approx(np.mean(chosen))
     assert len(found.sentences) == 2
     assert "with all, " in found.sentences[0]
+    assert "without 1 of them" in found.sentences[0]
     assert list(found.pictures) == ["missing_channels"]
     header = (scans / "subsets_test.csv").read_text().splitlines()[0]
     (scans / "subsets_test.csv").write_text(f"{header}\na,T1w+FLAIR,0\n")
