@@ -194,10 +194,9 @@ def fewest(cases: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
     return counts[what], what
 
 
-def too_small(cases: Iterable[Mapping[str, Any]]) -> bool:
-    """Says whether a hospital has too few test cases, of those that it has, for a verdict."""
-    rows = [{"patient": row["case"], **row} for row in cases]
-    return bool(rows) and fewest(rows)[0] < LEAST_CASES
+def fewest_cases(cases: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
+    """Returns the same of the rows of a meter, whose patients are the cases."""
+    return fewest({"patient": row["case"], **row} for row in cases)
 
 
 def mean_of_known(table: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
