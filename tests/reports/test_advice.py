@@ -237,7 +237,8 @@ def test_planted_gains_are_found(shifts, use, shown, rivals, done, folder, monke
     values = {n: alone + rng.normal(shifts.get(n, 0.0), 0.01, (10, 4)) for n in names}
     none = np.full((10, 0, 4), math.nan)
     planted = {n: Scores(n, v, none, (1.0, 1.0), 1.0, 0, {}) for n, v in values.items()}
-    task = replace(found.task, scores=planted, clients=tuple("abcd"), small={}, overlap=0.25)
+    planted_task = {"scores": planted, "clients": tuple("abcd"), "small": {}, "fewest": {}}
+    task = replace(found.task, **planted_task, overlap=0.25)
     monkeypatch.setattr(choice, "task_of", lambda *_: task)
     group = pilots(found.asked, ["local"], folder / "planted", None)[0]
     (cell, *_) = group.final(0)
