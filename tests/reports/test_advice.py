@@ -261,6 +261,14 @@ def test_planted_gains_are_found(shifts, use, shown, rivals, done, folder, monke
     assert text.startswith(begins[use])
 
 
+def test_a_pilot_of_small_hospitals_names_no_number_of_patients():
+    found, task = difference([0.1, 0.12, 0.11, 0.1], overlap=0.3), Task("pilot", "")
+    task.fewest = {"a": (3, "test patients"), "b": (30, "test patients")}
+    gain = choice.gain_of(task, found, "undecided", 4, 40, 0.01)
+    assert gain.says == "cannot tell"
+    assert gain.why.startswith("fewer than two hospitals have 10 test patients")
+
+
 def test_a_hospital_alone_has_nobody_to_learn_with(folder, done):
     (folder / "one.json").write_text(json.dumps({"clients": {"north": SPLITS["north"]}}))
     with pytest.raises(DataError, match=r"only one hospital \(north\), and a federation takes two"):
