@@ -169,22 +169,25 @@ CHOSEN = {"recalibrated": "/calibrated", "thresholds": "/point"}
 # The mean of the hospitals with at least `LEAST_CASES` test patients, and so on.
 WITHOUT_SMALL = "mean without small"
 # The least test patients of a hospital for a verdict that names it or that it decides, and the
-# least of its rarer class, or with an event.
+# least of its rarer class, or with an event or a lesion.
 LEAST_CASES = 10
 # What a site says of its few test patients, whose number stays there.
-FEW_CASES = f"fewer than {LEAST_CASES} test patients, or of a class or with an event"
+FEW_CASES = f"fewer than {LEAST_CASES} test patients, or of a class, with an event or a lesion"
 
 
 def fewest(cases: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
     """Returns on how few test patients the scores of a hospital rest, and on which."""
     # The result is the patients; of those of a classification the ones outside of the
-    # commonest class, of a survival task the ones with an event.
+    # commonest class, of a survival task the ones with an event, of a detection with a lesion.
     rows = list(cases)
     names = rows[0].keys() if rows else ()
     counts = {"test patients": len({row["patient"] for row in rows})}
     if "event" in names:
         events = {row["patient"] for row in rows if float(row["event"])}
         counts["test patients with an event"] = len(events)
+    elif "lesions" in names:
+        having = {row["patient"] for row in rows if float(row["lesions"])}
+        counts["test patients with a lesion"] = len(having)
     elif "probability/1" in names:
         ones = {(row["patient"], str(row["label"])) for row in rows}
         classes = Counter(label for _, label in ones)
@@ -194,10 +197,9 @@ def fewest(cases: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
     return counts[what], what
 
 
-def too_small(cases: Iterable[Mapping[str, Any]]) -> bool:
-    """Says whether a hospital has too few test cases, of those that it has, for a verdict."""
-    rows = [{"patient": row["case"], **row} for row in cases]
-    return bool(rows) and fewest(rows)[0] < LEAST_CASES
+def fewest_cases(cases: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
+    """Returns the same of the rows of a meter, whose patients are the cases."""
+    return fewest({"patient": row["case"], **row} for row in cases)
 
 
 def mean_of_known(table: NDArray[np.float64], axis: int) -> NDArray[np.float64]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from medfed.common.console import levels, without_remarks
 from medfed.common.processes import threads_as_before
-from medfed.common.scores import fewest
+from medfed.common.scores import fewest_cases
 from medfed.config.description import RunDescription, describe
 from medfed.federation.lightning.strategy import ranks_end_together
 from medfed.federation.reference import onboarded_client, outsiders_model
@@ -128,10 +128,7 @@ def _tested(experiment: Experiment) -> dict[str, Any]:
             for c in evaluation.test
         },
         "metric": list(experiment.task.selection),
-        "fewest": {
-            c: fewest([{"patient": row["case"], **row} for row in rows])
-            for c, rows in evaluation.cases.items()
-        },
+        "fewest": {c: fewest_cases(rows) for c, rows in evaluation.cases.items()},
     }
     if tested.cases and any(tested.plainly(cases, 1) for cases in tested.cases.values()):
         each, _ = tested.resampled(experiment.config.seed)

@@ -276,7 +276,8 @@ def show_across(values: Mapping[str, Any], folder: Path, split: str) -> None:
     save_figures(run.pictures_folder, {f"across_{split}": heat_map(*each, title, falls=falls)})
     rows = [[model, *map(scores.number, row)] for model, row in known.items()]
     counts = {c: len(of[split]) for c, of in run.splits["clients"].items() if split in of}
-    rows += [["patients", *(str(counts[c]) for c in hospitals)]] * ({*hospitals} <= {*counts})
+    if counts:  # a coordinator of sites knows none
+        rows.append(["patients", *(str(counts[c]) for c in hospitals)])
     console.print(Table.of(["model of", *hospitals], rows, prose=(0,)).printed(title))
     small = {c: f"{n} patients" for c, n in counts.items() if n < scores.LEAST_CASES}
     small |= run.summary.get("small", {}) if split == "test" else {}

@@ -54,7 +54,7 @@ class Examined:
         """Collects the cases of the last test."""
         examined = cls(task, data, split)
         for client, rows in cases.items():
-            count, what = scores.fewest({"patient": row["case"], **row} for row in rows)
+            count, what = scores.fewest_cases(rows)
             if rows and count < scores.LEAST_CASES:
                 examined.small[client] = f"{count} {what}"
             columns = {n: np.array([row[n] for row in rows]) for n in rows[0]} if rows else {}

@@ -117,10 +117,12 @@ def onboard(
             some = first_patients(client, k, experiment.config.seed)
             for rule in RULES:
                 measured(some, k, rule)
-    sizes = {client.id: len(client.patients["test"]) for client in clients}
-    if small := [f"{c} ({n})" for c, n in sizes.items() if n < scores.LEAST_CASES]:
-        least = f"fewer than {scores.LEAST_CASES} test patients"
-        notes.append(f"With {least}, rules may differ by chance: {few(small, 8)}.")
+    tested_on = {client.id: len(client.patients["test"]) for client in clients}
+    sizes = {c: (n, "test patients") for c, n in tested_on.items()}
+    sizes |= {c: scores.fewest_cases(cases) for c in sizes if (cases := module.cases.get(c))}
+    if small := [f"{c} ({n} {of})" for c, (n, of) in sizes.items() if n < scores.LEAST_CASES]:
+        notes.append(f"With so few patients, rules may differ by chance: {few(small, 8)}.")
+    notes += scores.undefined_sentences({row.client: row.metrics for row in rows}, "test")
     return Onboarding(summary, steps, tuple(rows), tuple(notes), tuple(earlier))
 
 

@@ -214,7 +214,8 @@ class Site:
         if is_test and module.chooser is not None:
             self.metrics |= module.decide(self.name, asked.point)
             point = _leaving(module.points[self.name])
-        small = is_test and scores.too_small(module.cases.get(self.name, ()))
+        cases = module.cases.get(self.name, ()) if is_test else ()
+        small = bool(cases) and scores.fewest_cases(cases)[0] < scores.LEAST_CASES
         self.gate.tested = self.gate.tested or is_test
         loss = self.client.training_loss if asked.trained else None
         module.losses = {} if loss is None else {self.name: loss}

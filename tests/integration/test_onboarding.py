@@ -102,12 +102,34 @@ def test_ppfls_onboarded_clients_get_the_heads_and_send_nothing(digits):
 
 
 def test_scores_of_few_test_patients_are_said_to_vary_by_chance(digits, monkeypatch):
-    patients = json.loads((digits / "splits.json").read_text())["clients"][LATE[0]]["test"]
-    for least in (len(patients), len(patients) + 1):
+    late = reopen_selected(digits).data.kept_out[LATE[0]]
+    labels = torch.cat([batch["label"] for batch in late.eval_batches("test")])
+    rarer = len(labels) - int(labels.bincount().max())
+    for least in (rarer, rarer + 1):
         monkeypatch.setattr(scores, "LEAST_CASES", least)
         said = [note for note in onboard(digits, LATE[0], [1], steps=1).notes if "chance" in note]
-        few = f"With fewer than {least} test patients, rules may differ by chance: "
-        assert said == [f"{few}{LATE[0]} ({len(patients)})."] * (least > len(patients))
+        what = f"{LATE[0]} ({rarer} test patients outside of its commonest class)"
+        few = f"With so few patients, rules may differ by chance: {what}."
+        assert said == [few] * (least > rarer)
+
+
+def test_a_hospital_whose_patients_leave_the_metric_undefined_is_in_no_mean(tmp_path, capsys):
+    """A ward kept out has patients of one class alone."""
+    rng = np.random.default_rng(0)
+    lines = ["ward,x,y"]
+    for ward in ("a", "b", "c", "d"):
+        for n in range(20):
+            y = n % 2 * (ward != "d")
+            lines.append(f"{ward},{rng.normal() + y:.3f},{y}")
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    table = (f"data.path={tmp_path}/table.csv", "data.label=y", "data.centre=ward")
+    keys = ("data=csv", *table, "rounds=1", "local.steps=1", "keep_out=[c,d]")
+    run(tmp_path / "run", "experiment=clinical_pfednet", "algorithm=fedavg", *keys)
+    show_onboarding(onboard(tmp_path / "run", "all", [1], steps=1), tmp_path / "run")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "d (0 test patients of a class)" in text
+    assert "The test data of d leave balanced_accuracy, auroc" in text
+    assert "their statistics omit d." in text
 
 
 def test_the_table(digits, capsys):

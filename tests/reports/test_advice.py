@@ -237,7 +237,8 @@ def test_planted_gains_are_found(shifts, use, shown, rivals, done, folder, monke
     values = {n: alone + rng.normal(shifts.get(n, 0.0), 0.01, (10, 4)) for n in names}
     none = np.full((10, 0, 4), math.nan)
     planted = {n: Scores(n, v, none, (1.0, 1.0), 1.0, 0, {}) for n, v in values.items()}
-    task = replace(found.task, scores=planted, clients=tuple("abcd"), small={}, overlap=0.25)
+    planted_task = {"scores": planted, "clients": tuple("abcd"), "small": {}, "fewest": {}}
+    task = replace(found.task, **planted_task, overlap=0.25)
     monkeypatch.setattr(choice, "task_of", lambda *_: task)
     group = pilots(found.asked, ["local"], folder / "planted", None)[0]
     (cell, *_) = group.final(0)
@@ -258,6 +259,14 @@ def test_planted_gains_are_found(shifts, use, shown, rivals, done, folder, monke
         "": "The pilot cannot tell whether any",
     }
     assert text.startswith(begins[use])
+
+
+def test_a_pilot_of_small_hospitals_names_no_number_of_patients():
+    found, task = difference([0.1, 0.12, 0.11, 0.1], overlap=0.3), Task("pilot", "")
+    task.fewest = {"a": (3, "test patients"), "b": (30, "test patients")}
+    gain = choice.gain_of(task, found, "undecided", 4, 40, 0.01)
+    assert gain.says == "cannot tell"
+    assert gain.why.startswith("fewer than two hospitals have 10 test patients")
 
 
 def test_a_hospital_alone_has_nobody_to_learn_with(folder, done):

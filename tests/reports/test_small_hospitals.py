@@ -247,6 +247,13 @@ def test_runs_that_differ_by_choice_are_refused_by_their_names(runs, tmp_path):
     [
         ([{"patient": n, "event": n < 3} for n in range(20)], (3, "test patients with an event")),
         ([{"patient": n // 2, "dice": 0.5} for n in range(20)], (10, "test patients")),
+        (
+            [
+                {"patient": n // 2, "found": -2 + n % 2, "lesions": n % 4 // 2 * (1 - n % 2)}
+                for n in range(24)
+            ],
+            (6, "test patients with a lesion"),
+        ),
         ([], (0, "test patients")),
         (
             [
@@ -256,7 +263,7 @@ def test_runs_that_differ_by_choice_are_refused_by_their_names(runs, tmp_path):
             (12, "test patients outside of its commonest class"),
         ),
     ],
-    ids=["events", "slices of a patient", "nobody", "four classes"],
+    ids=["events", "slices of a patient", "lesions", "nobody", "four classes"],
 )
 def test_what_scores_rest_on(rows, expected):
     assert fewest(rows) == expected
