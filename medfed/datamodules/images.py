@@ -57,7 +57,7 @@ class ImageDataModule(OnDiskDataModule):
         """All images, with the official splits only if they are used."""
         joins = self.joined is not None and "joined" in signature(self.reader).parameters
         more = {"joined": self.joined} if joins else {}
-        data: ImageSet = read_once(self, self.reader, self.source, **more)
+        data: ImageSet = read_once(self, ImageSet, self.reader, self.source, **more)
         samples = data.samples if self.official_splits else replace(data.samples, splits=())
         if self.duplicates == "together":
             one = one_patient_each(_by_content(data))

@@ -10,6 +10,7 @@ from itertools import compress
 import torch
 from torch import Tensor
 
+from medfed.common.streams import globals_seeded, seeded
 from medfed.datamodules.client_data import ArrayRows, Block, ClientData, Rows, gather
 from medfed.datamodules.extending import *
 from medfed.datamodules.partitions.base import Partition
@@ -62,6 +63,8 @@ Cases = Mapping[str, Sequence[Patient]]  # of each patient
 
 def by_id(patients: Sequence[Patient]) -> dict[str, Patient]:
     """Returns the patients by their ids."""
+    if not patients:
+        raise DataError("The data hold no patient.")
     patients_by_id = {p.id: p for p in patients}
     if len(patients_by_id) < len(patients):
         twice = Counter(p.id for p in patients).most_common(1)[0][0]
@@ -85,7 +88,7 @@ def plan_clients(
     stratify: bool = True,
 ) -> dict[str, ClientPlan]:
     """Assigns patients to clients; splits them as the partition, the data, or the seed says."""
-    assigned = partition.assign(list(patients.values()), seed)
+    assigned = _assigned(partition, patients, seed)
     clients, fixed = list(assigned), partition.splits(list(assigned))
     official = {p.split for p in patients.values()}
     shares = {s: 0.0 if s in official else f for s, f in zip(SPLITS[1:], fractions, strict=True)}
@@ -116,6 +119,24 @@ def plan_clients(
         c: ClientPlan(splits[c], present[c], classes_of.get(c), scanners.get(c), orders.get(c))
         for c in clients
     }
+
+
+def _assigned(
+    partition: Partition, patients: Mapping[str, Patient], seed: int
+) -> dict[str, list[str]]:
+    """Returns each client's patients; global generators that a partition uses follow the seed."""
+    stream = derive_seed(seed, "partition")
+    with seeded(stream), globals_seeded(stream):
+        given: Any = partition.assign(list(patients.values()), seed)
+        who = f"{type(partition).__name__}.assign"
+        if not isinstance(given, Mapping) or not given:
+            raise ConfigError(f"{who} returns {given!r:.60}; it must return {{client: [ids]}}.")
+        lists = {c: [*ids] if isinstance(ids, Iterable) else [ids] for c, ids in given.items()}
+    for client, ids in lists.items():
+        if odd := [i for i in ids if not (isinstance(i, str) and i in patients)]:
+            what = f"{who} gives {client} {odd[0]!r:.60}, which is no patient's id"
+            raise ConfigError(f"{what}{did_you_mean(str(odd[0]), patients)}.")
+    return {client: [*map(str, ids)] for client, ids in lists.items()}
 
 
 def match_files(

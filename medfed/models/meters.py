@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common.scores import declare, worst_value
+from medfed.common.streams import seeded
 from medfed.functional.scores import Floats
 from medfed.models.custom_losses import Tried, name_of
 from medfed.standalone.checks import check_known
@@ -133,6 +134,10 @@ class FiniteOnly:
     def compute(self) -> dict[str, float]:
         """Returns the metrics of all batches so far."""
         metrics = self.meter.compute()
+        if not isinstance(metrics, Mapping):
+            what = f"{type(self.meter).__name__}.compute returns {type(metrics).__name__}"
+            raise ConfigError(f"{what}; it must return {{metric: number}}.")
+        metrics = {name: float(value) for name, value in metrics.items()}
         more = {} if self.custom is None else self.custom.compute()
         if not self.failed and not any(map(math.isinf, metrics.values())):
             return metrics | more
@@ -182,7 +187,7 @@ class CustomMetric:
                 "or min."
             )
         check_known("direction of model.metrics", self.direction, ("max", "min"))
-        if not callable(self.metric):
+        if not (callable(self.metric) or self._gathers):
             raise ConfigError(f"model.metrics has {self.metric}, which is not a metric.")
         self.values: list[float] = []
         self.empty = True
@@ -196,6 +201,7 @@ class CustomMetric:
     def add(self, prediction: Tensor, target: Tensor, mm: Sequence[float] | None = None) -> None:
         """Adds cases ``(B, ...)``; of voxels of ``mm``, if the metric takes it."""
         self.empty = False
+        prediction, target = prediction.clone(), target.clone()  # a user's code may change them
         if self._gathers:
             self.metric.update(prediction, target)
             return
@@ -215,6 +221,12 @@ class CustomMetric:
             return math.nan if self.empty else _one(self.metric.compute())
         known = [v for v in self.values if not math.isnan(v)]
         return sum(known) / len(known) if known else math.nan
+
+    def alone(self, prediction: Tensor, target: Tensor) -> float:
+        """Returns the metric of these cases alone."""
+        self.reset()
+        self.add(prediction, target)
+        return self.value()
 
     @property
     def _gathers(self) -> bool:
@@ -310,7 +322,7 @@ class CustomMetrics:
     def _add(self, prediction: Tensor, target: Tensor, spacing: Spacing = None) -> None:
         """Passes the whole split, or one case, to the metrics."""
         for name, metric in self.metrics.items():
-            _guarded(name, lambda m=metric: m.add(prediction, target, spacing))  # type: ignore[misc]
+            _guarded(name, metric.add, prediction, target, spacing)
 
     def compute(self) -> dict[str, float]:
         """Returns the metrics by name; NaN if the data leave one undefined."""
@@ -345,11 +357,15 @@ def try_metrics(metrics: Mapping[str, CustomMetric], tried: Tried) -> None:
                 "background; add include_background: true."
             )
         values = []
-        for prediction in (tried.right, tried.wrong[0]):
-            metric.reset()
-            _guarded(name, lambda m=metric, p=prediction: m.add(p, tried.target))  # type: ignore[misc]
-            values.append(_guarded(name, metric.value))
-        right, wrong = values
+        for prediction in (tried.right, tried.wrong[0], tried.right):
+            with seeded():
+                values.append(_guarded(name, metric.alone, prediction, tried.target))
+        right, wrong, again = values
+        if again != right and not (math.isnan(again) and math.isnan(right)):
+            raise ConfigError(
+                f"model.metrics.{name} is {right:.4g}, then {again:.4g} for the same predictions, "
+                "so it keeps something between calls; give it update, compute and reset."
+            )
         if (wrong > right) if metric.direction == "max" else (wrong < right):
             raise ConfigError(
                 f"model.metrics.{name} is {right:.4g} where predictions are right and {wrong:.4g} "
@@ -358,15 +374,18 @@ def try_metrics(metrics: Mapping[str, CustomMetric], tried: Tried) -> None:
         metric.reset()
 
 
-def _guarded(name: str, call: Callable[[], Any]) -> Any:
+def _guarded(name: str, call: Callable[..., Any], *inputs: Any) -> Any:
     """The result of a user's code; NaN if it warns that its number is undefined."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            value = call()
+            value = call(*inputs)
         except Exception as error:
+            sizes = [str([*i.shape]) for i in inputs if isinstance(i, Tensor)]
+            shapes = f" of shape {' and labels of shape '.join(sizes)}" if sizes else ""
             raise ConfigError(
-                f"model.metrics.{name} cannot evaluate the task's predictions: {first_line(error)}."
+                f"model.metrics.{name} cannot evaluate the task's predictions{shapes}: "
+                f"{first_line(error)}."
             ) from error
     undefined = any(_UNDEFINED.search(str(w.message)) for w in caught)
     return math.nan if undefined and isinstance(value, float) else value
@@ -377,7 +396,7 @@ def _one(value: Any) -> float:
     while isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
     try:
-        number = torch.as_tensor(value)
+        number = torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise ConfigError(f"it gives {type(value).__name__}, no number") from None
     if number.numel() != 1:

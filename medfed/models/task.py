@@ -80,6 +80,14 @@ class TaskModule(nn.Module):
     highest_loss: float = math.inf  # of a model that has not diverged, once the model was tried
     by_case: ClassVar[bool] = False  # whether the user's metrics get case by case
 
+    def __init_subclass__(cls) -> None:
+        never = ("evaluate", "training_step", "validation_step", "configure_optimizers")
+        if lost := [name for name in never if name in vars(cls)]:
+            raise ConfigError(
+                f"A task cannot override {lost[0]}, as {cls.__name__} does; write the loss as "
+                "criterion and the metrics as meter, and set optimizer."
+            )
+
     def __init__(
         self,
         network: nn.Module,
@@ -127,6 +135,8 @@ class TaskModule(nn.Module):
         Raises:
             ConfigError: If one does not fit the task's outputs.
         """
+        if self.meter() is self.meter():
+            raise ConfigError(f"{type(self).__name__}.meter must return a new meter at each call.")
         if self.custom_metrics and (tried := self.measurable(batch)) is not None:
             meters.try_metrics(self.custom_metrics, tried)
 

@@ -24,6 +24,7 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import check_measurable
 from medfed.federation import split
 from medfed.federation.algorithm import Algorithm
+from medfed.federation.inputs import CheckedLoss
 from medfed.federation.lightning.collect import inform, warn
 from medfed.federation.other_state import copied
 from medfed.federation.split import divide, numbered
@@ -52,7 +53,7 @@ def try_model(task: TaskModule, data: FederatedDataModule) -> None:
     with _explained(task, batch), seeded():
         trial.network.train()
         with torch.enable_grad():
-            start = abs(float(trial.loss(few).detach()))
+            start = abs(float(CheckedLoss(trial.loss, trial.network)(few).detach()))
             outputs = trial.outputs(trial.network, few["image"])
         _check_shape(task, outputs[0], few["image"])
         _check_activation(task, outputs)

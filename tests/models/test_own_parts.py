@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,14 @@ import torch.nn.functional as F
 from monai.losses import DiceFocalLoss, TverskyLoss
 from monai.metrics import DiceMetric, HausdorffDistanceMetric
 from omegaconf import OmegaConf
-from sklearn.metrics import average_precision_score, mean_absolute_percentage_error
+from sklearn.metrics import accuracy_score, average_precision_score, mean_absolute_percentage_error
 from torch import Tensor, nn
+from torchmetrics.classification import BinaryAUROC
 
 from medfed.common.scores import failed, failures_count, smaller_is_better, worst_value
 from medfed.config.compose import build
-from medfed.models.meters import Volumes
+from medfed.models.classification import ClassificationTask
+from medfed.models.meters import CustomMetric, Volumes
 from medfed.models.task import TaskModule
 from medfed.standalone.errors import ConfigError
 from tests.sweeps import sweep
@@ -259,6 +262,103 @@ def test_metrics_that_do_not_fit_are_refused_in_a_sentence(said):
     with pytest.raises(ConfigError, match=said) as caught:
         make("overlapping", metrics=WRONG[said])
     assert "\n" not in str(caught.value)
+
+
+def right(probabilities, label):
+    return (probabilities.argmax(1) == label).double()
+
+
+class Gathers:
+    """A metric as TorchMetrics has them, and no function."""
+
+    def __init__(self):
+        self.reset()
+
+    def reset(self):
+        self.every = []
+
+    def update(self, probabilities, label):
+        self.every.append(right(probabilities, label))
+
+    def compute(self):
+        return torch.cat(self.every).mean()
+
+
+class NeverEmptied(Gathers):
+    """It counts the cases of the last split, too."""
+
+    def reset(self):
+        self.every = getattr(self, "every", [])
+
+
+class Remembers:
+    """A function that counts all cases so far, as a running mean does."""
+
+    def __init__(self):
+        self.every = []
+
+    def __call__(self, probabilities, label):
+        self.every.append(right(probabilities, label))
+        return torch.cat(self.every).mean()
+
+
+def changes(probabilities, label):
+    value = right(probabilities, label).mean()
+    probabilities.zero_()
+    label.zero_()
+    return value
+
+
+ACCURACIES = {
+    "tensor": lambda p, y: right(p, y).mean(),
+    "float": lambda p, y: float(right(p, y).mean()),
+    "NumPy": lambda p, y: np.mean(right(p, y).numpy()),
+    "of scikit-learn": lambda p, y: accuracy_score(y.numpy(), p.argmax(1).numpy()),
+    "in a list": lambda p, y: [right(p, y).mean()],
+    "an object": Gathers(),
+    "with a gradient": lambda p, y: right(p, y).requires_grad_().mean(),
+    "changes its inputs": changes,
+}
+
+
+def with_metrics(**metrics: object) -> TaskModule:
+    own = {name: CustomMetric(one, "max") for name, one in metrics.items()}
+    task = ClassificationTask(
+        nn.Flatten(), partial(torch.optim.SGD, lr=0.1), num_classes=3, metrics=own
+    )
+    task.check_parts({})
+    return task
+
+
+@pytest.mark.parametrize("kind", ACCURACIES)
+def test_a_metric_may_give_its_number_in_any_type(kind):
+    """It has all its digits, and a metric beside it gets the data unchanged."""
+    task = with_metrics(mine=ACCURACIES[kind], other=lambda p, y: right(p, y).mean())
+    logits, label = torch.randn(7, 3), torch.arange(7) % 3
+    before = label.clone()
+    found = measured(task, [logits], [{"label": label}])
+    assert found["mine"] == found["other"] == (logits.argmax(1) == before).double().mean().item()
+    assert torch.equal(label, before)
+
+
+NO_METRICS = {
+    "keeps, as a function": (Remembers(), "is 1, then 0.6667 for the same predictions, so it keep"),
+    "keeps, as an object": (NeverEmptied(), "so it keeps something between calls; give it update"),
+    "a text": (lambda p, y: "0.5", "it gives str, no number"),
+    "nothing": (lambda p, y: None, "it gives NoneType, no number"),
+    "per case": (right, "it gives 6 numbers, and must give one"),
+    "two classes": (BinaryAUROC(), r"predictions of shape \[6, 3\] and labels of shape \[6\]: "),
+}
+
+
+@pytest.mark.parametrize(("metric", "says"), NO_METRICS.values(), ids=NO_METRICS)
+def test_what_is_no_metric(metric, says):
+    with pytest.raises(ConfigError, match=says):
+        with_metrics(mine=metric)
+
+
+def test_a_metric_that_draws_gives_the_same_again():
+    assert with_metrics(mine=lambda p, y: right(p, y).mean() - 1e-6 * torch.rand(()))
 
 
 def test_a_selection_follows_the_direction():

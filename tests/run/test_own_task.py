@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import csv
+from functools import partial
+from types import SimpleNamespace
 from typing import ClassVar
 
+import numpy as np
 import pytest
+import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
 from medfed.models.task import TaskModule, WholeSplit
 from medfed.reports.comparison import compare_runs
+from medfed.run.assembly import try_model
 from medfed.run.evaluation import evaluate_run
 from medfed.run.train import train
 from medfed.standalone.errors import ConfigError
@@ -77,3 +82,57 @@ def test_a_task_from_outside_is_trained_measured_and_compared(tmp_path, method):
     keys = [f"run={folder}", f"out={tmp_path / 'out'}", f"plugins={tmp_path / 'own'}"]
     with pytest.raises(ConfigError, match=r"cannot predict by model._target_=\S+MarginTask"):
         export_run(checked(load(keys, "export")))
+
+
+def task_with(**functions):
+    """A task with functions of a user's, on a linear network of two classes."""
+    made = type("Own", (MarginTask,), functions)
+    return made(nn.Linear(4, 2), partial(torch.optim.SGD, lr=0.1))
+
+
+def meter_of(measure):
+    return lambda self, *, test=False: WholeSplit(self.criterion, ("hits",), measure)
+
+
+@pytest.mark.parametrize(
+    "name", ["evaluate", "training_step", "validation_step", "configure_optimizers"]
+)
+def test_what_a_run_would_not_call_is_refused(name):
+    with pytest.raises(ConfigError, match=f"A task cannot override {name}, as Own does; write"):
+        task_with(**{name: lambda self, *_: None})
+
+
+def test_a_meter_is_new_for_each_split():
+    def meter(self, *, test=False):
+        self.only = getattr(self, "only", None) or meter_of(hits)(self)
+        return self.only
+
+    with pytest.raises(ConfigError, match=r"Own.meter must return a new meter at each call"):
+        task_with(meter=meter).check_parts({})
+
+
+BATCH = {"image": torch.randn(6, 4), "label": torch.arange(6) % 2}
+
+
+@pytest.mark.parametrize("of", [torch.as_tensor, np.float32, np.float64, float], ids=str)
+def test_metrics_are_plain_numbers(of):
+    task = task_with(meter=meter_of(lambda logits, label: {"hits": of(0.5)}))
+    found = task.evaluate([BATCH])
+    assert found["hits"] == 0.5
+    assert {*map(type, found.values())} == {float}
+
+
+LOSSES = {
+    "per sample": lambda logits, label: F.cross_entropy(logits, label, reduction="none"),
+    "by name": lambda logits, label: {"loss": F.cross_entropy(logits, label)},
+    "a float": lambda logits, label: 0.5,
+    "nothing": lambda logits, label: None,
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_criterion_is_one_number(loss):
+    client = SimpleNamespace(train_batches=lambda seed: iter([BATCH]))
+    task = task_with(criterion=lambda self, logits, label: loss(logits, label))
+    with pytest.raises(ConfigError, match="The loss must return one number as a tensor, such as"):
+        try_model(task, SimpleNamespace(clients={"a": client}))

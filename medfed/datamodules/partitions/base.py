@@ -192,7 +192,12 @@ class Dealt(Partition):
             what = f"does not fit {len(patients)} patients{each}"
             raise ConfigError(f"partition.num_clients={self.num_clients} {what}.")
         patients = in_order(patients)
-        owner = self.deal(patients, seed)
+        owner = np.asarray(self.deal(patients, seed))
+        fits = owner.shape == (len(patients),) and owner.dtype.kind in "iu"
+        if not fits or owner.min() < -1 or owner.max() >= self.num_clients:
+            what = f"{type(self).__name__}.deal must return a whole number for each of the"
+            ends = f"-1 for none, or a client from 0 to {self.num_clients - 1}"
+            raise ConfigError(f"{what} {len(patients)} patients: {ends}.")
         rows = {name: np.flatnonzero(owner == n) for n, name in enumerate(self.names())}
         return {name: sorted(patients[i].id for i in of) for name, of in rows.items()}
 

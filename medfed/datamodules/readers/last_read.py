@@ -16,12 +16,18 @@ _log = logging.getLogger("medfed")
 _last: list[Any] = []  # key, states of the files, result, and messages of one call
 
 
-def read_once(owner: object, reader: Callable[..., Any], path: Path | None, **more: Any) -> Any:
+def read_once(
+    owner: object, kind: type, reader: Callable[..., Any], path: Path | None, **more: Any
+) -> Any:
     """Calls a reader of medfed, or returns what its last call returned if no file has changed."""
     call = reader if isinstance(reader, partial) else partial(reader)
     module = str(call.func.__module__)
     if not all(name.startswith("medfed.") for name in (module, type(owner).__module__)):
-        return reader(path, **more)  # a user's code may keep a state, or change the result
+        result = reader(path, **more)  # a user's code may keep a state, or change the result
+        if not isinstance(result, kind):
+            what = f"data.reader={call.func.__qualname__} returns {type(result).__name__}"
+            raise ConfigError(f"{what}; it must return {kind.__name__} of {kind.__module__}.")
+        return result
     where, level = path and path.absolute(), _log.getEffectiveLevel()
     key = repr((module, call.func.__qualname__, call.args, call.keywords, where, more, level))
     for last_key, states, result, messages in _last[:]:

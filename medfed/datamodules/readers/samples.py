@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.partitions.by_label import thin
+from medfed.standalone.names import tidy
 
 Index = NDArray[np.int64]
 SPLIT_NAMES: dict[str, Split] = {
@@ -36,6 +37,47 @@ def is_survival(label: NDArray[Any]) -> bool:
     return label.ndim == 2 and label.dtype == np.float64
 
 
+def check_rows(data: Any, classes: int) -> None:
+    """Gives what a reader says of each row the types of `Samples`; refuses what says nothing."""
+    kind, labels = f"The reader's {type(data).__name__} has", np.asarray(data.labels)
+    if labels.dtype.kind not in "biuf" or labels.ndim not in (1, 2):
+        what = f"labels of type {labels.dtype} and shape {labels.shape}"
+        raise DataError(f"{kind} {what}; write numbers, of a class its place in the classes.")
+    if labels.dtype.kind != "f":
+        labels = labels.astype(np.int64, copy=False)
+        odd = (labels < 0) | (labels >= classes)
+        mend = f"classes count from 0 to {classes - 1}"
+    else:
+        odd, mend = ~np.isfinite(labels), "leave such rows out"
+    if labels.ndim == 1 and odd.any():
+        raise DataError(f"{kind} the label {labels[odd][0]} in row {odd.argmax()}; {mend}.")
+    object.__setattr__(data, "labels", labels)
+    types: Mapping[str, Callable[[Any], Any]]
+    types = {"patients": _name, "centres": _name, "splits": _split, "files": Path}
+    for name, take in types.items():
+        given = getattr(data, name)
+        values = [] if given is None else [take(value) for value in given]
+        if len(values) != len(labels) and (values or name == "patients"):
+            what = f"{len(values)} {name} and {len(labels)} labels"
+            raise DataError(f"{kind} {what}; give one for each row.")
+        if name == "patients" and None in values:
+            raise DataError(f"{kind} no patient in row {values.index(None)}; give each row one.")
+        object.__setattr__(data, name, values or ())
+
+
+def _name(value: Any) -> str | None:
+    """A name from a list, an array or a column; None and NaN are none."""
+    if value is None or value != value:
+        return None
+    return value if type(value) is str else tidy(str(value))
+
+
+def _split(value: Any) -> Split | None:
+    if value is not None and value not in SPLIT_NAMES:
+        raise DataError(f"The reader gives a row the split {value!r}; write train, val or test.")
+    return None if value is None else SPLIT_NAMES[value]
+
+
 Shares = Sequence[float] | None
 
 
@@ -60,6 +102,9 @@ class Samples:
     centres: Sequence[str] = ()
     splits: Sequence[Split | None] = ()
     files: Sequence[Path] = ()
+
+    def __post_init__(self) -> None:
+        check_rows(self, self.num_classes)
 
     @cached_property
     def rows(self) -> dict[str, list[int]]:
@@ -180,6 +225,21 @@ class ImageSet:
     converted: bool = False
     white: int = 65535
     left: Mapping[Path, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        images = np.asanyarray(self.images)
+        kind, count = "The reader's ImageSet has", len(self.samples.labels)
+        if images.dtype != np.uint8:
+            mend = "give uint8 from 0 to peak, as by (255 * images).round().astype('uint8')"
+            raise DataError(f"{kind} images of type {images.dtype}; {mend}.")
+        if images.ndim not in (4, 5) or images.shape[:2] != (count, len(self.channels)):
+            wanted = f"{count} labels and {len(self.channels)} channels take ({count}, "
+            size = f"{wanted}{len(self.channels)}, height, width) or one more axis"
+            raise DataError(f"{kind} images of shape {images.shape}; {size}.")
+        if len(self.classes) != self.samples.num_classes:
+            what = f"{len(self.classes)} classes, and its samples {self.samples.num_classes}"
+            raise DataError(f"{kind} {what}; give both the same.")
+        object.__setattr__(self, "images", images)
 
 
 def channel_names(count: int) -> tuple[str, ...]:

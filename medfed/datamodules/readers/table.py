@@ -10,7 +10,7 @@ from typing import Literal
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.account import Account
-from medfed.datamodules.readers.samples import official_splits
+from medfed.datamodules.readers.samples import check_rows, official_splits
 from medfed.standalone import csv_files
 from medfed.standalone.csv_files import Categories, Limits, missing_words
 from medfed.standalone.names import alike, code_among, tidy
@@ -180,6 +180,14 @@ class Table:
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     splits: Sequence[Split | None] = ()
     accounts: Sequence[Account] = ()
+
+    def __post_init__(self) -> None:
+        check_rows(self, len(self.classes))
+        features, size = np.asarray(self.features), (len(self.labels), len(self.names))
+        if features.dtype.kind not in "biuf" or features.shape != size:
+            what = f"features of type {features.dtype} and shape {features.shape}"
+            raise DataError(f"The reader's Table has {what}; its labels and names take {size}.")
+        object.__setattr__(self, "features", features.astype(np.float64, copy=False))
 
 
 _WITHOUT = ", remove the row, or leave out all rows without a label by data.unlabelled=drop"

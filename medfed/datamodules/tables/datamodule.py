@@ -115,7 +115,7 @@ class TabularDataModule(FederatedDataModule, tables.CsvOptions):
             options = {f.name: getattr(self, f.name) for f in fields(tables.CsvOptions)}
             options["categorical"] = "auto" if self.categorical is None else self.categorical
             facts = {"label": self.event or self.label, "classes": self.joined}
-            of: Table = read_once(self, tables.read_csv, path, **facts, **options)
+            of: Table = read_once(self, Table, tables.read_csv, path, **facts, **options)
             texts = {*of.categories} - {*(self.categorical or ())}
             if self.joined is not None and texts:
                 what = "holds texts, but numbers at the other hospitals; write numbers"
@@ -125,7 +125,7 @@ class TabularDataModule(FederatedDataModule, tables.CsvOptions):
             check_known("data.embedded", self.embedded, EMBEDDED)
             whole = EMBEDDED[self.embedded]()
         else:
-            whole = read_once(self, self.reader, path)  # type: ignore[arg-type]
+            whole = read_once(self, Table, self.reader, path)  # type: ignore[arg-type]
         return tables.with_categories(whole, self.categorical or ())
 
     @property

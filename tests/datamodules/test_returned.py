@@ -1,0 +1,247 @@
+"""What a user's readers and partitions return: taken in any usual type, or refused."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from medfed.datamodules.client_data import gather
+from medfed.datamodules.images import ImageDataModule
+from medfed.datamodules.partitions.base import Dealt, Partition, RoundRobin
+from medfed.datamodules.partitions.by_centre import Auto
+from medfed.datamodules.readers.samples import ImageSet, Samples
+from medfed.datamodules.readers.table import Table
+from medfed.datamodules.tables.datamodule import TabularDataModule
+from medfed.standalone.errors import MedfedError
+
+COUNT = 24
+LABELS = np.arange(COUNT) % 2
+IDS = [str(n) for n in range(100, 100 + COUNT)]
+CENTRES = [("7", "8", "9")[n % 3] for n in range(COUNT)]
+ROWS = {"labels": LABELS, "patients": IDS, "centres": CENTRES}
+FEATURES = np.random.default_rng(0).normal(size=(COUNT, 2))
+PIXELS = np.random.default_rng(0).integers(0, 256, (COUNT, 1, 8, 8), dtype=np.uint8)
+
+
+def table(**other):
+    keys = {**ROWS, "names": ("x", "y"), "features": FEATURES, "classes": ("no", "yes"), **other}
+    return Table(**keys)
+
+
+def images(pixels=PIXELS, classes=("no", "yes"), channels=("grey",), **other):
+    return ImageSet(pixels, channels, classes, Samples(**{**ROWS, "num_classes": 2, **other}), "")
+
+
+def data_of(reader, partition=None, kind=None, rows=None):
+    kind = kind or (ImageDataModule if reader is images else TabularDataModule)
+    partition = Auto() if partition is None else partition
+    return kind(partition=partition, path=Path("rows"), reader=lambda path: reader(**(rows or {})))
+
+
+def seen_of(made):
+    made.setup()
+    clients = {name: client.patients for name, client in made.clients.items()}
+    trained = {
+        name: gather(client.train["image"], torch.arange(3)).sum().item()
+        for name, client in made.clients.items()
+    }
+    return clients, trained, {n: c.label_counts.tolist() for n, c in made.clients.items()}
+
+
+FORMS = {
+    "numbers": {"patients": [*map(int, IDS)], "centres": [*map(int, CENTRES)]},
+    "arrays": {"patients": np.array(IDS), "centres": np.array([*map(int, CENTRES)])},
+    "columns": {"patients": pd.Series(IDS).astype(float), "centres": pd.Series(CENTRES)},
+    "views": {"patients": dict.fromkeys(IDS), "centres": dict(enumerate(CENTRES)).values()},
+    "labels: list": {"labels": LABELS.tolist()},
+    "labels: tensor": {"labels": torch.as_tensor(LABELS)},
+    "labels: truth": {"labels": LABELS == 1},
+    "labels: bytes": {"labels": LABELS.astype(np.uint8)},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", [table, images])
+def test_rows_in_any_usual_type(kind, form):
+    assert seen_of(data_of(kind, rows=FORMS[form])) == seen_of(data_of(kind))
+
+
+MISTAKES = {
+    "patients: fewer": ({"patients": IDS[:20]}, "has 20 patients and 24 labels; give one for"),
+    "patients: none": ({"patients": ()}, "has 0 patients and 24 labels"),
+    "patients: unknown": ({"patients": [None, *IDS[1:]]}, "has no patient in row 0"),
+    "patients: NaN": ({"patients": [*range(23), np.nan]}, "has no patient in row 23"),
+    "centres: fewer": ({"centres": CENTRES[:20]}, "has 20 centres and 24 labels"),
+    "files: more": ({"files": ["a"] * 25}, "has 25 files and 24 labels"),
+    "labels: fewer": ({"labels": LABELS[:20]}, "has 24 patients and 20 labels"),
+    "labels: from 1": ({"labels": LABELS + 1}, "has the label 2 in row 1; classes count from 0 to"),
+    "labels: negative": ({"labels": 2 * LABELS - 1}, "has the label -1 in row 0"),
+    "labels: texts": ({"labels": ["no", "yes"] * 12}, "labels of type <U3 and shape .24,.; write"),
+    "labels: NaN": ({"labels": np.where(LABELS, np.nan, 0)}, "has the label nan in row 1; leave"),
+    "splits: unknown": ({"splits": ["dev"] * 24}, "the split 'dev'; write train, val or test"),
+}
+
+
+@pytest.mark.parametrize(("other", "says"), MISTAKES.values(), ids=MISTAKES)
+@pytest.mark.parametrize("kind", [table, images])
+def test_rows_that_do_not_fit(kind, other, says):
+    with pytest.raises(MedfedError, match=f"The reader.* {says}"):
+        kind(**other)
+
+
+WHOLE = {
+    "table, one column": ({"features": FEATURES[:, :1]}, r"shape \(24, 1\); its labels .* \(24, 2"),
+    "table, texts": ({"features": FEATURES.astype(str)}, "features of type <U"),
+    "images, 0 to 1": ({"pixels": PIXELS / 255}, "images of type float64; give uint8 from 0 to"),
+    "images, 16 bits": ({"pixels": PIXELS.astype(np.uint16)}, "images of type uint16; give uint8"),
+    "images, channels last": ({"pixels": PIXELS.transpose(0, 2, 3, 1)}, r"take \(24, 1, height"),
+    "images, no channel": ({"pixels": PIXELS[:, 0]}, r"images of shape \(24, 8, 8\); 24 labels"),
+    "images, fewer": ({"pixels": PIXELS[:20]}, r"images of shape \(20, 1, 8, 8\); 24 labels"),
+    "images, colours": ({"channels": ("red", "green")}, "24 labels and 2 channels take"),
+    "images, classes": ({"classes": ("a", "b", "c")}, "has 3 classes, and its samples 2"),
+}
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_features_and_pixels_that_do_not_fit(case):
+    other, says = WHOLE[case]
+    with pytest.raises(MedfedError, match=says):
+        (table if case.startswith("table") else images)(**other)
+
+
+@pytest.mark.parametrize("returned", [None, {}, (PIXELS, LABELS), pd.DataFrame()], ids=type)
+@pytest.mark.parametrize(("kind", "name"), [(table, "Table"), (images, "ImageSet")])
+def test_a_reader_returns_the_shape_of_its_data_module(kind, name, returned):
+    made = data_of(lambda: returned, kind=type(data_of(kind)))
+    with pytest.raises(
+        MedfedError, match=f"returns {type(returned).__name__}; .* {name} of medfed"
+    ):
+        made.setup()
+
+
+def test_data_without_a_patient():
+    empty = {"labels": LABELS[:0], "patients": [], "centres": [], "pixels": PIXELS[:0]}
+    with pytest.raises(MedfedError, match="The data hold no patient"):
+        data_of(images, rows=empty).plan()
+
+
+@dataclass(frozen=True)
+class Own(Partition):
+    """A partition that returns what a test gives."""
+
+    make: object
+
+    def assign(self, patients, seed):
+        return self.make([p.id for p in patients])
+
+
+def plans_of(make):
+    made = data_of(table, Own(make))
+    made.setup()
+    return {name: client.patients for name, client in made.clients.items()}
+
+
+ASSIGNED = {
+    "arrays": lambda ids: {"a": np.array(ids)[:9], "b": np.array(ids)[9:]},
+    "columns": lambda ids: {"a": pd.Series(ids)[:9], "b": pd.Series(ids)[9:]},
+    "generators": lambda ids: {"a": (i for i in ids[:9]), "b": (i for i in ids[9:])},
+    "tuples": lambda ids: {"a": (*ids[:9],), "b": (*ids[9:],)},
+}
+
+
+@pytest.mark.parametrize("make", ASSIGNED.values(), ids=ASSIGNED)
+def test_patients_of_a_client_in_any_usual_type(make):
+    assert plans_of(make) == plans_of(lambda ids: {"a": ids[:9], "b": ids[9:]})
+
+
+NOT_ASSIGNED = {
+    "nothing": (lambda ids: None, "Own.assign returns None; it must return {client"),
+    "no client": (lambda ids: {}, "Own.assign returns {}"),
+    "lists": (lambda ids: [ids[:9], ids[9:]], "Own.assign returns .*; it must return {client"),
+    "one id": (lambda ids: {"a": ids[0], "b": ids[1:]}, "gives a '1', which is no patient's id"),
+    "a number": (lambda ids: {"a": 9}, "gives a 9, which is no patient's id"),
+    "positions": (lambda ids: {"a": range(9)}, "gives a 0, which is no patient's id"),
+    "a stranger": (lambda ids: {"a": [*ids, "1000"]}, "gives a '1000', which .* mean 100"),
+    "an empty client": (lambda ids: {"a": ids, "b": []}, "Client b has no patients"),
+    "a patient twice": (
+        lambda ids: {"a": ids, "b": ids[:1]},
+        "Patient 100 is in .* of a and again",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "says"), NOT_ASSIGNED.values(), ids=NOT_ASSIGNED)
+def test_an_assignment_that_cannot_be_used(make, says):
+    with pytest.raises(MedfedError, match=says):
+        plans_of(make)
+
+
+SHUFFLES = {
+    "Python": random.shuffle,
+    "NumPy": np.random.shuffle,
+    "PyTorch": lambda ids: ids.sort(
+        key=dict(zip(ids, torch.rand(COUNT).tolist(), strict=True)).get
+    ),
+}
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES.values(), ids=SHUFFLES)
+def test_whatever_a_partition_draws_follows_the_seed(shuffle):
+    def halves(ids):
+        shuffle(ids)
+        return {"a": ids[:12], "b": ids[12:]}
+
+    first, second, other = (
+        replace_seed(data_of(table, Own(halves)), seed).plans["a"].every for seed in (0, 0, 1)
+    )
+    assert first == second
+    assert sorted(first) != sorted(other)
+
+
+def replace_seed(made, seed):
+    random.random(), np.random.rand(), torch.rand(1)
+    made.seed = seed
+    made.plan()
+    return made
+
+
+@dataclass(frozen=True)
+class Given(Dealt):
+    """A deal of numbers that a test gives."""
+
+    make: object = None
+
+    def deal(self, patients, seed):
+        return self.make(len(patients))
+
+
+DEALS = {
+    "too high": lambda count: np.arange(count) % 4,
+    "from 1": lambda count: 1 + np.arange(count) % 3,
+    "below -1": lambda count: np.arange(count) % 3 - 2,
+    "too few": lambda count: np.arange(9) % 3,
+    "halves": lambda count: np.arange(count) % 3 / 2,
+    "nothing": lambda count: None,
+    "names": lambda count: np.array(CENTRES),
+}
+
+
+@pytest.mark.parametrize("make", DEALS.values(), ids=DEALS)
+def test_a_deal_that_cannot_be_used(make):
+    with pytest.raises(
+        MedfedError, match="for each of the 24 patients: -1 for none, or a client fr"
+    ):
+        data_of(table, Given(3, make)).plan()
+
+
+def test_a_deal_may_be_a_list():
+    made = data_of(table, Given(3, lambda count: [n % 3 for n in range(count)]))
+    made.plan()
+    turns = RoundRobin(3, shuffle=False).assign([*made.patients.values()], 0)
+    assert {name: sorted(plan.every) for name, plan in made.plans.items()} == turns
