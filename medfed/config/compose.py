@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -493,11 +494,16 @@ def _check_needed(overrides: Sequence[str], config: DictConfig) -> None:
             )
 
 
+@cache
+def _shipped(name: str) -> dict[str, Any]:
+    return written(_composed([], name).config)
+
+
 def _check_read(config: DictConfig, name: str) -> None:
     """Refuses a key of a plugin's yaml that nothing reads, such as ``round: 5``."""
     if not config.get("plugins"):
         return
-    known = written(_composed([], name).config)
+    known = _shipped(name)
     read = re.findall(r"\$\{([\w.]+)", repr(written(config)))
     for section in ("", *_FIXED):
         there, usual = (config, known) if not section else (config.get(section), known.get(section))
@@ -626,6 +632,5 @@ def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
             deeper.sort(key=lambda key: key.startswith(("tuned.", "by_method.")))  # seldom meant
             hint = did_you_mean(deeper[0], deeper) if deeper else did_you_mean(leaf, known)
             return f"Unknown key {key!r}{hint}; {where} {few(known, _LISTED) or 'no keys'}."
-    header = "; the experiment's first line must be # @package _global_"
-    header *= "@experiment." in str(error)
+    header = "; its first line must be # @package _global_" * ("@experiment." in str(error))
     return f"The configuration cannot be composed: {first_line(error)}{header}."
