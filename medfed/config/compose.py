@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -464,11 +465,16 @@ def _check_needed(overrides: Sequence[str], config: DictConfig) -> None:
             )
 
 
+@cache
+def _shipped(name: str) -> dict[str, Any]:
+    return written(_composed([], name).config)
+
+
 def _check_read(config: DictConfig, name: str) -> None:
     """Refuses a key of a plugin's yaml that nothing reads, such as ``round: 5``."""
     if not config.get("plugins"):
         return
-    known = written(_composed([], name).config)
+    known = _shipped(name)
     read = re.findall(r"\$\{([\w.]+)", repr(written(config)))
     for section in ("", *_FIXED):
         there, usual = (config, known) if not section else (config.get(section), known.get(section))
@@ -564,8 +570,7 @@ def _explain_number(error: Exception, overrides: Sequence[str]) -> str:
 
 def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
     """Names the wrong override and the keys of its section."""
-    header = "; the experiment's first line must be # @package _global_"
-    header *= "@experiment." in str(error)
+    header = "; its first line must be # @package _global_" * ("@experiment." in str(error))
     unknown = f"The configuration cannot be composed: {first_line(error)}{header}."
     for override in overrides:
         key, named = override.partition("=")[0].lstrip("+~"), override in str(error)
