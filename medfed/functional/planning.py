@@ -278,7 +278,7 @@ class Planner:
         """The numbers in all feature maps of a sample."""
         stages, whole = len(net.strides), math.prod(net.patch)
         blocks, decoder_blocks = self._blocks(stages)
-        maps = np.array(blocks)
+        maps = np.array(blocks, dtype=float)
         if self.residual:
             maps = 2 * maps + (np.arange(stages) > 0)  # two per block, one past the first
         maps[:-1] += np.array(decoder_blocks) + 1  # and the transposed convolution

@@ -258,7 +258,7 @@ def test_a_whole_canonical_model_of_one_layer():
         (["bits=all"], "bits must be a whole number or a list or null, not 'all'"),
         (["bits=2", "finetune_lr=null"], "finetune_lr must be a number, not None"),
         (["bits=[]"], r"bits=\[\] names no width"),
-        (["bits=2", "tolerance=-1"], "tolerance must not be negative, not -1"),
+        (["bits=2", "tolerance=-1"], "tolerance must be a number of at least 0.0, not -1"),
         (["largest_part=all"], "largest_part is for segmentation of volumes"),
     ],
 )

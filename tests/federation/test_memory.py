@@ -91,7 +91,7 @@ MOST = {
     "scaffold": ("scaffold", {}, 12),
     "scaffold with momentum": ("scaffold", sgd(momentum=0.9), 12),
     "apfl": ("apfl", {}, 11),
-    "qupel": ("qupel", {}, 10.4),
+    "qupel": ("qupel", {}, 10.6),
     "fedavg by stc": ("fedavg", both(lambda: Link(STC())), 12),
     "fedavg by qsgd": ("fedavg", both(lambda: Link(QSGD())), 9),
     "fedavg by cer": ("fedavg", {"channel": Channel(Link(RunLength(), cer=CER(0.5)))}, 9),

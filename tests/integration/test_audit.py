@@ -195,7 +195,7 @@ def test_names_on_the_page_are_no_markup(measured, tmp_path):
         ("shadows=3", "shadows must be a whole number of at least 4, not 3."),
         ("rounds=0", "rounds must be a whole number of at least 1, not 0"),
         ("minutes=0.0", "minutes must be a number above 0.0, not 0.0"),
-        ("tolerance=-1.0", "tolerance must be a number above 0.0, not -1.0"),
+        ("tolerance=-1.0", "tolerance must be a number of at least 0.0, not -1.0"),
         ("tolerance=null", "tolerance must be a number, not None"),
         ("shadows=many", "shadows must be a whole number or null, not 'many'"),
         ("rounds=1.5", "rounds must be a whole number, not 1.5"),
