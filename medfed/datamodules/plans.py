@@ -63,8 +63,6 @@ Cases = Mapping[str, Sequence[Patient]]  # of each patient
 
 def by_id(patients: Sequence[Patient]) -> dict[str, Patient]:
     """Returns the patients by their ids."""
-    if not patients:
-        raise DataError("The data hold no patient.")
     patients_by_id = {p.id: p for p in patients}
     if len(patients_by_id) < len(patients):
         twice = Counter(p.id for p in patients).most_common(1)[0][0]

@@ -62,16 +62,18 @@ def check_outbox(algorithm: Algorithm, outbox: Any) -> None:
     if not isinstance(outbox, Mapping):
         raise _wrong(algorithm, f"round yields {_kind(outbox)}; {_ROUND}")
     for client, message in outbox.items():
-        _check_message(algorithm, f"round yields for {client}", message)
+        check_message(algorithm, f"round yields for {client}", message)
 
 
 def check_reply(algorithm: Algorithm, reply: Message, phase: str) -> None:
     """Raises an error if a client's answer is none, or holds what may not leave its client."""
-    _check_message(algorithm, "fit returns", reply)
+    check_message(algorithm, "fit returns", reply)
     if reply.phase != phase:
         raise _wrong(algorithm, f"fit answers phase {phase!r} with phase {reply.phase!r}")
     if extra := set(reply.parts) - set(algorithm.parts_sent):
-        raise ValueError(f"{sorted(extra)} may not leave a client.")
+        raise _wrong(
+            algorithm, f"fit sends {sorted(extra)}, which may not leave a client: see parts_sent"
+        )
 
 
 def check_model(
@@ -97,6 +99,8 @@ def check_model(
         if model[name].shape != entry.shape:
             shapes = f"{[*model[name].shape]}, and the network's is {[*entry.shape]}"
             raise _wrong(algorithm, f"personal_model returns {name} of shape {shapes}")
+        if entry.is_floating_point() and not model[name].is_floating_point():
+            raise _wrong(algorithm, f"personal_model returns {name} as {model[name].dtype}")
 
 
 def check_training(start: Any, entries: Tensors, steps: Any) -> None:
@@ -112,7 +116,8 @@ def check_training(start: Any, entries: Tensors, steps: Any) -> None:
         raise ConfigError(f"Client.train takes steps=1 or more, not {steps}; see client.share.")
 
 
-def _check_message(algorithm: Algorithm, who: str, message: Any) -> None:
+def check_message(algorithm: Algorithm, who: str, message: Any) -> None:
+    """Raises ConfigError if what a function gives is no message of tensors."""
     if not isinstance(message, Message):
         raise _wrong(algorithm, f"{who} {_kind(message)}; it must be a Message")
     for part, named in message.parts.items():

@@ -33,6 +33,7 @@ from medfed.federation.algorithm import (
 from medfed.federation.contributions import cosines_in, with_round
 from medfed.federation.duties import (
     check_generator,
+    check_message,
     check_model,
     check_outbox,
     check_reply,
@@ -156,15 +157,10 @@ class Federation:
             message, received = self.channel.decode(packet, "down", local.memory["down"])
             local.begin(number, packet.phase, position)
             local.adopt(message.parts.get(PART, {}))
-            before = _versions(message)
             draws = derive_seed(self.seed, number, client, packet.phase, position, "answer")
-            with globals_seeded(draws, local.trainer.model.device):
+            whole = _unchanged(self.algorithm, message.parts, "part {} of a message")
+            with globals_seeded(draws, local.trainer.model.device), whole:
                 reply = self.algorithm.answer(local, message)
-            if changed := [part for part, now in _versions(message).items() if now != before[part]]:
-                raise ValueError(
-                    f"{type(self.algorithm).__name__} changes the part {changed[0]} of a message "
-                    "in place, which the server and all clients share; make new tensors."
-                )
             check_reply(self.algorithm, reply, packet.phase)
             check_state(self.algorithm, "fit", local.state)
             reply = second_moments(reply, message, self.algorithm.parts_averaged)
@@ -183,7 +179,9 @@ class Federation:
 
     def delivery(self, client: str) -> Packet:
         """Returns the part of the current result that a client lacks; changes neither end."""
-        message = self.algorithm.broadcast(self.server, client)
+        with _unchanged(self.algorithm, self.server, "group {} of the server's state"):
+            message = self.algorithm.broadcast(self.server, client)
+        check_message(self.algorithm, "broadcast returns", message)
         kept = self.memory["down"].get(client)
         return self.channel.encode(message, "down", MessageContext(client), kept)[0]
 
@@ -201,7 +199,9 @@ class Federation:
         """
         with self.clients[client].present() as local:
             passes = local.passes
-            model = self.algorithm.personal_model(local, self.delivered(client))
+            delivered = self.delivered(client)
+            with _unchanged(self.algorithm, local.state, "group {} of the client's state"):
+                model = self.algorithm.personal_model(local, delivered)
             local.passes = passes  # of an evaluation, which are not the training's
             entries, other = local.trainer.model.entries, local.moved_other_state
             check_model(self.algorithm, client, entries, other, model)
@@ -357,7 +357,7 @@ class Round:
         """Puts the server's new state into the federation."""
         federation = self.federation
         if self.position != len(self.expected):
-            raise ValueError(
+            raise ConfigError(
                 f"{type(federation.algorithm).__name__} ended round {self.number + 1} before "
                 f"its phase {self.phase}."
             ) from None
@@ -394,12 +394,12 @@ class Round:
     def _take(self, outbox: Outbox) -> None:
         name = type(self.federation.algorithm).__name__
         if self.position >= len(self.expected):
-            raise ValueError(f"{name} yields more phases than {self.expected}.")
+            raise ConfigError(f"{name} yields more phases than {self.expected}.")
         check_outbox(self.federation.algorithm, outbox)
         members = set(self.cohort)
         for client, message in outbox.items():
             if message.phase != self.phase or client not in members:
-                raise ValueError(
+                raise ConfigError(
                     f"{name} sent phase {message.phase!r} to {client} where phase {self.phase!r} "
                     "to members of the cohort was announced."
                 )
@@ -432,9 +432,16 @@ class Round:
         self._packets: dict[str, Packet] = {}  # whose parts are summed
 
 
-def _versions(message: Message) -> dict[str, list[int]]:
-    """How often the tensors of each part have changed in place."""
-    return {p: [t._version for t in named.values()] for p, named in message.parts.items()}
+@contextmanager
+def _unchanged(algorithm: Algorithm, state: Mapping[str, Tensors], what: str) -> Iterator[None]:
+    """Raises ConfigError if a function of a method changes tensors that it is given in place."""
+    before = [(group, t, t._version) for group, named in state.items() for t in named.values()]
+    yield
+    if changed := [group for group, tensor, version in before if tensor._version != version]:
+        raise ConfigError(
+            f"{type(algorithm).__name__} changes the {what.format(changed[0])} in place, which "
+            "others read later; make new tensors."
+        )
 
 
 def _digest(state: State, memory: State) -> str:

@@ -79,7 +79,11 @@ class WholeSplit:
         if not self.labels:
             return dict.fromkeys(("loss", *self.names), math.nan)
         logits, label = torch.cat(self.logits), torch.cat(self.labels)
-        return {"loss": self.criterion(logits, label).item()} | self.measure(logits, label)
+        metrics = self.measure(logits, label)
+        if not isinstance(metrics, Mapping):
+            what = f"The function {name_of(self.measure)} of a meter"
+            raise ConfigError(f"{what} gives {metrics!r:.40}; it must return {{metric: number}}.")
+        return {"loss": self.criterion(logits, label).item(), **metrics}
 
     def cases(self) -> list[dict[str, float | str]]:
         """Returns a row per sample: ``label``, and the task's columns of its logits."""
@@ -134,9 +138,6 @@ class FiniteOnly:
     def compute(self) -> dict[str, float]:
         """Returns the metrics of all batches so far."""
         metrics = self.meter.compute()
-        if not isinstance(metrics, Mapping):
-            what = f"{type(self.meter).__name__}.compute returns {type(metrics).__name__}"
-            raise ConfigError(f"{what}; it must return {{metric: number}}.")
         metrics = {name: float(value) for name, value in metrics.items()}
         more = {} if self.custom is None else self.custom.compute()
         if not self.failed and not any(map(math.isinf, metrics.values())):

@@ -13,6 +13,7 @@ from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.codecs.base import Codec
 from medfed.method import Message
 from medfed.personalize.fedavg import FedAvg
+from medfed.personalize.fedper import FedPer
 from medfed.standalone.errors import ConfigError, MedfedError
 from tests.federation.test_inputs import federate
 
@@ -33,12 +34,19 @@ class Own(FedAvg):
     def fit(self, client, message):
         if self.function == "state":
             client.state.update(self.makes)
+        if self.function == "received":
+            self.makes(message.parts)
         return self._made("fit", super().fit(client, message))
 
     def local_steps(self, client, start):
         how = self.makes if self.function == "train" else {}
         start = how.pop("start", lambda weights: weights)(start) if "start" in how else start
         return client.train(start, **how)
+
+    def broadcast(self, server, client):
+        if self.function == "broadcasting":
+            self.makes(server)
+        return self._made("broadcast", super().broadcast(server, client))
 
     def personal_model(self, client, message):
         return self._made("personal_model", super().personal_model(client, message))
@@ -65,7 +73,34 @@ def changed(reply, change):
     return replace(reply, parts=parts)
 
 
+def halve(groups):
+    """Changes tensors in place."""
+    for tensor in (t for named in groups.values() for t in named.values()):
+        tensor.copy_(tensor / 2)
+
+
 MISTAKES = {
+    "broadcast, nothing": ("broadcast", lambda _: None, "Own.broadcast returns None; it must be"),
+    "broadcast, parts": ("broadcast", lambda m: m.parts, "Own.broadcast returns a dict; it must"),
+    "broadcast, in place": ("broadcasting", halve, "Own changes the group shared of the server's"),
+    "fit, in place": ("received", halve, "Own changes the part shared of a message in place"),
+    "fit, undeclared": (
+        "fit",
+        lambda r: replace(r, parts={**r.parts, "more": {"x": torch.ones(1)}}),
+        r"Own.fit sends \['more'\], which may not leave a client: see parts_sent",
+    ),
+    "fit, kind": ("fit", lambda r: replace(r, kinds={"shared": "updat"}), "kinds=.* needs a part"),
+    "outbox, phase": (
+        "outbox",
+        lambda o: {c: replace(m, phase="trian") for c, m in o.items()},
+        "Own sent phase 'trian' to a where phase 'fit'",
+    ),
+    "outbox, stranger": ("outbox", lambda o: {**o, "x": o["a"]}, "sent phase 'fit' to x where"),
+    "model, whole numbers": (
+        "personal_model",
+        lambda m: {n: t.int() for n, t in m.items()},
+        "personal_model returns 0.weight as torch.int32",
+    ),
     "fit, nothing": ("fit", lambda _: None, "Own.fit returns None; it must be a Message"),
     "fit, parts": ("fit", lambda r: r.parts, "Own.fit returns a dict; it must be a Message"),
     "fit, phase": ("fit", lambda r: Message("fitt", r.parts), "phase 'fit' with phase 'fitt'"),
@@ -122,6 +157,22 @@ def test_a_method_of_ones_own(function, makes, says):
     makes = dict(makes) if isinstance(makes, dict) else makes
     with pytest.raises(ConfigError, match=says):
         federate(algorithm=Own(function=function, makes=makes), rounds=2, steps=2).losses("test")
+
+
+class Halves(FedPer):
+    """FedPer whose evaluation changes the personal part that training goes on from."""
+
+    def personal_model(self, client, message):
+        halve(client.state)
+        return super().personal_model(client, message)
+
+
+def test_an_evaluation_changes_no_state():
+    done = federate(algorithm=Halves(), personal="2.*")
+    with pytest.raises(
+        ConfigError, match=r"Halves changes the group .* of the client's state in pl"
+    ):
+        done.model("a")
 
 
 def test_a_penalty_may_be_nothing_for_some_steps():

@@ -122,6 +122,12 @@ def test_metrics_are_plain_numbers(of):
     assert {*map(type, found.values())} == {float}
 
 
+def test_a_meter_measures_by_name():
+    task = task_with(meter=meter_of(lambda logits, label: 0.5))
+    with pytest.raises(ConfigError, match=r"of a meter gives 0\.5; it must return \{metric"):
+        task.evaluate([BATCH])
+
+
 LOSSES = {
     "per sample": lambda logits, label: F.cross_entropy(logits, label, reduction="none"),
     "by name": lambda logits, label: {"loss": F.cross_entropy(logits, label)},

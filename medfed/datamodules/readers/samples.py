@@ -38,44 +38,35 @@ def is_survival(label: NDArray[Any]) -> bool:
 
 
 def check_rows(data: Any, classes: int) -> None:
-    """Gives what a reader says of each row the types of `Samples`; refuses what says nothing."""
+    """Gives what a reader says of each row the types of `Samples`; refuses what does not fit."""
     kind, labels = f"The reader's {type(data).__name__} has", np.asarray(data.labels)
-    if labels.dtype.kind not in "biuf" or labels.ndim not in (1, 2):
-        what = f"labels of type {labels.dtype} and shape {labels.shape}"
-        raise DataError(f"{kind} {what}; write numbers, of a class its place in the classes.")
-    if labels.dtype.kind != "f":
+    if labels.dtype.kind in "biu":
         labels = labels.astype(np.int64, copy=False)
+    odd = labels != labels  # NaN
+    if labels.dtype.kind == "i":
         odd = (labels < 0) | (labels >= classes)
-        mend = f"classes count from 0 to {classes - 1}"
-    else:
-        odd, mend = ~np.isfinite(labels), "leave such rows out"
-    if labels.ndim == 1 and odd.any():
-        raise DataError(f"{kind} the label {labels[odd][0]} in row {odd.argmax()}; {mend}.")
+    if labels.dtype.kind not in "if" or (labels.ndim == 1 and odd.any()):
+        label = labels[odd][0] if odd.any() else labels.flat[0]
+        raise DataError(
+            f"{kind} the label {label}; write numbers, classes from 0 to {classes - 1}."
+        )
     object.__setattr__(data, "labels", labels)
-    types: Mapping[str, Callable[[Any], Any]]
-    types = {"patients": _name, "centres": _name, "splits": _split, "files": Path}
-    for name, take in types.items():
+    for name in ("patients", "centres", "splits", "files"):
         given = getattr(data, name)
-        values = [] if given is None else [take(value) for value in given]
+        values = () if given is None else [_plain(value) for value in given]
         if len(values) != len(labels) and (values or name == "patients"):
             what = f"{len(values)} {name} and {len(labels)} labels"
             raise DataError(f"{kind} {what}; give one for each row.")
-        if name == "patients" and None in values:
-            raise DataError(f"{kind} no patient in row {values.index(None)}; give each row one.")
-        object.__setattr__(data, name, values or ())
+        if name == "splits" and (odd_splits := {*values} - {*SPLITS, None}):
+            raise DataError(f"{kind} the split {odd_splits.pop()}; write train, val or test.")
+        object.__setattr__(data, name, values)
 
 
-def _name(value: Any) -> str | None:
-    """A name from a list, an array or a column; None and NaN are none."""
+def _plain(value: Any) -> Any:
+    """A path, or a name, from a list, an array or a column; None and NaN are none."""
     if value is None or value != value:
         return None
-    return value if type(value) is str else tidy(str(value))
-
-
-def _split(value: Any) -> Split | None:
-    if value is not None and value not in SPLIT_NAMES:
-        raise DataError(f"The reader gives a row the split {value!r}; write train, val or test.")
-    return None if value is None else SPLIT_NAMES[value]
+    return value if isinstance(value, Path) else tidy(str(value))
 
 
 Shares = Sequence[float] | None
@@ -227,18 +218,13 @@ class ImageSet:
     left: Mapping[Path, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        images = np.asanyarray(self.images)
-        kind, count = "The reader's ImageSet has", len(self.samples.labels)
-        if images.dtype != np.uint8:
-            mend = "give uint8 from 0 to peak, as by (255 * images).round().astype('uint8')"
-            raise DataError(f"{kind} images of type {images.dtype}; {mend}.")
-        if images.ndim not in (4, 5) or images.shape[:2] != (count, len(self.channels)):
-            wanted = f"{count} labels and {len(self.channels)} channels take ({count}, "
-            size = f"{wanted}{len(self.channels)}, height, width) or one more axis"
-            raise DataError(f"{kind} images of shape {images.shape}; {size}.")
-        if len(self.classes) != self.samples.num_classes:
-            what = f"{len(self.classes)} classes, and its samples {self.samples.num_classes}"
-            raise DataError(f"{kind} {what}; give both the same.")
+        images, size = np.asanyarray(self.images), (len(self.samples.labels), len(self.channels))
+        if images.dtype != np.uint8 or images.ndim not in (4, 5) or images.shape[:2] != size:
+            what = (
+                f"The reader's ImageSet has images of type {images.dtype} and shape {images.shape}"
+            )
+            wanted = f"({size[0]}, {size[1]}, height, width) for its labels and channels"
+            raise DataError(f"{what}; give uint8 from 0 to peak, {wanted}.")
         object.__setattr__(self, "images", images)
 
 

@@ -183,11 +183,6 @@ class Table:
 
     def __post_init__(self) -> None:
         check_rows(self, len(self.classes))
-        features, size = np.asarray(self.features), (len(self.labels), len(self.names))
-        if features.dtype.kind not in "biuf" or features.shape != size:
-            what = f"features of type {features.dtype} and shape {features.shape}"
-            raise DataError(f"The reader's Table has {what}; its labels and names take {size}.")
-        object.__setattr__(self, "features", features.astype(np.float64, copy=False))
 
 
 _WITHOUT = ", remove the row, or leave out all rows without a label by data.unlabelled=drop"

@@ -430,7 +430,7 @@ class Channel:
         after = dict(memory or {})
         for part, declared in message.kinds.items():
             if declared not in KINDS or part not in message.parts:
-                raise ValueError(
+                raise ConfigError(
                     f"kinds={{{part!r}: {declared!r}}} needs a part sent and one of {KINDS}."
                 )
         parts = {p: self._coded(p, message, direction, place, after) for p in message.parts}
