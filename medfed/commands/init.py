@@ -70,7 +70,7 @@ def guessed(path: Path, answers: Mapping[str, Any]) -> Guess:
         if (guess := looks_like(path, answers)) is not None:
             guess.data = guess.data or name
             guesses.append(guess)
-    sure = [g for g in guesses if g.sure] or guesses
+    sure = [g for g in guesses if g.sure] or [g for g in guesses if not g.refused] or guesses
     if not sure:
         raise DataError(
             f"{path} has no table and no layout that docs/data.md names; name another folder or a "
