@@ -437,8 +437,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         tops = [e.get(trees.FOLDER, "") for name in _LISTS for e in folders.get(name, ())]
         if any(places := placed if any(placed) else tops):
             best = "centre" if any(placed) else "null"
-            text = f"Are these hospitals ({_counted(places)})?"
-            guess.ask(by, text, best, (trees.FOLDER, looks.NO))
+            text, choices = f"Are these hospitals ({_counted(places)})?", (trees.FOLDER, looks.NO)
+            guess.ask(by, text, best, choices)
         contrasts = few([*content["modality"].values()], 6)
         guess.took.append(("images of a mask", contrasts, "probably: their names"))
         people = [e["patient"] for e in entries if "patient" in e]

@@ -21,7 +21,8 @@ _SPLITS |= {"training": "training", "validation": "validation", "testing": "test
 # Names of folders, beside numbers, that divide the scans of a patient, or patients by disease.
 _VISIT = re.compile(
     r"[\W\d_]*((t|v|baseline|bl|follow.?up|fu|pre|post|visit|session|ses|time.?point|tp|week|month|day"
-    r"|year|ct|mri?|pet|hgg|lgg|controls?|patients)[\W\d_]*)+"
+    r"|year|ct|mri?|pet|hgg|lgg|controls?|patients)[\W\d_]*)+",
+    re.IGNORECASE,
 )
 _LISTED = 'list the pairs in a file: {"training": [{"image": FILE, "label": FILE}, ...]}'
 Words = dict[Path, tuple[str, ...]]
@@ -46,8 +47,8 @@ def list_of(
     if len(files) < 2:
         return None
     if not masks or not others:
-        what = f"{'each' if masks else 'no'} name of a volume has a word for a mask"
-        raise DataError(f"{path}: {what} ({', '.join(sorted(looks.INSIDE))}); {_LISTED}.")
+        what = f"{'each' if masks else 'no'} name of a volume has a word for a mask, such as mask"
+        raise DataError(f"{path}: {what}, label, seg or gt; {_LISTED}.")
     found: dict[Path, dict[str, Path]] = {}
     why = f"{path}: names of volumes do not tell which image belongs to {masks[0]}; {_LISTED}."
     for words_of in (_words, _different_words, _pieces):
@@ -59,7 +60,7 @@ def list_of(
         # Folders such as images.
         alike = _in_all(images).difference(*stems.values(), *cases.values())
         images = {image: tuple(w for w in of if w not in alike) for image, of in images.items()}
-        spelled = {image: words_of(texts[image]) for image in others}
+        spelled = {image: {w.lower(): w for w in words_of(texts[image])} for image in others}
         try:
             found = _contrasts(cases, images, spelled, stems)
         except DataError as error:
@@ -116,7 +117,7 @@ def _beyond(words: Sequence[str], case: Sequence[str]) -> list[str] | None:
 
 
 def _contrasts(
-    cases: Words, images: Words, spelled: Words, stems: Words
+    cases: Words, images: Words, spelled: Mapping[Path, Mapping[str, str]], stems: Words
 ) -> dict[Path, dict[str, Path]]:
     """Returns the images of each mask by their contrasts, from the words of all."""
     often = Counter(word for of in cases.values() for word in of)
@@ -137,9 +138,8 @@ def _contrasts(
     for whole in (False, True):  # pre/T1 and orig/T1 differ in their folders alone
         found: dict[Path, dict[str, Path]] = {}
         for (mask, image), more in beyond.items():
-            written = {word.lower(): word for word in spelled[image]}
-            rest = dict.fromkeys(w for w in more if whole or w in stems[image])
-            name = "_".join(map(written.__getitem__, rest)) or "image"
+            words = dict.fromkeys(w for w in more if whole or w in stems[image])
+            name = "_".join(spelled[image][word] for word in words) or "image"
             if (twin := found.setdefault(mask, {}).setdefault(name, image)) != image:
                 twins = f"{twin} and {image} are alike beside {mask}; {_LISTED}."
                 break
@@ -160,16 +160,12 @@ def _facts(
     known = ({"training"} <= kind <= {*_SPLITS.values()} for kind in kinds)
     splits = next((level for level, is_split in zip(levels, known, strict=True) if is_split), None)
     differ = [level for level in levels if level is not splits and len({*level}) > 1]
-    visits = [
-        of
-        for of in differ
-        if 2 * len({*of}) <= len(masks) and all(_VISIT.fullmatch(n.lower()) for n in of)
-    ]
+    often = [level for level in differ if 2 * len({*level}) <= len(masks)]
+    visits = [level for level in often if all(map(_VISIT.fullmatch, level))]
     differ = [level for level in differ if level not in visits]
     # The first folders that differ are hospitals if they are few, and those below are patients.
     centres = _of_participants(path, masks) if centre else None
-    are_few = bool(differ) and 2 * len({*differ[0]}) <= len(masks)
-    if centre and centres is None and are_few:
+    if centre and centres is None and differ[:1] in ([level] for level in often):
         likely = centre == FOLDER or all(map(_may_be_hospital, differ[0]))
         centres = differ.pop(0) if likely else None
     bids = (level for level in differ if all(n.startswith("sub-") for n in level))
