@@ -87,7 +87,7 @@ def test_folders_of_patients_are_no_hospitals(tmp_path):
 
 
 def test_folders_of_splits_are_splits(tmp_path):
-    splits = {"Train": "training", "val": "validation", "testing": "test"}
+    splits = {"Train": "training", "valid": "validation", "testing": "test"}
     files = [f"{s}/Basel/{s}{n}/{f}.nii" for s in splits for n in "123" for f in ("t1", "seg")]
     touch(tmp_path, [*files, *(f.replace("Basel", "Bern") for f in files)])
     index = list_of(tmp_path)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
+from medfed.datamodules.readers.samples import SPLIT_NAMES
 from medfed.datamodules.tables.columns import HOSPITAL
 
 log = logging.getLogger(__name__)
 _PARTICIPANTS = "participants.tsv"  # of BIDS
 FOLDER = "folder"
-_SPLITS = {"train": "training", "val": "validation", "test": "test"}
-_SPLITS |= {"training": "training", "validation": "validation", "testing": "test"}
+_LISTS = {"train": "training", "val": "validation", "test": "test"}
 # Names of folders, beside numbers, that divide the scans of a patient, or patients by disease.
 _VISIT = re.compile(
     r"[\W\d_]*((t|v|baseline|bl|follow.?up|fu|pre|post|visit|session|ses|time.?point|tp|week|month|day"
@@ -156,8 +156,8 @@ def _facts(
     folders = [mask.relative_to(path).parts[:-1] for mask in masks]
     folders = [tuple(f for f in of if not looks.words(f) <= not_places) for of in folders]
     levels = [[*level] for level in zip(*folders, strict=False)]  # those that all masks have
-    kinds = [{_SPLITS.get(name.lower(), "") for name in level} for level in levels]
-    known = ({"training"} <= kind <= {*_SPLITS.values()} for kind in kinds)
+    kinds = [{SPLIT_NAMES.get(name.lower()) for name in level} for level in levels]
+    known = ({"train"} <= kind <= {*_LISTS} for kind in kinds)
     splits = next((level for level, is_split in zip(levels, known, strict=True) if is_split), None)
     differ = [level for level in levels if level is not splits and len({*level}) > 1]
     often = [level for level in differ if 2 * len({*level}) <= len(masks)]
@@ -181,10 +181,12 @@ def _facts(
     if patient and patients and are_groups(patients):
         which, more = few(sorted({*patients}), 3), "data.reader.patient=null takes names of files"
         log.warning("%s: each of the folders %s counts as one patient; %s.", path, which, more)
-    nothing = [""] * len(masks)
-    facts = zip(splits or nothing, centres or nothing, patients or nothing, strict=True)
-    entries = [(_SPLITS.get(of.lower(), "training"), {centre: c, patient: p}) for of, c, p in facts]
-    return [(of, {str(n): name for n, name in more.items() if n and name}) for of, more in entries]
+    facts = list[tuple[str, dict[str, str]]]()
+    for at in range(len(masks)):
+        of = {centre: centres and centres[at], patient: patients and patients[at]}
+        more = {key: name for key, name in of.items() if key and name}
+        facts.append((_LISTS[SPLIT_NAMES[splits[at].lower()] if splits else "train"], more))
+    return facts
 
 
 def are_groups(patients: Sequence[str]) -> bool:
