@@ -157,8 +157,8 @@ def _facts(
     folders = [tuple(f for f in of if not looks.words(f) <= not_places) for of in folders]
     levels = [[*level] for level in zip(*folders, strict=False)]  # those that all masks have
     kinds = [{SPLIT_NAMES.get(name.lower()) for name in level} for level in levels]
-    known = ({"train"} <= kind <= {*_LISTS} for kind in kinds)
-    splits = next((level for level, is_split in zip(levels, known, strict=True) if is_split), None)
+    pairs = zip(levels, kinds, strict=True)
+    splits = next((level for level, kind in pairs if {"train"} <= kind <= {*_LISTS}), None)
     differ = [level for level in levels if level is not splits and len({*level}) > 1]
     often = [level for level in differ if 2 * len({*level}) <= len(masks)]
     visits = [level for level in often if all(map(_VISIT.fullmatch, level))]
@@ -174,18 +174,17 @@ def _facts(
         when = [_words("/".join(of).lower()) for of in zip(*visits, strict=True)]
         rest = [[w for w in cases[m] if w not in of] for m, of in zip(masks, when, strict=True)]
         patients = ["_".join(of) for of in rest] if all(rest) else None
-    if patients and centres:  # 1 of BASEL and 1 of BERN are two
-        pairs = {*zip(patients, centres, strict=True)}
-        if len(pairs) > len({*patients}):
-            patients = [f"{c}_{p}" for p, c in zip(patients, centres, strict=True)]
+    # 1 of BASEL and 1 of BERN are two.
+    if patients and centres and len({*zip(patients, centres, strict=True)}) > len({*patients}):
+        patients = [f"{c}_{p}" for p, c in zip(patients, centres, strict=True)]
     if patient and patients and are_groups(patients):
         which, more = few(sorted({*patients}), 3), "data.reader.patient=null takes names of files"
         log.warning("%s: each of the folders %s counts as one patient; %s.", path, which, more)
     facts = list[tuple[str, dict[str, str]]]()
     for at in range(len(masks)):
-        of = {centre: centres and centres[at], patient: patients and patients[at]}
-        more = {key: name for key, name in of.items() if key and name}
-        facts.append((_LISTS[SPLIT_NAMES[splits[at].lower()] if splits else "train"], more))
+        names = ((centre, centres[at] if centres else ""), (patient, patients and patients[at]))
+        known = {key: name for key, name in names if key and name}
+        facts.append((_LISTS[SPLIT_NAMES[splits[at].lower()] if splits else "train"], known))
     return facts
 
 
