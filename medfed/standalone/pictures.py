@@ -127,6 +127,8 @@ def opened(file: Path) -> Iterator[Image.Image]:
                 "pixels of its header; copy it again or remove it."
             )
         tags = getattr(picture, "tag_v2", {})
+        if tags.get(_ORIENTATION) in _TURNED:  # of which Pillow mixes up the rows
+            raise DataError(f"{file} is a TIFF that its orientation tag turns; save it upright.")
         if tags.get(_PHOTOMETRIC) == 0 and picture.mode[0] in "IF":  # Pillow turns 8 bits alone
             what = f"{file} stores white as 0 (WhiteIsZero), which is read of 8 bits alone"
             raise DataError(f"{what}; save it with black as 0.")

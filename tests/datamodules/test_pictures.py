@@ -77,6 +77,22 @@ def test_a_camera_may_have_been_turned(tmp_path):
     assert np.abs(found - np.rot90(COLOURS, -1).transpose(2, 0, 1)).mean() < 20
 
 
+@pytest.mark.parametrize("compression", [None, "tiff_lzw"])
+def test_a_tiff_that_its_tag_turns_is_right_or_refused(tmp_path, compression):
+    shown = [GREY, GREY[:, ::-1], GREY[::-1, ::-1], GREY[::-1]]
+    for orientation in range(1, 9):
+        note = Image.Exif()
+        note[0x0112] = orientation
+        file = saved(tmp_path, GREY, "a.tif", exif=note, compression=compression)
+        if orientation <= 4:
+            found = pictures.read_picture(file, "grey")[0]
+            assert np.array_equal(found[0], shown[orientation - 1])
+        else:
+            for read in (pictures.picture_header, pictures.read_mask):
+                with pytest.raises(DataError, match=r"a\.tif is a TIFF that .* turns; save it"):
+                    read(file)
+
+
 @pytest.mark.parametrize("value", [1, 255])
 def test_masks_of_every_mode_have_their_values(tmp_path, value):
     mask = Image.fromarray(MASK * value)

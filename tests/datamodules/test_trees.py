@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import nibabel
 import numpy as np
 import pytest
@@ -85,7 +87,7 @@ def test_folders_of_patients_are_no_hospitals(tmp_path):
 
 
 def test_folders_of_splits_are_splits(tmp_path):
-    splits = {"Train": "training", "val": "validation", "testing": "test"}
+    splits = {"Train": "training", "valid": "validation", "testing": "test"}
     files = [f"{s}/Basel/{s}{n}/{f}.nii" for s in splits for n in "123" for f in ("t1", "seg")]
     touch(tmp_path, [*files, *(f.replace("Basel", "Bern") for f in files)])
     index = list_of(tmp_path)
@@ -117,36 +119,169 @@ def test_bids(tmp_path, sessions):
         assert (entry["patient"], entry["centre"]) == (person, PLACES[people.index(person) % 2])
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        ["a/1.nii", "a/2.nii"],  # no mask
-        ["a/1_seg.nii", "a/2_seg.nii"],  # no image
-        ["a/t1.png", "a/seg.png"],  # no volumes
-    ],
-)
-def test_folders_of_another_kind(tmp_path, files):
-    touch(tmp_path, files)
-    assert list_of(tmp_path) is None
-
-
-CONFLICTS = {
-    "two alike": (["t1", "seg", "mask"], "t1.nii fits two masks, mask.nii and seg.nii"),
-    "one of a contrast": (["t1", "seg", "t1_mask"], "t1.nii fits two masks, t1_mask.nii and seg"),
-    "two organs": (["t1", "liver_seg", "lesion_seg"], "few images fit a mask, such as"),
-    "two endings": (["t1", "t1.mha", "seg"], "t1.mha and .*t1.nii fit one mask alike, seg.nii"),
+NAMELESS = {
+    "no mask": (["a/1.nii", "a/2.nii"], "no name of a volume has a word for a mask"),
+    "no image": (["a/1_seg.nii", "a/2_seg.nii"], "each name of a volume has"),
+    "two masks": (["a/1_t1.nii", "a/seg.nii", "a/mask.nii", "b/1_t1.nii", "b/seg.nii"], "fits two"),
+    "a contrast twice": (["a/t1.nii", "a/t1.mha", "a/seg.nii", "b/t1.nii", "b/seg.nii"], "alike"),
+    "raters": ([f"{p}/{n}.nii" for p in "abc" for n in ("t1", "mask_1", "mask_2")], "do not tell"),
 }
 
 
-@pytest.mark.parametrize(("files", "sentence"), CONFLICTS.values(), ids=CONFLICTS)
-def test_names_that_do_not_tell_are_refused_where_nothing_else_fits(tmp_path, files, sentence):
-    endings = [f if "." in f else f"{f}.nii" for f in files]
-    touch(tmp_path, [f"{case}/{file}" for case in ("a/1", "a/2", "b/3") for file in endings])
-    with pytest.raises(DataError, match=f"{sentence}.*leave one mask of each"):
+@pytest.mark.parametrize(("files", "why"), NAMELESS.values(), ids=NAMELESS)
+def test_names_that_do_not_tell(tmp_path, files, why):
+    touch(tmp_path, files)
+    with pytest.raises(DataError, match=f"{why}.*list the pairs in a file"):
+        list_of(tmp_path)
+    with pytest.raises(DataError, match=why):
         DatalistReader(tmp_path, regions={"tumour": [1]})
-    assert str(guessed(tmp_path, {}).refused)
-    (tmp_path / "table.csv").write_text("age,label\n" + "1,0\n2,1\n" * 20)
-    assert guessed(tmp_path, {}).data == "csv"
+    touch(tmp_path / "more", [f"hospital/{file}" for file in files])
+    assert why in str(guessed(tmp_path / "more", {}).refused)
+
+
+def test_pictures_are_no_volumes(tmp_path):
+    touch(tmp_path, ["a/t1.png", "a/seg.png"])
+    assert list_of(tmp_path) is None
+
+
+CASE = [{"n": n, "h": PLACES[n % 3], "batch": n // 6, "v": v} for n in range(12) for v in (1, 2)]
+# Layouts of public releases: images and mask of a case, its contrasts, patient and hospital.
+RELEASES = {
+    "ISLES 2022": (
+        [
+            "sub-{n}/ses-{v}/dwi/sub-{n}_ses-{v}_dwi.nii.gz",
+            "sub-{n}/ses-{v}/dwi/sub-{n}_ses-{v}_adc.nii.gz",
+        ],
+        "derivatives/sub-{n}/ses-{v}/sub-{n}_ses-{v}_msk.nii.gz",
+        "adc dwi",
+        "sub-{n}",
+        None,
+    ),
+    "ATLAS 2": (
+        ["Training/R00{batch}/sub-{n}/ses-{v}/anat/sub-{n}_ses-{v}_space-MNI_T1w.nii.gz"],
+        "Training/R00{batch}/sub-{n}/ses-{v}/anat/sub-{n}_ses-{v}_space-MNI_desc-T1lesion_mask.nii.gz",
+        "T1w",
+        "sub-{n}",
+        None,
+    ),
+    "VerSe": (
+        ["dataset-0{batch}/rawdata/sub-{n}/sub-{n}_dir-{v}_ct.nii.gz"],
+        "dataset-0{batch}/derivatives/sub-{n}/sub-{n}_dir-{v}_seg-vert_msk.nii.gz",
+        "ct",
+        "sub-{n}",
+        None,
+    ),
+    "MSLesSeg": (
+        [f"train/P{{n}}/T{{v}}/P{{n}}_T{{v}}_{c}.nii.gz" for c in ("FLAIR", "T1", "T2")],
+        "train/P{n}/T{v}/P{n}_T{v}_MASK.nii.gz",
+        "FLAIR T1 T2",
+        "P{n}",
+        None,
+    ),
+    "WMH": (
+        [f"{{h}}/{{n}}/{place}/{c}.nii.gz" for place in ("orig", "pre") for c in ("FLAIR", "T1")],
+        "{h}/{n}/wmh.nii.gz",
+        "orig_FLAIR orig_T1 pre_FLAIR pre_T1",
+        "{n}",
+        "{h}",
+    ),
+    "ACDC": (
+        ["P{n:02}/P{n:02}_frame{v}{n}.nii.gz"],
+        "P{n:02}/P{n:02}_frame{v}{n}_gt.nii.gz",
+        "image",
+        "P{n:02}",
+        None,
+    ),
+    "BTCV": (
+        ["Training/img/img{n:04}.nii.gz"],
+        "Training/label/label{n:04}.nii.gz",
+        "img",
+        None,
+        None,
+    ),
+    "M&Ms": (
+        ["Training/Labeled/A{n}/A{n}_sa.nii.gz"],
+        "Training/Labeled/A{n}/A{n}_sa_gt.nii.gz",
+        "image",
+        "A{n}",
+        None,
+    ),
+    "visits above": (["visit{v}/P{n}/t1.nii"], "visit{v}/P{n}/seg.nii", "t1", "P{n}", None),
+    "visits of hospitals": (
+        ["{h}/week-{v}/P{n}/t1.nii"],
+        "{h}/week-{v}/P{n}/seg.nii",
+        "t1",
+        "P{n}",
+        "{h}",
+    ),
+    "visits of files": (["fu{v}/P{n}_t1.nii"], "fu{v}/P{n}_seg.nii", "t1", "p{n}", None),
+    "numbers that repeat": (["scans/{n}/{n}_{v}.nii"], "masks/{n}_{v}.nii", "image", None, None),
+    "masks of brains": (["{h}/{n}/t1.nii"], "{h}/{n}/seg.nii", "t1", "{n}", "{h}"),
+}
+
+
+@pytest.mark.parametrize(
+    ("images", "mask", "contrasts", "patient", "place"), RELEASES.values(), ids=RELEASES
+)
+def test_published_layouts(tmp_path, images, mask, contrasts, patient, place):
+    wanted = {
+        mask.format(**case): (
+            {image.format(**case) for image in images},
+            patient and patient.format(**case),
+            place and place.format(**case),
+        )
+        for case in CASE
+    }
+    touch(tmp_path, [*wanted, *(image for of, *_ in wanted.values() for image in of)])
+    touch(tmp_path, [str(Path(label).parent / "brain_mask.nii.gz") for label in wanted])
+    index = list_of(tmp_path)
+    assert [*index["modality"].values()] == contrasts.split()
+    for entry in index["training"]:
+        facts = {*entry["image"]}, entry.get("patient"), entry.get("centre")
+        assert facts == wanted.pop(entry["label"])
+    assert not wanted
+
+
+def test_an_image_without_a_mask_is_no_contrast_of_another(tmp_path):
+    files = [f"Batch 1/{what}-{n}.nii" for n in range(1, 8) for what in ("volume", "segmentation")]
+    touch(tmp_path, [file for file in files if file != "Batch 1/segmentation-4.nii"])
+    entries = list_of(tmp_path)["training"]
+    assert len(entries) == 6
+    assert all(e["image"] == [e["label"].replace("segmentation", "volume")] for e in entries)
+
+
+def test_folders_of_many_scans_are_asked_about(tmp_path, caplog):
+    for n in range(12):
+        volume = np.zeros((8, 8, 4), np.uint8)
+        volume[2:4, 2:4, 1:3] = 1
+        for kind, numbers in (("volume", volume * 7.0), ("segmentation", volume)):
+            file = tmp_path / f"Batch {n // 6}/{kind}-{n}.nii"
+            file.parent.mkdir(exist_ok=True)
+            nibabel.save(nibabel.Nifti1Image(numbers, np.eye(4)), file)
+    question = guessed(tmp_path, {}).asks["data.reader.patient"]
+    assert question.best is None
+    assert "Batch 0 6, Batch 1 6" in question.text
+    assert "Batch 0 6" in guessed(tmp_path, {}).asks["data.reader.centre"].text
+    assert "data.reader.patient=null" in caplog.text
+    counts = {
+        p: len(DatalistReader(tmp_path, None, {"a": [1]}, p).patients()) for p in ("patient", None)
+    }
+    assert counts == {"patient": 2, None: 12}
+
+
+def test_visits_of_a_hospital_are_one_patients(tmp_path):
+    for place in PLACES[:2]:
+        for n in range(12):
+            volume = np.zeros((8, 8, 4), np.uint8)
+            volume[2:4, 2:4, 1:3] = 1
+            for kind, numbers in (("t1", volume * 7.0), ("seg", volume)):
+                file = tmp_path / place / f"P{n // 2}_v{n % 2}_{kind}.nii"
+                file.parent.mkdir(exist_ok=True)
+                nibabel.save(nibabel.Nifti1Image(numbers, np.eye(4)), file)
+    asked = guessed(tmp_path, {}).asks["data.reader.patient_pattern"]
+    reader = DatalistReader(tmp_path, regions={"a": [1]}, patient_pattern=asked.best)
+    people = {f"{place}_P{n}" for place in PLACES[:2] for n in range(6)}
+    assert {patient.id for patient in reader.patients()} == people
 
 
 def test_capitals_make_no_contrast_and_other_words_are_masks(tmp_path):

@@ -9,7 +9,7 @@ tumour, 2 oedema, 4 enhancing tumour (3 since 2023).
 from __future__ import annotations
 
 from medfed.datamodules.extending import *
-from medfed.datamodules.readers import looks, trees
+from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.cases import CaseReader, hospitals_of, institutions
 from medfed.datamodules.readers.samples import official_splits
 from medfed.standalone.volumes import FILES, AbsentFileError, Pattern, alternatives, find_file
@@ -160,7 +160,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     folders = [f for group in groups for f in looks.visible(group) if f.is_dir()] or folders
     of = {f: [v for v in looks.visible(f) if is_volume(v)] for f in folders if not is_volume(f)}
     scans = [v for case in of.values() for v in case if len(case) > 1]
-    if not scans or (not groups and trees.are_hospitals(path)):
+    if not scans:
         return None
     known = [c for c, names in FILES.items() if any(v.match(n) for v in scans for n in names)]
     if len(known) > 1 and any(v.match(p) for v in scans for p in MASK):
@@ -170,7 +170,10 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         guess.asks["data.reader.regions"] = looks.brats_regions()
         return guess
     listed = any(f.name != "centres.json" for f in path.glob("*.json"))
-    guess, patterns = looks.Guess("brats_folder", path, sure=not listed), dict[str, list[Path]]()
+    guess, patterns = (
+        looks.Guess("brats_folder", path, sure=not listed and not groups),
+        dict[str, list[Path]](),
+    )
     named = Counter(v.name for v in scans)
     for scan in scans:
         rest = scan.name.removeprefix(scan.parent.name)
@@ -181,6 +184,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         patterns = {p: files for p, files in patterns.items() if p not in rare} or patterns
     masks = [p for p in patterns if looks.may_be_mask(stem_of(Path(p)))]
     best = masks[0] if len(masks) == 1 else None
+    # Folders of several masks each are rather pairs of any kind.
+    guess.sure &= best is not None and not any(looks.may_be_mask(stem_of(Path(p))) for p in rare)
     mask = answers.get("data.reader.label", best)
     names = [folder.name for folder in of]
     guess.ask_names(names, answers, hospitals_of(path, names))

@@ -117,7 +117,7 @@ class DatalistReader(CaseReader):
         path: Path,
         channels: Sequence[str] | None = None,
         regions: Wanted | None = None,
-        patient: str = "patient",
+        patient: str | None = "patient",
         centre: str | None = "centre",
         fold: int | None = None,
         series: str | Sequence[str] | None = None,
@@ -131,7 +131,7 @@ class DatalistReader(CaseReader):
             self._file, self._index = path / pair[0], dict[str, Any]()
             pairs = looks.paired(path, pair, is_volume, _stem).values()
             self._listed = self._split([_Case([image], mask, {}) for image, mask in pairs], fold)
-        elif isinstance(regions, Mapping) and (listed := trees.list_of(path, centre)):
+        elif isinstance(regions, Mapping) and (listed := trees.list_of(path, centre, patient)):
             self._file = path / Path(listed["training"][0]["label"]).parts[0]
             self._index = listed
             self._listed = self._list(fold)
@@ -176,7 +176,7 @@ class DatalistReader(CaseReader):
             done = self._outlined(name, entry["annotated"]) if "annotated" in entry else None
             roles = {**there, "label": mask}
             patients.append(Patient(name, roles, centre, split=split, lacks=lacks, annotated=done))
-            if self._pattern is None and (person := entry.get(self._patient)) is not None:
+            if self._pattern is None and (person := entry.get(self._patient or "")) is not None:
                 self._person[name] = fold_name(str(person))
         return patients
 
@@ -272,11 +272,7 @@ class DatalistReader(CaseReader):
 
     def _ids(self) -> list[str]:
         """The stems of the images, with the names of one or two folders if stems repeat."""
-        first = [case.images[0] or case.mask for case in self._listed]
-        ids = [stem.removesuffix("_0000") for stem in map(stem_of, first)]
-        for folders in range(1, 5):  # as HOSPITAL/images/001.nii.gz
-            if len(set(ids)) < len(ids):
-                ids = ["_".join([*p.parent.parts[-folders:], stem_of(p)]) for p in first]
+        ids = _names_of([case.images[0] or case.mask for case in self._listed])
         if twice := [name for name, count in Counter(ids).items() if count > 1]:
             raise DataError(f"{self._file} lists {few(twice, 3)} twice; list each case once.")
         return ids
@@ -290,6 +286,15 @@ def _case_of(file: Path) -> str:
 def _stem(file: Path) -> str:
     """The name of a case by its first file."""
     return stem_of(file).removesuffix("_0000")
+
+
+def _names_of(files: Sequence[Path]) -> list[str]:
+    """The stems of files, with the names of folders where stems repeat."""
+    names = list(map(_stem, files))
+    for folders in range(1, 5):  # as HOSPITAL/images/001.nii.gz
+        if len(set(names)) < len(names):
+            names = ["_".join([*p.parent.parts[-folders:], stem_of(p)]) for p in files]
+    return names
 
 
 class NnunetReader(DatalistReader):
@@ -415,25 +420,31 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         masks := [file for file in looks.visible(path / pair[1]) if is_volume(file)]
     ):
         guess, content, names = looks.Guess("datalist", path), {}, [stem_of(f) for f in masks]
-    elif path.is_dir() and (tree := _tree_of(path, _centre_of(answers))):
-        if isinstance(tree, DataError):
-            return looks.Guess("datalist", path, sure=False, refused=tree)
-        content = tree
+    elif path.is_dir():
+        centre, person = (_entry_of(role, answers) for role in ("centre", "patient"))
+        try:
+            content = trees.list_of(path, centre, person) or {}
+        except DataError as error:
+            return looks.Guess("datalist", path, sure=False, refused=error)
+        if not content:
+            return None
         entries = [entry for name in _LISTS for entry in content.get(name, ())]
         masks = [path / entry["label"] for entry in entries]
-        names = [stem_of(Path(_first(entry))) for entry in entries]
-        placed = [entry.get(_centre_of(answers) or "", "") for entry in entries]
+        names = _names_of([path / _first(entry) for entry in entries])
+        placed = [entry.get(centre or "", "") for entry in entries]
         guess = looks.Guess("datalist", path, sure=any(placed))
-        tops = Counter(Path(entry["label"]).parts[0] for entry in entries)
-        counts = few(
-            [f"{top} {n}" for top, n in (Counter(placed) if any(placed) else tops).items()], 6
-        )
-        if any(placed) or 1 < len(tops) <= len(entries) / 2:
+        folders = trees.list_of(path, trees.FOLDER, None) or {}
+        tops = [e.get(trees.FOLDER, "") for name in _LISTS for e in folders.get(name, ())]
+        if any(places := placed if any(placed) else tops):
             best = "centre" if any(placed) else "null"
-            guess.ask(by, f"Are these hospitals ({counts})?", best, (trees.FOLDER, looks.NO))
+            text, choices = f"Are these hospitals ({_counted(places)})?", (trees.FOLDER, looks.NO)
+            guess.ask(by, text, best, choices)
         contrasts = few([*content["modality"].values()], 6)
         guess.took.append(("images of a mask", contrasts, "probably: their names"))
-        grouped = "patient" in entries[0]
+        people = [e["patient"] for e in entries if "patient" in e]
+        if (grouped := bool(people)) and trees.are_groups(people):
+            text = f"Is each of these folders one patient ({_counted(people)})?"
+            guess.ask("data.reader.patient", text, None, ("patient", looks.NO))
     else:
         return None
     if "data.reader.patient" not in guess.keys and not grouped:
@@ -448,17 +459,14 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     return guess
 
 
-def _tree_of(path: Path, centre: str | None) -> dict[str, Any] | DataError:
-    try:
-        return trees.list_of(path, centre) or {}
-    except DataError as error:
-        return error
-
-
-def _centre_of(answers: looks.Answers) -> str | None:
-    """The entry of a list that names the hospital."""
-    key = answers.get("data.reader.centre", "centre")
+def _entry_of(role: str, answers: looks.Answers) -> str | None:
+    """The entry of a list that names the hospital or patient."""
+    key = answers.get(f"data.reader.{role}", role)
     return None if key in (None, "null") else str(key)
+
+
+def _counted(names: Sequence[str]) -> str:
+    return few([f"{name} {n}" for name, n in Counter(names).items()], 6)
 
 
 def _first(entry: Any) -> str:

@@ -3,133 +3,199 @@
 As ``BASEL/case_1/t1.nii.gz`` beside ``seg.nii.gz``, ``BASEL/images/1.nii.gz`` with
 ``BASEL/labels/1.nii.gz``, ``BASEL/case_1_t1.nii.gz`` beside ``case_1_seg.nii.gz``, or BIDS. Words
 that all masks have and no image has are the masks' own. An image belongs to the mask whose other
-words it has, and what it has beyond them is its contrast.
+words it has, in their order, and what it has beyond them is its contrast. Folders of visits, such
+as ``baseline`` and ``followup``, are no hospitals and no patients.
 """
 
 from __future__ import annotations
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
+from medfed.datamodules.readers.samples import SPLIT_NAMES
 from medfed.datamodules.tables.columns import HOSPITAL
 
+log = logging.getLogger(__name__)
 _PARTICIPANTS = "participants.tsv"  # of BIDS
 FOLDER = "folder"
-_SPLITS = {"train": "training", "val": "validation", "test": "test"}
-_SPLITS |= {"training": "training", "validation": "validation", "testing": "test"}
-_MEND = "give both the words of their case and leave one mask of each, or write a dataset.json"
+_LISTS = {"train": "training", "val": "validation", "test": "test"}
+# Names of folders, beside numbers, that divide the scans of a patient, or patients by disease.
+_VISIT = re.compile(
+    r"[\W\d_]*((t|v|baseline|bl|follow.?up|fu|pre|post|visit|session|ses|time.?point|tp|week|month|day"
+    r"|year|ct|mri?|pet|hgg|lgg|controls?|patients)[\W\d_]*)+",
+    re.IGNORECASE,
+)
+_LISTED = 'list the pairs in a file: {"training": [{"image": FILE, "label": FILE}, ...]}'
 Words = dict[Path, tuple[str, ...]]
 
 
-def list_of(path: Path, centre: str | None = "centre") -> dict[str, Any] | None:
-    """Returns the cases below a folder as a list in MONAI's form; None without masks or images.
-
-    Names that do not tell which belong together are refused.
+def list_of(
+    path: Path, centre: str | None = "centre", patient: str | None = "patient"
+) -> dict[str, Any] | None:
+    """Returns the cases below a folder as a list in MONAI's form; None without volumes.
 
     `centre`: the entry of the hospital: ``folder`` takes the first folders that differ for it,
-    ``centre`` if they are called like hospitals, and None takes them for patients.
+    ``centre`` if they are called like hospitals, and None takes them for patients. `patient`: the
+    entry of the patient; None leaves patients to the names. Raises `DataError` where names do not
+    tell, such as if an image fits two masks.
     """
     files = [file for file in visible_files(path) if suffix_of(file)]
-    words = {file: _words("/".join(_stems(path, file))) for file in files}
-    masks = {file: of for file, of in words.items() if looks.INSIDE & {*of}}
-    images = {file: of for file, of in words.items() if file not in masks}
-    if len(masks) < 2 or not images:
+    # A mask of the brain is neither an image nor what to learn.
+    files = [f for f in files if not re.search("brain[_-]?mask", f.name.lower())]
+    texts = {f: "/".join((*f.relative_to(path).parts[:-1], stem_of(f))) for f in files}
+    masks = [file for file in files if looks.INSIDE & looks.words(texts[file])]
+    others = sorted({*files}.difference(masks))
+    if len(files) < 2:
         return None
-    own = looks.INSIDE | _in_all(masks).difference(*images.values())
-    cases = {mask: tuple(w for w in of if w not in own) for mask, of in masks.items()}
-    of_cases = (*cases.values(), *(_words(stem_of(image)) for image in images))
-    alike = _in_all(images).difference(*of_cases)  # folders such as images
-    found = _contrasts(
-        cases, {image: tuple(w for w in of if w not in alike) for image, of in images.items()}
-    )
+    if not masks or not others:
+        what = f"{'each' if masks else 'no'} name of a volume has a word for a mask, such as mask"
+        raise DataError(f"{path}: {what}, label, seg or gt; {_LISTED}.")
+    found: dict[Path, dict[str, Path]] = {}
+    why = f"{path}: names of volumes do not tell which image belongs to {masks[0]}; {_LISTED}."
+    for words_of in (_words, _different_words, _pieces):
+        words = {file: words_of(texts[file].lower()) for file in files}
+        images = {image: words[image] for image in others}
+        own = _in_all({m: words[m] for m in masks}).difference(*images.values()) | looks.INSIDE
+        cases = {mask: tuple(w for w in words[mask] if w not in own) for mask in masks}
+        stems = {image: words_of(stem_of(image).lower()) for image in others}
+        # Folders such as images.
+        alike = _in_all(images).difference(*stems.values(), *cases.values())
+        images = {image: tuple(w for w in of if w not in alike) for image, of in images.items()}
+        spelled = {image: {w.lower(): w for w in words_of(texts[image])} for image in others}
+        try:
+            found = _contrasts(cases, images, spelled, stems)
+        except DataError as error:
+            why = str(error)
+        if 2 * len(found) > len(masks):
+            break
     counts = Counter(name for of in found.values() for name in of)
     channels = [name for name, count in counts.items() if 2 * count >= len(found)]
     if len(found) < 2 or not channels:
-        some = f"such as {min(images)} and {min(masks)}"
-        raise DataError(f"By their names, few images fit a mask, {some}: {_MEND}.")
-    facts = _facts(path, sorted(found), own, centre)
+        raise DataError(why)
+    cases = {mask: cases[mask] for mask in sorted(found)}
+    facts = _facts(path, cases, own, centre, patient)
     index: dict[str, Any] = {"modality": {str(n): name for n, name in enumerate(channels)}}
-    for mask, (split, more) in zip(sorted(found), facts, strict=True):
+    for mask, (split, more) in zip(cases, facts, strict=True):
         of = found[mask]
         names = [of[c].relative_to(path).as_posix() if c in of else None for c in channels]
         entry = {"image": names, "label": mask.relative_to(path).as_posix(), **more}
         index.setdefault(split, []).append(entry)
-    return index if "training" in index else None
-
-
-def are_hospitals(path: Path) -> bool:
-    """Whether the folders here are of hospitals, each with volumes of several cases."""
-    listed = list_of(path)
-    return listed is not None and any("centre" in entry for entry in listed["training"])
-
-
-def _stems(path: Path, file: Path) -> list[str]:
-    return [*file.relative_to(path).parts[:-1], stem_of(file)]
+    return index
 
 
 def _words(name: str) -> tuple[str, ...]:
-    """The different words of a name, in order."""
-    return tuple(dict.fromkeys(filter(None, re.split(r"[\W_]+", name.lower()))))
+    return tuple(filter(None, re.split(r"[\W_]+", name)))
+
+
+def _different_words(name: str) -> tuple[str, ...]:
+    """As of ``P1/t1`` beside ``P1/P1_seg``."""
+    return tuple(dict.fromkeys(_words(name)))
+
+
+def _pieces(name: str) -> tuple[str, ...]:
+    """As of ``img0001`` beside ``label0001``; the 1 of T1 is no number of a case."""
+    return tuple(filter(None, re.split(r"[\W_]+|(?<=[^\W\d_])(?=\d\d)", name)))
 
 
 def _in_all(words: Words) -> set[str]:
     return set.intersection(*map(set, words.values()))
 
 
-def _contrasts(cases: Words, images: Words) -> dict[Path, dict[str, Path]]:
-    """Returns the images of each mask by their contrasts."""
+def _beyond(words: Sequence[str], case: Sequence[str]) -> list[str] | None:
+    """Returns the words that are not a case's, whose words must follow in their order.
+
+    Example:
+        >>> _beyond(["p1", "t2", "p1", "t1"], ["p1", "p1"]), _beyond(["p1", "t1"], ["p2"])
+        (['t2', 't1'], None)
+    """
+    awaited, others = list(case), []
+    for word in words:
+        if awaited and word == awaited[0]:
+            awaited.pop(0)
+        else:
+            others.append(word)
+    return None if awaited else others
+
+
+def _contrasts(
+    cases: Words, images: Words, spelled: Mapping[Path, Mapping[str, str]], stems: Words
+) -> dict[Path, dict[str, Path]]:
+    """Returns the images of each mask by their contrasts, from the words of all."""
     often = Counter(word for of in cases.values() for word in of)
     by_word: dict[str, list[Path]] = {}  # the rarest word of each mask
     for mask, of in cases.items():
         by_word.setdefault(min(of, key=lambda w: (often[w], w), default=""), []).append(mask)
-    found: dict[Path, dict[str, Path]] = {}
-    others: dict[Path, tuple[Path, Path]] = {}  # masks that an image would fit, too
-    spellings = dict[str, str]()  # T1 and t1 are one contrast
+    beyond: dict[tuple[Path, Path], list[str]] = {}  # by mask and image
     for image, of in images.items():
-        near = [mask for word in (*of, "") for mask in by_word.get(word, ())]
+        near = {mask for word in (*of, "") for mask in by_word.get(word, ())}
         # In order, as sub-1/ses-2 and sub-2/ses-1 have the same words.
-        near = [m for m in near if tuple(w for w in of if w in cases[m]) == cases[m]]
-        most = max((len(cases[mask]) for mask in near), default=0)
-        best = [mask for mask in near if len(cases[mask]) == most]
-        others |= {mask: (image, best[0]) for mask in near if mask != best[0]}
-        for mask in best[:1]:
-            beyond = {*of}.difference(cases[mask])
-            named = [w for w in re.split(r"[\W_]+", stem_of(image)) if w.lower() in beyond]
-            name = "_".join(named) or "image"
-            name = spellings.setdefault(name.lower(), name)
+        rest = {m: more for m in near if (more := _beyond(of, cases[m])) is not None}
+        most = max((len(cases[mask]) for mask in rest), default=0)
+        best = sorted(mask for mask in rest if len(cases[mask]) == most)
+        if len(best) > 1:
+            raise DataError(f"{image} fits two masks, {best[0]} and {best[1]}; {_LISTED}.")
+        beyond |= {(mask, image): rest[mask] for mask in best}
+    twins = ""
+    for whole in (False, True):  # pre/T1 and orig/T1 differ in their folders alone
+        found: dict[Path, dict[str, Path]] = {}
+        for (mask, image), more in beyond.items():
+            words = dict.fromkeys(w for w in more if whole or w in stems[image])
+            name = "_".join(spelled[image][word] for word in words) or "image"
             if (twin := found.setdefault(mask, {}).setdefault(name, image)) != image:
-                raise DataError(f"{twin} and {image} fit one mask alike, {mask.name}: {_MEND}.")
-    if left := next((mask for mask in others if mask not in found), None):
-        image, mask = others[left]
-        raise DataError(f"{image} fits two masks, {mask.name} and {left.name}: {_MEND}.")
-    return found
+                twins = f"{twin} and {image} are alike beside {mask}; {_LISTED}."
+                break
+        else:
+            return found
+    raise DataError(twins)
 
 
 def _facts(
-    path: Path, masks: Sequence[Path], own: set[str], centre: str | None
+    path: Path, cases: Words, own: set[str], centre: str | None, patient: str | None
 ) -> list[tuple[str, dict[str, str]]]:
     """Returns the split of each mask, and its hospital and patient, by the folders around it."""
-    folders = [[*mask.relative_to(path).parts[:-1]] for mask in masks]
+    masks, not_places = [*cases], own | {"labeled", "labelled"}
+    folders = [mask.relative_to(path).parts[:-1] for mask in masks]
+    folders = [tuple(f for f in of if not looks.words(f) <= not_places) for of in folders]
     levels = [[*level] for level in zip(*folders, strict=False)]  # those that all masks have
-    levels = [level for level in levels if not all(looks.words(name) <= own for name in level)]
-    splits = next((level for level in levels if all(n.lower() in _SPLITS for n in level)), None)
-    # The first folders that differ are hospitals if they are few, and those below are patients.
+    kinds = [{SPLIT_NAMES.get(name.lower()) for name in level} for level in levels]
+    pairs = zip(levels, kinds, strict=True)
+    splits = next((level for level, kind in pairs if {"train"} <= kind <= {*_LISTS}), None)
     differ = [level for level in levels if level is not splits and len({*level}) > 1]
+    often = [level for level in differ if 2 * len({*level}) <= len(masks)]
+    visits = [level for level in often if all(map(_VISIT.fullmatch, level))]
+    differ = [level for level in differ if level not in visits]
+    # The first folders that differ are hospitals if they are few, and those below are patients.
     centres = _of_participants(path, masks) if centre else None
-    are_few = bool(differ) and 2 * len({*differ[0]}) <= len(masks)
-    if centre and centres is None and are_few:
+    if centre and centres is None and differ[:1] in ([level] for level in often):
         likely = centre == FOLDER or all(map(_may_be_hospital, differ[0]))
         centres = differ.pop(0) if likely else None
-    patients = differ[0] if differ else None
-    if patients and centres:  # 1 of BASEL and 1 of BERN are two
-        pairs = {*zip(patients, centres, strict=True)}
-        if len(pairs) > len({*patients}):
-            patients = [f"{c}_{p}" for p, c in zip(patients, centres, strict=True)]
+    bids = (level for level in differ if all(n.startswith("sub-") for n in level))
+    patients = next(iter((*bids, *differ)), None)
+    if patients is None and visits:  # baseline/P1_seg and followup/P1_seg
+        when = [_words("/".join(of).lower()) for of in zip(*visits, strict=True)]
+        rest = [[w for w in cases[m] if w not in of] for m, of in zip(masks, when, strict=True)]
+        patients = ["_".join(of) for of in rest] if all(rest) else None
+    # 1 of BASEL and 1 of BERN are two.
+    if patients and centres and len({*zip(patients, centres, strict=True)}) > len({*patients}):
+        patients = [f"{c}_{p}" for p, c in zip(patients, centres, strict=True)]
+    if patient and patients and are_groups(patients):
+        which, more = few(sorted({*patients}), 3), "data.reader.patient=null takes names of files"
+        log.warning("%s: each of the folders %s counts as one patient; %s.", path, which, more)
     facts = list[tuple[str, dict[str, str]]]()
     for at in range(len(masks)):
-        more = {str(centre): centres[at]} if centres and centres[at] else {}
-        more |= {"patient": patients[at]} if patients else {}
-        facts.append((_SPLITS[splits[at].lower()] if splits else "training", more))
+        names = ((centre, centres[at] if centres else ""), (patient, patients and patients[at]))
+        known = {key: name for key, name in names if key and name}
+        facts.append((_LISTS[SPLIT_NAMES[splits[at].lower()] if splits else "train"], known))
     return facts
+
+
+def are_groups(patients: Sequence[str]) -> bool:
+    """Says whether so few have so many masks each that they may be no patients.
+
+    Example:
+        >>> are_groups(["Batch 1", "Batch 2"] * 6), are_groups(["P1", "P2", "P3"] * 3)
+        (True, False)
+    """
+    return len({*patients}) < min(10, len(patients) / 4)
 
 
 def _may_be_hospital(folder: str) -> bool:
