@@ -436,7 +436,7 @@ def _check_sections(config: DictConfig) -> None:
 # Keys that have a meaning only with another one, as they are typed.
 _NEEDS = {
     **dict.fromkeys(("init.part", "init.client", "init.strict"), "init.weights"),
-    **dict.fromkeys(("init.rename", "init.spread", "init.adopt"), "init.weights"),
+    **dict.fromkeys(("init.rename", "init.spread"), "init.weights"),
     **dict.fromkeys(("k", "onboard_steps"), "onboard"),
     **dict.fromkeys(("bands", "patients", "least"), "by"),
     **{f"channel.{way}.cer.relative": f"channel.{way}.cer.gamma" for way in ("up", "down")},

@@ -114,7 +114,9 @@ def test_a_meter_is_new_for_each_split():
 BATCH = {"image": torch.randn(6, 4), "label": torch.arange(6) % 2}
 
 
-@pytest.mark.parametrize("of", [torch.as_tensor, np.float32, np.float64, float], ids=str)
+@pytest.mark.parametrize(
+    "of", [torch.as_tensor, np.float32, np.float64, float], ids=lambda of: of.__name__
+)
 def test_metrics_are_plain_numbers(of):
     task = task_with(meter=meter_of(lambda logits, label: {"hits": of(0.5)}))
     found = task.evaluate([BATCH])
