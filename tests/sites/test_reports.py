@@ -25,7 +25,7 @@ def test_a_coordinators_runs_are_compared_and_reported(tmp_path, capsys):
     assert "Equal budgets" in (printed := capsys.readouterr().out)
     report = report_runs(str(tmp_path / "runs"))
     (page,) = (tmp_path / "runs").glob("**/report.html")
-    text, said = page.read_text(), f"{tiny} (fewer than 10 test patients, or of a class or with an"
+    text, said = page.read_text(), f"{tiny} (fewer than 10 test patients, or of a class, with an"
     assert said in text
     assert said in printed
     assert report.tasks[0][0].clients == SITES[:2]
