@@ -49,7 +49,10 @@ def sentence(capsys, *arguments):
         (("sites=[a]", "kit=x", "cut=true", "roundz=2"), "did you mean rounds"),
         (("sites=[a]", "kit=x", "cut=true", "resume=nowhere"), "nowhere is no run folder"),
         (("sites=[a]", "kit=x", "cut=true", "seed=0,1"), "Ambiguous value"),
-        (("sites=[a]", "kit=x", "experiment=nope"), "Unknown experiment 'nope'; choose one of"),
+        (
+            ("sites=[a]", "kit=x", "experiment=nope"),
+            "Unknown experiment 'nope' (one of yours: plugins=FOLDER",
+        ),
         ((*POSSIBLE, "algorithm=pooled"), "trains on the data of all clients in one place"),
         ((*POSSIBLE, "partition=label_imbalance"), "LabelImbalance divides the patients of one"),
         ((*POSSIBLE, "channel.secure=masks"), "2 clients are too few to hide one in a sum of 3"),
