@@ -109,7 +109,7 @@ def check_training(start: Any, entries: Tensors, steps: Any) -> None:
         raise ConfigError(f"Client.train starts from {{name: tensor}}, not from {_kind(start)}.")
     if lost := [name for name in entries if name not in start]:
         raise ConfigError(
-            f"Client.train starts from a whole model, and {few(lost, 3)} is not there; put a part "
+            f"Client.train starts from a whole model, and this one lacks {few(lost, 3)}; put a part "
             "into one by overwrite(model, part)."
         )
     if not isinstance(steps, Integral) or steps < 1:
@@ -127,7 +127,8 @@ def check_message(algorithm: Algorithm, who: str, message: Any) -> None:
 
 
 def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def _wrong(algorithm: Algorithm, what: str) -> ConfigError:
