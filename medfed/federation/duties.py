@@ -109,8 +109,8 @@ def check_training(start: Any, entries: Tensors, steps: Any) -> None:
         raise ConfigError(f"Client.train starts from {{name: tensor}}, not from {_kind(start)}.")
     if lost := [name for name in entries if name not in start]:
         raise ConfigError(
-            f"Client.train starts from a whole model, and this one lacks {few(lost, 3)}; put a part "
-            "into one by overwrite(model, part)."
+            f"Client.train starts from a whole model, and this one lacks {few(lost, 3)}; put a "
+            "part into one by overwrite(model, part)."
         )
     if not isinstance(steps, Integral) or steps < 1:
         raise ConfigError(f"Client.train takes steps=1 or more, not {steps}; see client.share.")
