@@ -416,5 +416,5 @@ def test_tables_hold_the_numbers_of_the_findings():
 def test_the_pages_name_what_methods_may_ask_of_a_client():
     known = {*dir(Client), *Client.__annotations__}
     named = {(page.name, n) for page in PAGES for n in re.findall(CLIENTS, page.read_text())}
-    assert len(named) > 10
+    assert len(named) > 5
     assert not [f"{page}: client.{n}" for page, n in named if n not in known]
