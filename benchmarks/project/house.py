@@ -198,7 +198,7 @@ def spans(path: Path, name: str) -> list[range]:
 
 
 def _definitions(node: ast.AST, within: str = "") -> Iterator[tuple[str, range]]:
-    for inner in ast.iter_child_nodes(node):
+    for inner in getattr(node, "body", ()):
         names: list[str] = []
         if isinstance(inner, ast.ClassDef | ast.FunctionDef):
             names = [inner.name]

@@ -121,7 +121,7 @@ def difference(ours: Sequence[float], known: Sequence[float]) -> tuple[str, str]
     gap = float(np.mean(ours) - np.mean(known))
     if len(ours) < 2 or max(np.ptp(ours), np.ptp(known)) < _EQUAL:  # nothing tells of chance
         return f"{gap:+.3f}", "holds" if len(ours) > 1 and abs(gap) < _EQUAL else "cannot tell"
-    from scipy import stats  # late: tables without published results need none
+    from scipy import stats  # imported here: tables without published results need none
 
     if len(known) == 1:
         low, high = np.subtract(stats.ttest_1samp(ours, 0).confidence_interval(), known[0])

@@ -42,10 +42,10 @@ FULL_ERROR = "HYDRA_FULL_ERROR"
 FLAGS = ("-m", "--multirun", "--cfg", "-c", "--resolve")
 
 
-def plain(
+def without_hydra(
     help_of: Callable[[str], None], needs_words: bool = False
 ) -> Callable[[Callable[[list[str]], Any]], Main]:
-    """Turns a function of the words of a command line into a command that Hydra does not start."""
+    """Turns a function of the words of a command line into a command that needs no Hydra."""
 
     def decorate(run: Callable[[list[str]], Any]) -> Main:
         @wraps(run)
@@ -154,8 +154,8 @@ def _sweep(command: Command, overrides: Sequence[str], engine: Engine) -> None:
     with ExitStack() as stack:
         sweep = stack.enter_context(Sweep(overrides, command.name, engine))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="medfed-said-"))
-        os.environ[console.SAID] = folder
-        stack.callback(os.environ.pop, console.SAID)
+        os.environ[console.PRINTED] = folder
+        stack.callback(os.environ.pop, console.PRINTED)
         if command.trains:
             refuse_full(sweep.folder, known_by=RECORD)
         if engine.named:

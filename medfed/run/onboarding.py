@@ -196,7 +196,7 @@ def tested(
     module: FederatedModule, client: LocalClient, model: Tensors, others: Mapping[str, float] | None
 ) -> tuple[Tensors, dict[str, float]]:
     """Returns a model as it is delivered, and its metrics on the hospital's test patients."""
-    model = module.federation.fitted(client, model)
+    model = module.federation.as_evaluated(client, model)
     module.local.model.load(model)
     with torch.no_grad():
         metrics = module.evaluate_data(client.id, client.data, "test", keep=True)
