@@ -1,9 +1,9 @@
 """Runs the missing cells of a benchmark, then writes and prints its report.
 
-A suite with ``published`` numbers prints them beside ours. A row holds if the difference of the
-means has an interval (Welch's, 95 %) that contains 0 and is nowhere beyond :data:`MARGIN`; if the
-interval contains 0 and is wider, the runs cannot tell. A published value of one run has no
-deviation: the interval is then that of our mean (Student's), as if the published one were exact.
+A suite with ``published`` numbers prints them beside those of medfed. A row holds if the difference
+of the means has an interval (Welch's, 95 %) that contains 0 and is nowhere beyond :data:`MARGIN`;
+if the interval contains 0 and is wider, the runs cannot tell. A published value of one run has no
+deviation: the interval is then that of medfed's mean (Student's), as if the other were exact.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class Command:
         return [*(a for a in arguments if a not in plain), f"{self.folders}={value}"]
 
     def read(self, source: dict[str, Any], overrides: Sequence[str]) -> Any:
-        """Checks a configuration."""
+        """Checks a configuration; returns it as the command's function takes it."""
         read = describe if self.runs else checked
         config: Any = read(source, tuple(overrides))
         check_made(config.values if self.runs else config)

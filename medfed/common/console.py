@@ -400,7 +400,7 @@ class Steps:
             self._bar.stop()
 
     def advance(self, item: str) -> None:
-        """Counts one item."""
+        """Moves the bar on by one item, and shows its name."""
         self.done += 1
         if self._bar:
             self._bar.update(self._task, completed=self.done, item=shown(item[-24:]))

@@ -142,7 +142,7 @@ class Federation:
         return max(MAX_UNCHECKED, 64 * size)
 
     def open(self, round: int) -> Round:
-        """Starts a round."""
+        """Starts a round: its first messages are encoded, and wait for their clients."""
         return Round(self, round)
 
     def answer(

@@ -201,7 +201,7 @@ class LassoState(NamedTuple):
 
 @dataclass(frozen=True)
 class LassoResult:
-    """What :func:`solve_network_lasso` found.
+    """The minimiser that :func:`solve_network_lasso` returns, and how its ADMM converged.
 
     Attributes:
         z: ``(N, d)`` minimiser, in the dtype of the input.

@@ -74,11 +74,11 @@ class FedAvg(Algorithm):
         return self.closed(server, replies)
 
     def outgoing(self, server: State) -> dict[str, Tensors]:
-        """Returns the parts that go out."""
+        """Returns the parts that the server sends to each client."""
         return {"shared": server["shared"]}
 
     def scalars(self, round: int) -> dict[str, float]:
-        """Returns the numbers that go out with the shared part."""
+        """Returns the numbers that the server sends with the shared part."""
         return {}
 
     def closed(self, server: State, replies: Replies) -> State:

@@ -323,7 +323,7 @@ Subset = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Subsets:
-    """What was measured."""
+    """The metrics of every client's model on subsets of its channels."""
 
     split: str
     channels: tuple[str, ...]

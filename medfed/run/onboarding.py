@@ -61,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Onboarding:
-    """What was measured."""
+    """How a run's model serves clients that join later, by rule and number of patients."""
 
     summary: dict[str, Any]  # of the run, as ``summary.json`` holds it
     steps: int  # gradient steps that each rule may take

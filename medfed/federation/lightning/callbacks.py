@@ -349,7 +349,7 @@ class UnusualRounds(pl.Callback):
         return {"far": [tuple(far) for far in self.far]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the record."""
+        """Restores what :meth:`state_dict` returned."""
         self.far = [Outlier(*row) for row in state_dict["far"]]
 
 
@@ -470,7 +470,7 @@ class RoundProgress(ProgressBar):
             )
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Ends the bar."""
+        """Removes the progress bar."""
         if self._bar:
             self._bar.stop()
             self._bar = None
