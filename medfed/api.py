@@ -1,4 +1,4 @@
-"""The Python door to a configured run, safe in a notebook."""
+"""Configured runs from Python, safe in a notebook."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: Any) -> Run
         >>> run = train("experiment=digits_pfednet", rounds=2)  # doctest: +SKIP
         >>> run.summary["federation"]["accuracy"]["mean"]  # doctest: +SKIP
     """
-    from medfed.run.train import train as trained  # late: it loads Lightning
+    from medfed.run.train import train as trained  # imported here: it loads Lightning
 
     given = [*overrides, *(f"{k.replace('__', '.')}={as_text(v)}" for k, v in keys.items())]
     source = written(load(given))

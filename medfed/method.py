@@ -44,7 +44,7 @@ __all__ = [
     # the server's half: rounds, messages, the joining of a client
     "Exchange", "Message", "Outbox", "Replies", "ServerRound", "Start", "client_sizes",
     "sent_by_each",
-    # the client's half: training and its seams
+    # the client's half: training, and where a method may change a step
     "AfterStep", "Batch", "BatchPenalty", "BufferPolicy", "Client", "ClientData", "ClientInfo",
     "Features", "Forward", "GradientAt", "Needs", "Normalization", "ParameterSplit", "Penalty",
     "Proximity", "TrainOptions", "Update",

@@ -213,6 +213,17 @@ def test_the_way_through_the_house_leads_to_files():
     assert all((ROOT / "medfed" / f).exists() or (ROOT / f).exists() for f in files)
 
 
+def test_each_question_of_the_house_is_answered_by_functions_that_are_there():
+    house = runpy.run_path(str(ROOT / "benchmarks/project/house.py"))
+    answers = house["questions"](ROOT)
+    assert len(answers) == 6
+    for file, names in itertools.chain.from_iterable(answers.values()):
+        for name in names:
+            assert house["spans"](PACKAGE / file, name), f"docs/design.md: {file} has no {name}"
+    counts = [count for _, count in house["reading"](ROOT)]
+    assert all(0 < read < opened for opened, read in zip(counts[::2], counts[1::2], strict=True))
+
+
 # Where a docstring is sentences and an example; `functional` and methods list all arguments.
 BRIEF = {"benchmark", "commands", "common", "config", "datamodules", "models", "records"}
 BRIEF |= {"delivery", "federation", "reports", "sites", "standalone", "studies"}

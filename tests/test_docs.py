@@ -26,6 +26,7 @@ from medfed.commands.site import read
 from medfed.config.compose import CONFIG_DIR, build, load
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.card import Card
+from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.models.networks.personal_part import default_personal
 from medfed.reports.sentences import card
@@ -47,6 +48,7 @@ EXPLAINED = {
 MARK = re.compile(r"<!-- table: (\w+) ?([^ ]*) -->")
 NO_TABLES = ("answers", "undecided", "readme")  # lists, a page
 MOST_WORDS = 50_000
+CLIENTS = r"\bclient\.([a-z]\w*)"  # in an example of a method, or in a sentence
 # Numbers of things in the tree, which change with it; results count the methods of a task.
 COUNTED = re.compile(
     r"\b(?:\d[\d,]*\d|[a-z]*teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty(?:-\w+)?|dozens?)\s+"
@@ -409,3 +411,10 @@ def test_tables_hold_the_numbers_of_the_findings():
     )
     with pytest.raises(SystemExit, match="no table is of kind 'tsak'"):
         lines("tsak x")
+
+
+def test_the_pages_name_what_methods_may_ask_of_a_client():
+    known = {*dir(Client), *Client.__annotations__}
+    named = {(page.name, n) for page in PAGES for n in re.findall(CLIENTS, page.read_text())}
+    assert len(named) > 5
+    assert not [f"{page}: client.{n}" for page, n in named if n not in known]

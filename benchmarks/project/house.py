@@ -4,9 +4,10 @@
     python benchmarks/project/house.py --tree OTHER_CLONE     # another one, by the same rules
 
 A module's level is one above the highest that it imports at the top of its file. A code line is no
-blank line, comment or docstring. Moves are counted from the command `train
-experiment=brats_pfednet` to its first gradient. Times are CPU seconds of whole processes, the least
-of some; what a command takes above its libraries is less the time of importing them alone.
+blank line, comment or docstring. The table of questions in ``docs/design.md`` says which files and
+functions answer each; their lines are counted as they stand. Moves are counted from the command
+`train experiment=brats_pfednet` to its first gradient. Times are CPU seconds of whole processes,
+the least of some; what a command takes above its libraries is less the time of importing these.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import gc
 import io
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 import tempfile
 import tokenize
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -177,6 +180,51 @@ def structure(tree: Path) -> dict[str, int]:
     }
 
 
+def questions(tree: Path) -> dict[str, list[tuple[str, list[str]]]]:
+    """Returns the files that answer each question of ``docs/design.md``, and functions of them."""
+    page = (tree / "docs/design.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+\?) \| (.+) \|$", page, re.MULTILINE)
+    step = re.compile(r"`([\w/]+\.py)`(?: \(((?:`[\w.]+`(?:, )?)+)\))?")
+    return {
+        question: [(file, re.findall(r"[\w.]+", names)) for file, names in step.findall(answer)]
+        for question, answer in rows
+    }
+
+
+def spans(path: Path, name: str) -> list[range]:
+    """Returns the lines of what a file defines by a name, such as ``Round`` or ``Round.fit``."""
+    every = _definitions(parsed(path))
+    return [lines for known, lines in every if f".{known}".endswith(f".{name}")]
+
+
+def _definitions(node: ast.AST, within: str = "") -> Iterator[tuple[str, range]]:
+    for inner in getattr(node, "body", ()):
+        names: list[str] = []
+        if isinstance(inner, ast.ClassDef | ast.FunctionDef):
+            names = [inner.name]
+        elif isinstance(inner, ast.Assign | ast.AnnAssign):
+            targets = inner.targets if isinstance(inner, ast.Assign) else [inner.target]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+        for name in names:
+            yield within + name, range(inner.lineno, (inner.end_lineno or inner.lineno) + 1)
+        if isinstance(inner, ast.ClassDef):
+            yield from _definitions(inner, f"{within}{inner.name}.")
+
+
+def reading(tree: Path) -> Iterator[tuple[str, int]]:
+    """Yields how much a newcomer opens, and reads, for each question of ``docs/design.md``."""
+    for question, steps in questions(tree).items():
+        opened = read = 0
+        for file, names in steps:
+            path = tree / "medfed" / file
+            whole = len(path.read_text(encoding="utf-8").splitlines())
+            named = {line for name in names for lines in spans(path, name) for line in lines}
+            opened += whole
+            read += len(named) or whole
+        yield f"lines to open: {question}", opened
+        yield "    of these, in the functions to read", read
+
+
 def configured(path: Path) -> int:
     """Returns how many functions of a file have a parameter that is a DictConfig."""
     count = 0
@@ -285,6 +333,8 @@ def main() -> None:
     gc.disable()  # it would look through all syntax trees again and again, which all stay
     for name, count in structure(tree).items():
         print(f"{name:<48}{count:>10}")
+    for name, count in reading(tree):
+        print(f"{name:<58}{count:>6}")
     if options.repeats:
         for name, count in first_gradient(tree).items():
             print(f"{name:<48}{count:>10}")

@@ -1,9 +1,9 @@
 """Runs the missing cells of a benchmark, then writes and prints its report.
 
-A suite with ``published`` numbers prints them beside ours. A row holds if the difference of the
-means has an interval (Welch's, 95 %) that contains 0 and is nowhere beyond :data:`MARGIN`; if the
-interval contains 0 and is wider, the runs cannot tell. A published value of one run has no
-deviation: the interval is then that of our mean (Student's), as if the published one were exact.
+A suite with ``published`` numbers prints them beside those of medfed. A row holds if the difference
+of the means has an interval (Welch's, 95 %) that contains 0 and is nowhere beyond :data:`MARGIN`;
+if the interval contains 0 and is wider, the runs cannot tell. A published value of one run has no
+deviation: the interval is then that of medfed's mean (Student's), as if the other were exact.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def difference(ours: Sequence[float], known: Sequence[float]) -> tuple[str, str]
     gap = float(np.mean(ours) - np.mean(known))
     if len(ours) < 2 or max(np.ptp(ours), np.ptp(known)) < _EQUAL:  # nothing tells of chance
         return f"{gap:+.3f}", "holds" if len(ours) > 1 and abs(gap) < _EQUAL else "cannot tell"
-    from scipy import stats  # late: tables without published results need none
+    from scipy import stats  # imported here: tables without published results need none
 
     if len(known) == 1:
         low, high = np.subtract(stats.ttest_1samp(ours, 0).confidence_interval(), known[0])

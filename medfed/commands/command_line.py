@@ -42,10 +42,10 @@ FULL_ERROR = "HYDRA_FULL_ERROR"
 FLAGS = ("-m", "--multirun", "--cfg", "-c", "--resolve")
 
 
-def plain(
+def without_hydra(
     help_of: Callable[[str], None], needs_words: bool = False
 ) -> Callable[[Callable[[list[str]], Any]], Main]:
-    """Turns a function of the words of a command line into a command that Hydra does not start."""
+    """Turns a function of the words of a command line into a command that needs no Hydra."""
 
     def decorate(run: Callable[[list[str]], Any]) -> Main:
         @wraps(run)
@@ -108,7 +108,7 @@ class Command:
         return [*(a for a in arguments if a not in plain), f"{self.folders}={value}"]
 
     def read(self, source: dict[str, Any], overrides: Sequence[str]) -> Any:
-        """Checks a configuration."""
+        """Checks a configuration; returns it as the command's function takes it."""
         read = describe if self.runs else checked
         config: Any = read(source, tuple(overrides))
         check_made(config.values if self.runs else config)
@@ -154,8 +154,8 @@ def _sweep(command: Command, overrides: Sequence[str], engine: Engine) -> None:
     with ExitStack() as stack:
         sweep = stack.enter_context(Sweep(overrides, command.name, engine))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="medfed-said-"))
-        os.environ[console.SAID] = folder
-        stack.callback(os.environ.pop, console.SAID)
+        os.environ[console.PRINTED] = folder
+        stack.callback(os.environ.pop, console.PRINTED)
         if command.trains:
             refuse_full(sweep.folder, known_by=RECORD)
         if engine.named:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
-from medfed.commands.command_line import plain
+from medfed.commands.command_line import without_hydra
 from medfed.commands.help import print_help
 from medfed.common.processes import loading
 from medfed.config import check, compose, description, sections
@@ -29,7 +29,7 @@ NAME = "deploy"
 _OF_A_RUN = ("sites=", "study=", "cut=", "folder=", "resume=", "provision=", "approve=")
 
 
-@plain(partial(print_help, NAME))
+@without_hydra(partial(print_help, NAME))
 def main(words: Sequence[str]) -> None:
     """Runs the command."""
     deploy(*split(words), words)

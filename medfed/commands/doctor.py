@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from medfed.commands.command_line import plain
+from medfed.commands.command_line import without_hydra
 from medfed.commands.help import print_usage
 from medfed.common.console import say, wide_console
 from medfed.common.processes import loading
 from medfed.standalone.errors import ConfigError
 
 
-@plain(partial(print_usage, "medfed doctor"))
+@without_hydra(partial(print_usage, "medfed doctor"))
 def main(words: Sequence[str]) -> None:
     """Runs the command."""
     if words:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from medfed.commands.command_line import plain
+from medfed.commands.command_line import without_hydra
 from medfed.commands.help import print_usage
 from medfed.common.console import logged_by, say, wide_console
 from medfed.config import allowed, compose, description, sections, spelling
@@ -308,7 +308,7 @@ def interviewed(
                     raise
 
 
-@plain(partial(print_usage, USAGE), needs_words=True)
+@without_hydra(partial(print_usage, USAGE), needs_words=True)
 def main(words: Sequence[str]) -> None:
     """Runs the command."""
     init(words)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from medfed.commands.command_line import plain
+from medfed.commands.command_line import without_hydra
 from medfed.commands.help import keys, print_usage
 from medfed.common.console import Terminal
 from medfed.common.processes import loading
@@ -62,7 +62,7 @@ class Method(NamedTuple):
         )
 
 
-@plain(partial(print_usage, USAGE))
+@without_hydra(partial(print_usage, USAGE))
 def main(arguments: Sequence[str]) -> None:
     """Runs the command."""
     with loading():

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from medfed.commands.command_line import plain
+from medfed.commands.command_line import without_hydra
 from medfed.commands.help import print_usage
 from medfed.common.processes import loading
 from medfed.config.check import check_path
@@ -45,7 +45,7 @@ USAGE = "; ".join(
 )
 
 
-@plain(partial(print_usage, USAGE), needs_words=True)
+@without_hydra(partial(print_usage, USAGE), needs_words=True)
 def main(line: Sequence[str]) -> None:
     """Runs the command."""
     with loading():

@@ -17,7 +17,7 @@ NOT_KEPT = (
 )
 
 
-def is_kept(function: Loop) -> bool:
+def can_cache(function: Loop) -> bool:
     """Returns whether Numba finds a folder in which it keeps what it compiles of a function."""
     try:
         njit(cache=True)(function)
@@ -30,7 +30,7 @@ def compiled(**how: Any) -> Callable[[Loop], Any]:
     """Returns a decorator that compiles a function when it is first called."""
 
     def decorate(function: Loop) -> Any:
-        if not (is_cached := is_kept(function)):
+        if not (is_cached := can_cache(function)):
             _say_once(NOT_KEPT)
         return njit(cache=is_cached, nogil=True, **how)(function)
 

@@ -273,8 +273,8 @@ def without_remarks() -> Iterator[None]:
         yield
 
 
-# The environment variable that gives the runs of a sweep a folder of what they have said.
-SAID = "MEDFED_SAID"
+# The environment variable that names the folder in which the runs of a sweep note their sentences.
+PRINTED = "MEDFED_PRINTED"
 
 
 class RunStream:
@@ -295,7 +295,7 @@ class RunStream:
         self._text += text
         if self._text.endswith("\n"):
             block, self._text = self._text, ""
-            if not (self.once and _was_said(block)):
+            if not (self.once and _was_printed(block)):
                 lines = block.splitlines(keepends=True)
                 self.stream.write("".join(self.mark + line for line in lines))
                 self.stream.flush()
@@ -309,9 +309,9 @@ class RunStream:
             self.stream.flush()
 
 
-def _was_said(block: str) -> bool:
-    """Whether a run of the same sweep has said it, in whichever process; if not, it is now."""
-    folder = os.environ.get(SAID)
+def _was_printed(block: str) -> bool:
+    """Whether any run of the same sweep has printed it; if not, notes that one has now."""
+    folder = os.environ.get(PRINTED)
     if folder is None:
         return False
     words = " ".join(re.sub(r"\d+(\.\d+)?|[─━]+", " 0 ", block).split())
@@ -347,8 +347,8 @@ def swept() -> bool:
 
 
 @contextmanager
-def said_once() -> Iterator[None]:
-    """Leaves out what an earlier run of the same sweep has said, such as facts about the data."""
+def only_news() -> Iterator[None]:
+    """Leaves out what an earlier run of the same sweep has printed, such as facts of the data."""
     stream: Any = sys.stdout
     if isinstance(stream, RunStream):
         stream.once = True
@@ -400,7 +400,7 @@ class Steps:
             self._bar.stop()
 
     def advance(self, item: str) -> None:
-        """Counts one item."""
+        """Moves the bar on by one item, and shows its name."""
         self.done += 1
         if self._bar:
             self._bar.update(self._task, completed=self.done, item=shown(item[-24:]))

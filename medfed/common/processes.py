@@ -71,7 +71,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 @contextmanager
-def held(*numbers: signal.Signals) -> Iterator[None]:
+def signals_blocked(*numbers: signal.Signals) -> Iterator[None]:
     """Blocks signals; processes that are started meanwhile never get them."""
     # This is for processes that another process ends: on Ctrl-C a terminal signals all of
     # them.
@@ -175,7 +175,7 @@ class WatchedPool(ProcessPoolExecutor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Submits a task; raises `BrokenProcessPool` like the pool of the standard library."""
-        with held(signal.SIGINT):  # also while a worker is still starting
+        with signals_blocked(signal.SIGINT):  # also while a worker is still starting
             future = super().submit(fn, *args, **kwargs)
         if self._watch is None:  # not before: forking with a thread may deadlock
             self._watch = threading.Thread(

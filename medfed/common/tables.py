@@ -38,7 +38,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table."""
+    """A table for the terminal, a page, CSV or LaTeX."""
 
     head: Sequence[str]  # the titles of the columns
     rows: Sequence[Sequence[Cell]]  # the cells of each line

@@ -66,7 +66,7 @@ def method_yamls(folders: Iterable[str | Path] = ()) -> dict[str, Path]:
 
 
 def method_name(algorithm: Mapping[str, Any]) -> str:
-    """Returns the name of a method: of ours that of its class, of a plugin's that of its yaml.
+    """Returns a method's name: that of its class, or of its yaml where a plugin has it.
 
     Of several yamls of one class it is the one whose values are most like the method's.
 

@@ -153,7 +153,7 @@ class Privacy:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Privacy:
-        """Reads the section."""
+        """Reads the section ``privacy``."""
         return cls(
             _keys(values, "example", ExampleKeys, "{epsilon:4,delta:1e-3,clip:1.0}"),
             _keys(values, "client", ClientKeys, "{sigma:1.0,delta:1e-3,clip:1.0}"),

@@ -143,7 +143,7 @@ def _launcher(name: str) -> str:
 
 
 class Job(NamedTuple):
-    """One combination."""
+    """One run of a sweep: a combination of the values."""
 
     number: int  # from 0, in the order of the combinations
     values: tuple[str, ...]  # the overrides in which it differs from others
@@ -219,7 +219,7 @@ class Sweep:
             yield Job(number, differing, (*each, *name))
 
     def composed(self, job: Job) -> tuple[list[str], DictConfig]:
-        """Composes one combination."""
+        """Returns the overrides of one run, with those of its data and method, and its config."""
         composing = partial(self._loader.load_sweep_config, self.config)
         overrides = compose.for_other_data(job.overrides, composing)
         config = composing(overrides)

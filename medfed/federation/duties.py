@@ -1,4 +1,4 @@
-"""What the functions of a method must return; an author's mistake is said in one sentence.
+"""What the functions of a method must return; one sentence names an author's mistake.
 
 Else it would fail elsewhere, in the words of that place, or change nothing without a word.
 """

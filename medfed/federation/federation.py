@@ -41,7 +41,7 @@ from medfed.federation.duties import (
 )
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.engine.private import ClientPrivacy
-from medfed.federation.local_client import LocalClient, kept_bytes
+from medfed.federation.local_client import LocalClient, bytes_of
 from medfed.federation.wire.channel import Channel, MessageContext
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
 from medfed.federation.wire.fixed_point import FEWEST
@@ -106,7 +106,7 @@ class Federation:
         for name, client in self.clients.items():
             client.weights = kept["weights"][name]
 
-    def kept_bytes(self) -> int:
+    def bytes_between_rounds(self) -> int:
         """The approximate size of one client's state between rounds, with optimizer and channel.
 
         The estimate for an optimizer is two numbers per parameter, as Adam keeps them.
@@ -117,8 +117,8 @@ class Federation:
         optimizer = 0 if client.fresh_optimizer else 2
         modes = [link.mode(kind) for link in self.channel.links.values() for kind in KINDS]
         lossy = min(2, len(modes) - modes.count("plain"))
-        state = sum(kept_bytes(named.values()) for named in self.client_start.values())
-        return state + (optimizer + lossy) * kept_bytes(client.weights.values())
+        state = sum(bytes_of(named.values()) for named in self.client_start.values())
+        return state + (optimizer + lossy) * bytes_of(client.weights.values())
 
     def members(self, round: int) -> tuple[str, ...]:
         """Returns the cohort of a round."""
@@ -142,7 +142,7 @@ class Federation:
         return max(MAX_UNCHECKED, 64 * size)
 
     def open(self, round: int) -> Round:
-        """Starts a round."""
+        """Starts a round: its first messages are encoded, and wait for their clients."""
         return Round(self, round)
 
     def answer(
@@ -153,7 +153,7 @@ class Federation:
         `position`: of the phase within the round. `noisy`: how many clients at least add noise to
         the sum, if the round's cohort is not known here.
         """
-        with naming(client, number, packet.phase), self.clients[client].present() as local:
+        with naming(client, number, packet.phase), self.clients[client].loaded() as local:
             message, received = self.channel.decode(packet, "down", local.memory["down"])
             local.begin(number, packet.phase, position)
             local.adopt(message.parts.get(PART, {}))
@@ -197,7 +197,7 @@ class Federation:
 
         It is the client's model after decoding, including the losses of a lossy codec.
         """
-        with self.clients[client].present() as local:
+        with self.clients[client].loaded() as local:
             passes = local.passes
             delivered = self.delivered(client)
             with _unchanged(self.algorithm, local.state, "group {} of the client's state"):
@@ -205,12 +205,13 @@ class Federation:
             local.passes = passes  # of an evaluation, which are not the training's
             entries, other = local.trainer.model.entries, local.moved_other_state
             check_model(self.algorithm, client, entries, other, model)
-            return self.fitted(local, model, split)
+            return self.as_evaluated(local, model, split)
 
-    def fitted(self, local: LocalClient, model: Tensors, split: str = "test") -> Tensors:
-        """Returns a client's model with statistics of normalisation as the run wants them.
+    def as_evaluated(self, local: LocalClient, model: Tensors, split: str = "test") -> Tensors:
+        """Returns a client's model as it is evaluated on a split.
 
-        And with what the method fits on validation cases, unless these are to be evaluated.
+        Its statistics of normalisation are those that the run wants; what the method fits on
+        validation cases is in it, unless the split is that of validation.
         """
         if self.noise is not None:
             return model
@@ -220,7 +221,7 @@ class Federation:
 
     def centers(self, client: str) -> Tensors:
         """Returns the centres of a client's quantised parameters, by name; changes no state."""
-        with self.clients[client].present() as local:
+        with self.clients[client].loaded() as local:
             return self.algorithm.centers(local, self.delivered(client))
 
     def memberships(self) -> Tensor | None:
@@ -315,10 +316,10 @@ class Round:
     def close_phase(
         self, check: Callable[[Mapping[str, Message], Norms], None] = lambda *_: None
     ) -> bool:
-        """Hands the replies, of which each recipient has sent one, to the server.
+        """Hands the replies to the server; returns whether the round has another phase.
 
-        `check`: sees the decoded replies and the norms of their parts before the server; what it
-        raises ends the round.
+        Each recipient has sent one. `check` gets the decoded replies and the norms of their parts
+        before the server; what it raises ends the round.
         """
         federation, replies = self.federation, self._replies
         # The next phase sends other weights; those of a large model would wait for it.
@@ -343,14 +344,14 @@ class Round:
         return self._advance(replies)
 
     def _advance(self, replies: Replies | None) -> bool:
-        """Returns whether there is another phase."""
+        """Lets the server's half go on to its next outbox; returns whether there is one."""
         # A generator that returns ends the round: its value is the server's new state.
         try:
             outbox = self._generator.send(replies)  # type: ignore[arg-type]  # None starts it
         except StopIteration as stop:
             self._end(stop.value)
             return False
-        self._take(outbox)
+        self._send(outbox)
         return True
 
     def _end(self, server: State) -> None:
@@ -391,7 +392,8 @@ class Round:
                 means[name] = pooled_variances(mean, None if update else start)
         return means
 
-    def _take(self, outbox: Outbox) -> None:
+    def _send(self, outbox: Outbox) -> None:
+        """Checks and encodes the messages of a phase, which clients then read in :attr:`sent`."""
         name = type(self.federation.algorithm).__name__
         if self.position >= len(self.expected):
             raise ConfigError(f"{name} yields more phases than {self.expected}.")

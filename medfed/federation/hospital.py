@@ -63,7 +63,7 @@ class Batched:
 
     @cached_property
     def channels(self) -> Tensor:
-        """All channels, ``(C,)``."""
+        """Which channels it has, ``(C,)``: all of its tensors."""
         first = self.train_inputs(1)
         return torch.ones(first.shape[1] if first.ndim > 1 else 1, dtype=torch.bool)
 

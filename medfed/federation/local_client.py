@@ -1,11 +1,8 @@
 """Clients whose data and training are in this process; one network serves all of them.
 
-The state of absent clients is in memory-mapped files, so ten thousand clients need no more memory.
-
-A file loses its name once it is mapped, so the system frees it with the last tensor or with the
-process, even after a crash. The numbers are equal bit for bit and are loaded when they are read.
-
-:class:`Pool` joins the training data of all clients, which federated learning avoids.
+:class:`LocalClient` trains, and holds the client's state between rounds; :func:`on_disk` keeps that
+of many clients in memory-mapped files. :class:`Pool` joins the training data of all clients, which
+federated learning avoids.
 """
 
 from __future__ import annotations
@@ -50,10 +47,10 @@ _MAIN = torch.device("cpu")
 
 
 def on_disk(groups: Mapping[str, State], folder: Path) -> Groups:
-    """Returns states whose tensors are in a file without a name.
+    """Returns states whose tensors are mapped from a file in a folder, and are read when used.
 
-    `folder`: a folder with enough space; created if it does not exist. Returns the same states,
-    mapped; unchanged if there is no tensor.
+    The file loses its name at once, so the system frees it with the last tensor or the process,
+    even after a crash.
     """
     if not distinct(groups.values()):
         return dict(groups)
@@ -72,13 +69,13 @@ def on_disk(groups: Mapping[str, State], folder: Path) -> Groups:
     return loaded
 
 
-def kept_bytes(tensors: Any) -> int:
-    """Returns the bytes of tensors."""
+def bytes_of(tensors: Any) -> int:
+    """Returns how many bytes tensors hold."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def _alone(tensor: Tensor) -> Tensor:
-    """Whether to copy: saving a view would also save the larger tensor."""
+    """Returns a tensor with memory of its own: to save a view would save the larger tensor, too."""
     tensor = tensor.detach()
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor if whole else tensor.clone()
@@ -282,8 +279,8 @@ class LocalClient:
         self.load_state_dict(on_disk(saved, folder) if folder else saved)
 
     @contextmanager
-    def present(self) -> Iterator[Self]:
-        """Keeps the client's state on the network's device while it trains.
+    def loaded(self) -> Iterator[Self]:
+        """Has the client's state on the network's device in its body.
 
         A state that has changed there, or was there before, may stay.
         """
@@ -300,7 +297,7 @@ class LocalClient:
             tensors = distinct(self._states.values())
             self._twins = {n: self._twins[n] for n in tensors if n in self._twins}
             if may and (stays or len(self._twins) < len(tensors)):
-                residents.keep(self, kept_bytes(tensors.values()))
+                residents.keep(self, bytes_of(tensors.values()))
             else:
                 self.offload()
 

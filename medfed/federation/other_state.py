@@ -316,7 +316,7 @@ class OtherState:
         raise _CannotKeepError
 
     def _value(self, code: Any) -> Any:
-        """Undoes :meth:`_code`."""
+        """Returns the value that :meth:`_code` has encoded."""
         if not isinstance(code, list):
             return code
         if _is_tensor(code):

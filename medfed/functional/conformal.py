@@ -79,7 +79,7 @@ def range_of_coverage(patients: float, level: float) -> tuple[float, float]:
         >>> [round(end, 2) for end in range_of_coverage(100, 0.9)]
         [0.85, 0.94]
     """
-    from scipy.special import betaincinv  # late: predictions need none
+    from scipy.special import betaincinv  # imported here: predictions need none
 
     k = math.ceil((patients + 1) * level - 1e-9)
     low, high = betaincinv(k, patients + 1 - k, [0.05, 0.95])

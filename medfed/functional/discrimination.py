@@ -34,7 +34,7 @@ def placements(scores: Floats, label: Floats) -> tuple[Floats, Floats]:
         >>> up.tolist(), down.tolist()
         ([1.0, 0.5], [0.75])
     """
-    from scipy import stats  # late: reading a plan needs none
+    from scipy import stats  # imported here: reading a plan needs none
 
     positive, negative = scores[label == 1], scores[label == 0]
     both = stats.rankdata(np.concatenate([positive, negative]))

@@ -201,7 +201,7 @@ class LassoState(NamedTuple):
 
 @dataclass(frozen=True)
 class LassoResult:
-    """What :func:`solve_network_lasso` found.
+    """The minimiser that :func:`solve_network_lasso` returns, and how its ADMM converged.
 
     Attributes:
         z: ``(N, d)`` minimiser, in the dtype of the input.
@@ -315,8 +315,8 @@ def smallest_dual(pull: Tensor, edges: Tensor, component: Tensor) -> Tensor:
     return omega
 
 
-def _held(pull: Tensor, edges: Tensor, weight: Tensor, p: float) -> bool:
-    """Whether the edges of each point are together strong enough for what pulls at it."""
+def _edges_suffice(pull: Tensor, edges: Tensor, weight: Tensor, p: float) -> bool:
+    """Whether the edges of each point can hold it: their strengths exceed the norm of its pull."""
     strength = weight.new_zeros(len(pull))
     strength.index_add_(0, edges[:, 0], weight).index_add_(0, edges[:, 1], weight)
     return bool((dual_norm(pull, p) <= strength).all())
@@ -349,7 +349,7 @@ def _solve(
     torch.sub(points, pull, out=pull)
     spread = _norm(pull)
     pull.mul_(mass.to(points).unsqueeze(1))
-    if len(points) <= _MANY or _held(pull, edges, weight, p):
+    if len(points) <= _MANY or _edges_suffice(pull, edges, weight, p):
         force = smallest_dual(pull, edges, component)
         if bool((dual_norm(force, p) <= weight).all()):
             z = component_means(points, mass, component)

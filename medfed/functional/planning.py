@@ -162,7 +162,7 @@ class Planner:
     batch_size: int | None = None
 
     def plan(self, cases: Fingerprint, configuration: Configuration) -> Plan:
-        """Plans a configuration.
+        """Returns the network, patch size and batch size that fit the cases and the memory.
 
         Args:
             cases: Facts about training cases.

@@ -62,7 +62,7 @@ def fit_calibration(probs: Floats, label: Ints, method: str, variance: float = P
     The cost of a shift a is a² / 2τ², that of a slope b is (log b)² / 2τ²: so few cases change
     little.
     """
-    from scipy.optimize import minimize  # late: predictions need none
+    from scipy.optimize import minimize  # imported here: predictions need none
 
     free, each = np.array([method != "shift", method != "temperature"]), np.ones((1, len(label)))
 

@@ -23,7 +23,7 @@ _ROWS = 1000  # events that are compared with all others at once
 def kaplan_meier(
     time: Floats, event: Floats, weights: Floats, of_censoring: bool = False
 ) -> tuple[Floats, Floats, Floats]:
-    """Estimates survival curves.
+    """Estimates the probability of survival over time, once for each row of weights.
 
     Source: E. L. Kaplan and P. Meier, "Nonparametric Estimation from Incomplete Observations",
     Journal of the American Statistical Association 53, 1958.

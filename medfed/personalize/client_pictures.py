@@ -12,7 +12,7 @@ NAMED = 45  # clients, at most, that are named or drawn one by one
 
 
 def _axes(width: float, height: float, title: str) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure  # late: pictures need it, training does not
+    from matplotlib.figure import Figure  # imported here: pictures need it, training does not
 
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()

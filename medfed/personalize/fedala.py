@@ -28,11 +28,11 @@ from __future__ import annotations
 import math
 
 from medfed.method import *
-from medfed.personalize.fedavg import LearnsBeside
+from medfed.personalize.fedavg import WithLocalModel
 
 
 @dataclass(frozen=True)
-class FedALA(TrainsOn, LearnsBeside):
+class FedALA(TrainsOn, WithLocalModel):
     """FedAvg whose clients start from a learned mixture of the new head and their last head.
 
     Attributes:
@@ -46,7 +46,7 @@ class FedALA(TrainsOn, LearnsBeside):
     share: Annotated[float, within("(0, 1]")] = 0.8
     first_passes: Annotated[int, check_count] = 10
     tolerance: Annotated[float, check_not_negative] = 0.01
-    beside: ClassVar[str] = "local"
+    local_model: ClassVar[str] = "local"
     needs: ClassVar[Needs | None] = "head"
     card: ClassVar[Card] = Card(
         "Zhang et al. 2023", "second model", "its last model, whose head it mixes in",

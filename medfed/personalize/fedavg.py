@@ -74,11 +74,11 @@ class FedAvg(Algorithm):
         return self.closed(server, replies)
 
     def outgoing(self, server: State) -> dict[str, Tensors]:
-        """Returns the parts that go out."""
+        """Returns the parts that the server sends to each client."""
         return {"shared": server["shared"]}
 
     def scalars(self, round: int) -> dict[str, float]:
-        """Returns the numbers that go out with the shared part."""
+        """Returns the numbers that the server sends with the shared part."""
         return {}
 
     def closed(self, server: State, replies: Replies) -> State:
@@ -116,31 +116,31 @@ class FedAvg(Algorithm):
 
 
 @dataclass(frozen=True)
-class LearnsBeside(FedAvg):
-    """FedAvg whose clients keep a model of their own from their first round on.
+class WithLocalModel(FedAvg):
+    """FedAvg whose clients also keep a local model, from their first round on.
 
     Attributes:
-        beside: The client's state that holds it.
+        local_model: The name of the client's state that holds it.
     """
 
-    beside: ClassVar[str] = "model"
+    local_model: ClassVar[str] = "model"
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         server, client = super().init(weights, split, clients)
         return {**server, "heard": {}}, client
 
     def client_start(self, weights: Tensors, split: ParameterSplit) -> State:
-        return {self.beside: {}}
+        return {self.local_model: {}}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         server = yield from super().round(server, cohort, round)
         return {**server, "heard": {**server["heard"], **dict.fromkeys(cohort, torch.ones(1))}}
 
     def broadcast(self, server: State, client: str) -> Message:
-        """Returns nothing once the client has its own."""
+        """Returns nothing once the client has a local model."""
         known = client in server["heard"]
         return Message("deliver") if known else super().broadcast(server, client)
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """Returns the client's own; before its first round FedAvg's."""
-        return client.state[self.beside] or super().personal_model(client, message)
+        """Returns the client's local model; before its first round FedAvg's."""
+        return client.state[self.local_model] or super().personal_model(client, message)

@@ -27,11 +27,11 @@ from __future__ import annotations
 
 from medfed.federation.other_state import OTHER
 from medfed.method import *
-from medfed.personalize.fedavg import LearnsBeside
+from medfed.personalize.fedavg import WithLocalModel
 
 
 @dataclass(frozen=True)
-class FedPHP(TrainsOn, LearnsBeside):
+class FedPHP(TrainsOn, WithLocalModel):
     """FedAvg whose clients keep a running mean of their models and learn from it.
 
     Attributes:
@@ -45,7 +45,7 @@ class FedPHP(TrainsOn, LearnsBeside):
     inheritance: Annotated[float, within("[0, 1]")] = 0.9
     rounds: Annotated[int, check_count] = 10
     fraction: float = 1.0
-    beside: ClassVar[str] = "inherited"
+    local_model: ClassVar[str] = "inherited"
     needs: ClassVar[Needs | None] = "features"
     card: ClassVar[Card] = Card(
         "Li et al. 2021", "second model", "a running mean of its models",

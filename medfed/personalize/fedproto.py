@@ -54,14 +54,14 @@ class FedProto(OnboardingRules, SendsFeatures, Local):
 
     def fit(self, client: Client, message: Message) -> Message:
         """Trains the client's model towards the means, and replies with its own."""
-        model = self.drawn(client, client.state["model"], message)
+        model = self.train_near_means(client, client.state["model"], message)
         client.state["model"] = model
         return self.with_features(Message(), self.sums_of(client, client.features(model)))
 
-    def drawn(self, client: Client, start: Tensors, message: Message) -> Tensors:
+    def train_near_means(self, client: Client, start: Tensors, message: Message) -> Tensors:
         """Trains from a start with the term that draws features to the means."""
         aims = message.parts.get("features", {})
         return client.train(start, batch_penalty=alignment(self.strength, aims))
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        return self.drawn(client, client.weights, message)
+        return self.train_near_means(client, client.weights, message)

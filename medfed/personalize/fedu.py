@@ -115,7 +115,7 @@ class FedU(KnownModels):
         If the graph does not use sketches, all clients are neighbours.
         """
         models = models_of(server)
-        near = yield from self.graph.asked(list(models), server["sketches"])
+        near = yield from self.graph.find_neighbours(list(models), server["sketches"])
         mean = mean_of([models[c] for c in near])
         return Message("deliver", {"model": mean}, {"neighbours": float(len(near))})
 

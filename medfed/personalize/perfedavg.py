@@ -34,7 +34,7 @@ from medfed.personalize.fedavg import FedAvg, displacement
 
 @dataclass(frozen=True)
 class PerFedAvg(OnboardingRules, FedAvg):
-    """FedAvg of meta-steps.
+    """FedAvg whose local steps lower the loss after one further step on the client.
 
     Attributes:
         variant: ``fo`` (first order) or ``hf`` (Hessian-free).

@@ -252,7 +252,7 @@ class PFedNet(OnboardingRules, Algorithm):
         If the graph does not use sketches, all clients are neighbours.
         """
         order = _places(server)
-        near = yield from self.graph.asked(list(order), server["sketches"])
+        near = yield from self.graph.find_neighbours(list(order), server["sketches"])
         rows = [order[c] for c in near]
         mean = {n: t[rows].mean(0) for n, t in server["personal"].items()}
         parts = {"shared": server["shared"], "personal": mean}

@@ -71,7 +71,7 @@ class Quantized(QuantizedMethod):
         return int(self.passes)
 
     def scalars(self, round: int) -> dict[str, float]:
-        """lambda(t) and eta_2(t).
+        """Returns the round's pull to the centres, lambda(t), and their step size, eta_2(t).
 
         Example:
             >>> algorithm = Quantized(strength=0.5, center_lr=1.0, rounds=4)

@@ -119,10 +119,10 @@ class SimilarityGraph:
         ties[i, j] = ties[j, i] = weights.double()
         return ties
 
-    def asked(
+    def find_neighbours(
         self, clients: Sequence[str], sketches: Mapping[str, Tensor]
     ) -> Generator[Message, Message, list[str]]:
-        """Asks an onboarded client for its sketch and returns which clients are its neighbours."""
+        """Asks a client that joins for its sketch; returns which clients are its neighbours."""
         if not sketches:
             return list(clients)
         reply = yield Message("sketch")
@@ -195,7 +195,7 @@ class Affinity:
     def laplacian(self, clients: Sequence[str], sketches: Mapping[str, Tensor]) -> Tensor:
         """Returns L = D - W, ``(N, N)`` in float64."""
         if self.kind == "given":
-            return self._given(len(clients))
+            return self._from_user(len(clients))
         weights = torch.zeros(len(clients), len(clients), dtype=torch.float64)
         known, rows = _rows(clients, sketches)
         if len(known):
@@ -204,7 +204,7 @@ class Affinity:
             weights[known.unsqueeze(1), known] = cosine
         return laplacian(weights)
 
-    def _given(self, count: int) -> Tensor:
+    def _from_user(self, count: int) -> Tensor:
         try:
             rows = (
                 np.loadtxt(Path(self.weights), delimiter=",", ndmin=2)

@@ -218,7 +218,7 @@ class Task:
 
     @property
     def notes(self) -> list[str]:
-        """All that is to be said of it."""
+        """Remarks on it: which methods are left out, and what is unfinished."""
         return [*self.left_out.values(), *([self.unfinished] * bool(self.unfinished))]
 
     @property

@@ -42,7 +42,7 @@ def over_splits(
     if len(values) > 1 or not np.isfinite(resampled).any():
         gap = difference(values.tolist(), overlap, LEVEL, comparisons=comparisons)
         return gap if len(values) >= LEAST_SPLITS else gap._replace(low=math.nan, high=math.nan)
-    from scipy.stats import norm  # late: pages without comparisons need none
+    from scipy.stats import norm  # imported here: pages without comparisons need none
 
     mean, (low, high) = float(values[0]), percentiles(resampled, LEVEL)
     error = float(np.nanstd(resampled, ddof=1))

@@ -60,7 +60,7 @@ Sure = dict[tuple[str, str], tuple[Floats, Floats]]
 
 
 @dataclass(frozen=True)
-class RowsFound:
+class LeakedRows:
     """Training rows that follow from the messages of a client, at one setting."""
 
     client: str
@@ -108,7 +108,7 @@ class Audit:
     tolerance: float  # the largest distance to a row, as a share of its norm
     layer: str  # the network's first layer
     shadows: int  # federations trained on halves of the patients
-    rows: tuple[RowsFound, ...]  # by setting and client; empty if the attack does not apply
+    rows: tuple[LeakedRows, ...]  # by setting and client; empty if the attack does not apply
     guesses: tuple[Guess, ...]  # by model and client
     fingerprints: tuple[Fingerprint, ...]  # by part
     notes: tuple[str, ...] = ()  # sentences about what was not measured, and why
@@ -126,7 +126,7 @@ def audit(
     last = summary["rounds"] if summary["selected_round"] is None else summary["selected_round"] + 1
     rounds = min(rounds, summary["rounds"])
     audited = _Audited(reopen_selected(folder))
-    with levels({"medfed": logging.ERROR}):  # the run itself has said what building it says
+    with levels({"medfed": logging.ERROR}):  # the run itself has logged it
         layer, rows = audited.replayed(rounds, tolerance)
         each = last * audited.seconds / rounds
         if shadows is None:
@@ -162,7 +162,7 @@ class _Audited:
         federation.to(self.local.model.device)
         return federation
 
-    def replayed(self, rounds: int, tolerance: float) -> tuple[str, list[RowsFound]]:
+    def replayed(self, rounds: int, tolerance: float) -> tuple[str, list[LeakedRows]]:
         """Returns the first layer's kind, and the rows that follow from messages, if any can."""
         layer, shape = _first_layer(self.task, next(iter(self.data.values()))), None
         if isinstance(layer, nn.Linear) and layer.bias is not None and not is_parametrized(layer):
@@ -170,14 +170,14 @@ class _Audited:
         if self.federation.channel.sums is not None:
             self.notes.append("The server sees sums over clients; these are not searched for rows.")
         single = self.config.replacing({"local.steps": 1, "local.accumulate": 1})
-        counts: list[RowsFound] = []
+        counts: list[LeakedRows] = []
         for size in (0, *BATCHES) if shape else (0,):
             if size == 1 and self.local.model.normalises:
                 continue  # a layer that normalises batches cannot learn from one row
             clients = [replace(c, batch_size=size or c.batch_size) for c in self.data.values()]
             began = time.monotonic()
             federation = self.fresh(single if size else self.config, clients)
-            counts += _rows_found(federation, shape, rounds, tolerance, own=not size)
+            counts += _leaked_rows(federation, shape, rounds, tolerance, own=not size)
             self.seconds = self.seconds or time.monotonic() - began
         return type(layer).__name__, counts if shape else []
 
@@ -353,9 +353,9 @@ def descriptions(federation: Federation, rounds: int) -> dict[str, dict[str, Ten
     return described
 
 
-def _rows_found(
+def _leaked_rows(
     federation: Federation, shape: Sequence[int] | None, rounds: int, tolerance: float, own: bool
-) -> list[RowsFound]:
+) -> list[LeakedRows]:
     """Counts the training rows that follow from the messages of first rounds, by client."""
     clients, rows = federation.clients, dict[str, Tensor]()
     for c, local in clients.items() if shape else ():
@@ -383,7 +383,7 @@ def _rows_found(
             found[c] += (count := int(hit[c].sum()))
             used[c] += max(count, min(len(of), clients[c].steps * clients[c].data.batch_size))
     return [
-        RowsFound(c, own, of.data.batch_size, of.steps, used[c], found[c])
+        LeakedRows(c, own, of.data.batch_size, of.steps, used[c], found[c])
         for c, of in clients.items()
     ]
 
@@ -414,7 +414,7 @@ def page(audit: Audit) -> str:
 
 def sentences(audit: Audit) -> list[str]:
     """Returns the answers in words: rows, membership, descriptions."""
-    settings: dict[tuple[bool, int], list[RowsFound]] = {}
+    settings: dict[tuple[bool, int], list[LeakedRows]] = {}
     for row in audit.rows:
         settings.setdefault((row.own, 0 if row.own else row.batch), []).append(row)
     members = []

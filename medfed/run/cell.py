@@ -21,7 +21,7 @@ from medfed.federation.lightning.strategy import ranks_end_together
 from medfed.federation.reference import onboarded_client, outsiders_model
 from medfed.records.cells import Stage
 from medfed.reports.tasks import course
-from medfed.run.experiment import Experiment, build_experiment, examined, test_selected
+from medfed.run.experiment import Experiment, build_experiment, test_selected, tested_cases
 from medfed.run.loggers import NO_LOGGER
 from medfed.run.memberships import Memberships
 from medfed.run.train import train
@@ -120,7 +120,7 @@ def _tested(experiment: Experiment) -> dict[str, Any]:
     """The test metrics of every client, on resampled patients, too, and of constants."""
     evaluation, plans = experiment.evaluation, experiment.data.plans
     metric = experiment.task.selection[0]
-    tested = examined(experiment)
+    tested = tested_cases(experiment)
     result: dict[str, Any] = {
         "clients": evaluation.test,
         "patients": {
@@ -130,7 +130,7 @@ def _tested(experiment: Experiment) -> dict[str, Any]:
         "metric": list(experiment.task.selection),
         "fewest": {c: fewest_cases(rows) for c, rows in evaluation.cases.items()},
     }
-    if tested.cases and any(tested.plainly(cases, 1) for cases in tested.cases.values()):
+    if tested.cases and any(tested.unweighted(cases, 1) for cases in tested.cases.values()):
         each, _ = tested.resampled(experiment.config.seed)
         resampled = {c: values[metric][:RESAMPLES] for c, values in each if metric in values}
         short = {c: [float(f"{v:.6g}") for v in values] for c, values in resampled.items()}

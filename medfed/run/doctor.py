@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from packaging.requirements import Requirement
 
-from medfed.common.compiling import NOT_KEPT, is_kept
+from medfed.common.compiling import NOT_KEPT, can_cache
 from medfed.common.console import size
 from medfed.config.compose import described
 
@@ -133,5 +133,5 @@ def mistakes(folder: Path) -> Iterator[str]:
             nearest = nearest.parent
         if not os.access(nearest, os.W_OK | os.X_OK):
             yield f"medfed cannot write to {folder / place}: choose another folder by {key}."
-    if not is_kept(machine):
+    if not can_cache(machine):
         yield NOT_KEPT

@@ -39,8 +39,8 @@ from medfed.federation.lightning.module import EvalSplit
 from medfed.federation.lightning.strategy import ranks_end_together
 from medfed.records.folder import RunFolder
 from medfed.reports.subsets import heat_map
-from medfed.run.experiment import Experiment, examined, reopen, reopen_selected, test_selected
-from medfed.run.intervals import findings, over_clients
+from medfed.run.experiment import Experiment, reopen, reopen_selected, test_selected, tested_cases
+from medfed.run.intervals import case_statistics, over_clients
 from medfed.run.results import undefined
 from medfed.standalone.csv_files import MISSING, Sheet, as_number, missing_words
 from medfed.standalone.errors import ConfigError, did_you_mean, few
@@ -60,7 +60,7 @@ def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
     measured: dict[str, Any] = {"split": split, "clients": clients}
     measured |= {"federation": over_clients(clients), "undefined": undefined(clients, split)}
     measured |= {"failed": {split: scores.failed(clients)}}
-    measured |= findings(examined(experiment), experiment.config.seed)
+    measured |= case_statistics(tested_cases(experiment), experiment.config.seed)
     write_json(run.evaluation_json(split), run.about() | measured)
     return summary | measured
 
@@ -120,7 +120,7 @@ def measure_subgroups(
     ``patients`` is None.
     """
     experiment = _tested(folder, split)
-    tested, data = examined(experiment), experiment.data
+    tested, data = tested_cases(experiment), experiment.data
     if not tested.pooled():
         raise ConfigError("by is for tasks with a table of cases, and models that have not failed.")
     texts = values_of(data, column, source)
@@ -141,7 +141,7 @@ def measure_subgroups(
     for name, count in divided(patients, least).items():
         groups[name] = {"patients": count}
         if count is not None:
-            stats = findings(replace(tested, cases=of_group[name]), experiment.config.seed)
+            stats = case_statistics(replace(tested, cases=of_group[name]), experiment.config.seed)
             groups[name] |= {"metrics": stats["pooled"], "intervals": stats["intervals"]["pooled"]}
     return {"column": column, "split": split, "groups": groups}
 
@@ -323,7 +323,7 @@ Subset = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Subsets:
-    """What was measured."""
+    """The metrics of every client's model on subsets of its channels."""
 
     split: str
     channels: tuple[str, ...]

@@ -45,7 +45,7 @@ from medfed.run.assembly import next_to_outputs, read_data, task_for
 from medfed.run.claim import SameEverywhere
 from medfed.run.cohort import cohort_record, print_cohort, print_plan
 from medfed.run.federating import federate, statistics_of
-from medfed.run.intervals import Examined
+from medfed.run.intervals import SplitCases
 from medfed.run.loggers import NO_LOGGER, remember
 from medfed.run.privacy import print_hidden, print_protections, protections
 from medfed.run.start import Account, Start
@@ -258,16 +258,16 @@ def test_selected(experiment: Experiment) -> None:
     experiment.evaluation.check_selected()
     best = best_checkpoint(experiment.folder)
     experiment.trainer.test(experiment.module, ckpt_path=best, weights_only=True, verbose=False)
-    tested = examined(experiment)
+    tested = tested_cases(experiment)
     for client, metrics in experiment.evaluation.test.items():
         metrics |= tested.of_candidates(client)
 
 
-def examined(experiment: Experiment) -> Examined:
-    """Returns the cases of the last test."""
+def tested_cases(experiment: Experiment) -> SplitCases:
+    """Returns the cases that the last test has kept, by client."""
     evaluation, split = experiment.evaluation, experiment.module.test_split
     lost = failed(evaluation.test)
-    return Examined.of(experiment.task, experiment.data, evaluation.cases, split, lost)
+    return SplitCases.of(experiment.task, experiment.data, evaluation.cases, split, lost)
 
 
 def best_checkpoint(folder: Path) -> Path:

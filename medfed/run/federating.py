@@ -81,7 +81,7 @@ def statistics_of(algorithm: Algorithm, data: FederatedDataModule) -> list[Stati
 def folder_of_absent(federation: Federation, folder: Path) -> Path | None:
     """Returns the folder for the states of absent clients; None if they fit into memory."""
     room, count = federation.cohort.memory_gb, len(federation.clients)
-    needed = count * federation.kept_bytes()
+    needed = count * federation.bytes_between_rounds()
     if room is None or needed <= 1e9 * room or os.name != "posix":
         return None
     inform(

@@ -30,7 +30,7 @@ Values = dict[str, Floats]
 
 
 @dataclass
-class Examined:
+class SplitCases:
     """The test cases of a run, with the task that computes their metrics."""
 
     task: TaskModule  # the task that computes the metrics
@@ -50,25 +50,25 @@ class Examined:
         cases: Mapping[str, Rows],
         split: Split = "test",
         failed: Collection[str] = (),
-    ) -> Examined:
+    ) -> SplitCases:
         """Collects the cases of the last test."""
-        examined = cls(task, data, split)
+        collected = cls(task, data, split)
         for client, rows in cases.items():
             count, what = scores.fewest_cases(rows)
             if rows and count < scores.LEAST_CASES:
-                examined.small[client] = f"{count} {what}"
+                collected.small[client] = f"{count} {what}"
             columns = {n: np.array([row[n] for row in rows]) for n in rows[0]} if rows else {}
             if not rows or client in failed:
-                examined.failed[client] = rows
+                collected.failed[client] = rows
                 continue
             positive = data.positive_of(client)
             if positive is not None:
                 columns["lesion"] = columns["label"] == positive
                 columns["score"] = columns[f"probability/{positive}"]
             if "event" in columns:  # pooled concordances compare patients of one hospital
-                columns["hospital"] = np.full(len(rows), len(examined.cases))
-            examined.cases[client] = columns
-        return examined
+                columns["hospital"] = np.full(len(rows), len(collected.cases))
+            collected.cases[client] = columns
+        return collected
 
     @property
     def complete(self) -> bool:
@@ -87,7 +87,7 @@ class Examined:
             values = values | froc_scores(cases["score"], cases["lesion"], weights, scans)
         return values
 
-    def plainly(self, cases: Columns, patients: int) -> dict[str, float]:
+    def unweighted(self, cases: Columns, patients: int) -> dict[str, float]:
         """Returns the metrics of unweighted cases."""
         values = self.measure(cases, np.ones((1, len(cases["case"]))), patients)
         return {n: float(v[0]) for n, v in values.items()}
@@ -98,7 +98,7 @@ class Examined:
         if positive is None:
             return {}
         if client in self.cases:
-            values = self.plainly(self.cases[client], self.patients(client))
+            values = self.unweighted(self.cases[client], self.patients(client))
             return {n: values[n] for n in CPM}
         # The client's model has failed, or it has no scan.
         lost = any(row["label"] == positive for row in self.failed.get(client, ()))
@@ -119,7 +119,7 @@ class Examined:
         """Returns the metrics of all clients' cases together; empty if a model has failed."""
         if not self.complete:
             return {}
-        return self.plainly(joined([*self.cases.values()]), sum(map(self.patients, self.cases)))
+        return self.unweighted(joined([*self.cases.values()]), sum(map(self.patients, self.cases)))
 
     def constants(self) -> dict[str, dict[str, dict[str, float]]]:
         """Returns the metrics of constants from the training labels, by predictor and client."""
@@ -130,7 +130,7 @@ class Examined:
             for name, columns in self.task.constants(cases, training).items():
                 if "lesion" in cases:
                     columns = {**columns, "score": np.zeros(len(cases["score"]))}
-                metrics = self.plainly(columns, self.patients(client))
+                metrics = self.unweighted(columns, self.patients(client))
                 intervals.setdefault(name, {})[client] = metrics
         return intervals
 
@@ -172,10 +172,13 @@ def joined(parts: Sequence[Columns]) -> dict[str, Any]:
     return {n: np.concatenate([part[n] for part in parts]) for n in parts[0]} if parts else {}
 
 
-def findings(tested: Examined, seed: int) -> dict[str, Any]:
-    """Returns a summary's entries about the last test, such as ``pooled`` and ``intervals``."""
+def case_statistics(tested: SplitCases, seed: int) -> dict[str, Any]:
+    """Returns the entries of ``summary.json`` that follow from the cases of a test.
+
+    Such are the metrics of all cases together (``pooled``) and every interval.
+    """
     small = {"small": tested.small} if tested.cases or tested.failed else {}
-    plain = {c: tested.plainly(cases, tested.patients(c)) for c, cases in tested.cases.items()}
+    plain = {c: tested.unweighted(cases, tested.patients(c)) for c, cases in tested.cases.items()}
     if not any(plain.values()):
         return small  # the task keeps no table of cases
     each, together = tested.resampled(seed)

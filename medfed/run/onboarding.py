@@ -61,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Onboarding:
-    """What was measured."""
+    """How a run's model serves clients that join later, by rule and number of patients."""
 
     summary: dict[str, Any]  # of the run, as ``summary.json`` holds it
     steps: int  # gradient steps that each rule may take
@@ -196,7 +196,7 @@ def tested(
     module: FederatedModule, client: LocalClient, model: Tensors, others: Mapping[str, float] | None
 ) -> tuple[Tensors, dict[str, float]]:
     """Returns a model as it is delivered, and its metrics on the hospital's test patients."""
-    model = module.federation.fitted(client, model)
+    model = module.federation.as_evaluated(client, model)
     module.local.model.load(model)
     with torch.no_grad():
         metrics = module.evaluate_data(client.id, client.data, "test", keep=True)

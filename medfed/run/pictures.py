@@ -24,15 +24,15 @@ from medfed.functional.detection import ALARM, HIT, SCAN, lesion_curve
 from medfed.functional.scores import ALARMS, Floats, sensitivities
 from medfed.functional.survival import SURVIVAL, kaplan_meier
 from medfed.records.folder import read_predictions
-from medfed.run.experiment import Experiment, examined
-from medfed.run.intervals import Examined, joined
+from medfed.run.experiment import Experiment, tested_cases
+from medfed.run.intervals import SplitCases, joined
 from medfed.run.memberships import Memberships, leaf_order, matched
 
 _EACH = "a line per client"
 _MANY = 8  # number of clients from which on their lines are grey
 
 
-def froc_curves(tested: Examined) -> Figure | None:
+def froc_curves(tested: SplitCases) -> Figure | None:
     """Draws a line per client and one for all candidates together; the legend gives the CPM."""
     lines: dict[str, tuple[Floats, Floats]] = {}
     among = ", among the candidates kept", "nodule candidates"
@@ -72,7 +72,7 @@ def froc_curves(tested: Examined) -> Figure | None:
     return figure
 
 
-def detections(tested: Examined) -> Figure | None:
+def detections(tested: SplitCases) -> Figure | None:
     """Draws a hit, a miss and a false alarm of each client, of the first 8, on axial slices.
 
     Circles are nodules, crosses the centres of boxes: the hit and the false alarm of the highest
@@ -108,7 +108,7 @@ def detections(tested: Examined) -> Figure | None:
 _Tile = tuple[float, Any, Floats, Floats, float | None]
 
 
-def _tiles(tested: Examined, client: str) -> dict[str, _Tile]:
+def _tiles(tested: SplitCases, client: str) -> dict[str, _Tile]:
     """The best example of each kind: its rank, the scan, a place, the nodules and the score."""
     cases = tested.cases[client]
     best: dict[str, _Tile] = {}
@@ -130,7 +130,7 @@ def _tiles(tested: Examined, client: str) -> dict[str, _Tile]:
     return best
 
 
-def survival_curves(tested: Examined) -> Figure | None:
+def survival_curves(tested: SplitCases) -> Figure | None:
     """Draws each client's Kaplan-Meier curve and its mean predicted survival, of the largest 12.
 
     Both end where fewer than ten patients are at risk: beyond, single patients make the curve.
@@ -250,9 +250,9 @@ def draw_run(
         figures["bytes"] = bytes_per_client(federation.ledger)
     if len(federation.clients) == len(federation.ids):  # otherwise the server is elsewhere
         figures |= federation.pictures()
-    figures["froc"] = froc_curves(examined(experiment))
-    figures["detections"] = detections(examined(experiment))
-    figures["survival"] = survival_curves(examined(experiment))
+    figures["froc"] = froc_curves(tested_cases(experiment))
+    figures["detections"] = detections(tested_cases(experiment))
+    figures["survival"] = survival_curves(tested_cases(experiment))
     method = type(federation.algorithm).__name__.lower()
     if cases := read_predictions(method, experiment.folder, federation.ids):
         figures["contours"] = experiment.task.picture(cases)

@@ -52,7 +52,7 @@ class Protection:
 
     @property
     def noise_of_draw(self) -> float:
-        """The noise of a single gradient of a draw that tells as much as all of its gradients."""
+        """The noise of a single gradient of a draw that reveals as much as all of its gradients."""
         return self.noise / math.sqrt(self.uses)
 
     def epsilon(self, gradients: int | None = None) -> float:

@@ -16,7 +16,7 @@ from rich.text import Text
 from torch import Tensor
 
 from medfed.common import scores
-from medfed.common.console import Table, evenly, said_once, say, shown, size, swept, wide_console
+from medfed.common.console import Table, evenly, only_news, say, shown, size, swept, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.untrusted import read_tensors
 from medfed.config.allowed import method_name
@@ -32,8 +32,8 @@ from medfed.models.segmentation_meter import slice_with_most
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder, save_prediction, save_tensors
 from medfed.reports.coverage import COVERAGE, coverage_table
-from medfed.run.experiment import Experiment, examined
-from medfed.run.intervals import doubts, findings, over_clients
+from medfed.run.experiment import Experiment, tested_cases
+from medfed.run.intervals import case_statistics, doubts, over_clients
 from medfed.run.loggers import end_logging
 from medfed.run.memberships import Memberships
 from medfed.run.privacy import protections, record
@@ -130,7 +130,7 @@ def write_tables(experiment: Experiment, summary: dict[str, Any], best: int | No
         write_text(run.cases_csv, csv_text(rows[0], (row.values() for row in rows)))
         if lesions := experiment.data.found_places(rows):
             write_text(run.detections_csv, csv_text(lesions[0], (row.values() for row in lesions)))
-    summary |= findings(examined(experiment), experiment.config.seed)
+    summary |= case_statistics(tested_cases(experiment), experiment.config.seed)
     config, federation = experiment.config, experiment.module.federation
     if config.privacy != Privacy():
         planned = protections(config, experiment.data.clients, federation)
@@ -244,13 +244,13 @@ _LINES, _ENDS = 40, 10  # clients with a line each; of more clients, the best an
 def print_summary(summary: dict[str, Any], folder: Path, console: Console | None = None) -> None:
     """Prints the metrics per client and for the federation, and the bytes sent.
 
-    A run of a sweep has a line, and says what no run before it has said.
+    A run of a sweep prints a line, and only remarks that no earlier run has printed.
     """
     console = console or wide_console()
     of_data, of_results = remarks(summary)
     if swept():
         say(console, result_line(summary, folder))
-        with said_once():
+        with only_news():
             say(console, *of_data, *of_results)
         return
     console.print(metric_table(summary))

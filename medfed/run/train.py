@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from medfed.common.console import said_once
+from medfed.common.console import only_news
 from medfed.config.description import RunDescription
 from medfed.federation.lightning.checkpoint import last_whole
 from medfed.federation.lightning.strategy import ranks_end_together
@@ -22,7 +22,7 @@ def train(config: RunDescription, logs: bool = False) -> tuple[dict[str, Any], E
     `logs`: whether the run folder keeps a log.
     """
     with locked_run_folder(config, logs):
-        with said_once():
+        with only_news():
             experiment = build_experiment(config)
         run = RunFolder(experiment.folder)
         resume_from = None if config.resume is None else last_whole(run.checkpoints)

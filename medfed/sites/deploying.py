@@ -313,7 +313,7 @@ class Follower:
 
     def _job(self, deployment: Deployment, scratch: Path) -> str | None:
         """Runs one job; returns why it failed, ``None`` if the run has finished."""
-        from medfed.sites.flare.console import Console, NoServerError  # late: the extra
+        from medfed.sites.flare.console import Console, NoServerError  # imported here: the extra
 
         job = write(deployment, scratch / deployment.name)
         self._passed_on, number, gone = 0, "", False

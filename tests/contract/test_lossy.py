@@ -63,7 +63,7 @@ def test_what_is_evaluated_is_what_the_client_decodes(name, setting):
         packet = Packet.from_bytes(fed.delivery(client).to_bytes())
         local = fed.clients[client]
         message, _ = fed.channel.decode(packet, "down", local.memory["down"])
-        decoded = fed.fitted(local, fed.algorithm.personal_model(local, message))
+        decoded = fed.as_evaluated(local, fed.algorithm.personal_model(local, message))
         for _ in range(2):
             assert digest(fed.personal_model(client)) == digest(decoded)
     assert fed.digests() == before

@@ -116,7 +116,7 @@ def test_each_method_has_its_bits_on_a_device(name, moves):
         client = onboarded_client(done, done.clients["c1"].data)
         message, _ = run_onboarding(done, client)
         joined = rules_of(done.algorithm).onboard(client, message)
-        return everything(done) | {"joined": tensors.digest(done.fitted(client, joined))}
+        return everything(done) | {"joined": tensors.digest(done.as_evaluated(client, joined))}
 
     assert outcome(ELSEWHERE) == outcome(CPU)
 

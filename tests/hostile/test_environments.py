@@ -104,7 +104,7 @@ def test_loops_compile_where_nothing_can_be_written(module, monkeypatch, caplog)
         assert np.array_equal(made, known)
     scope: dict = {}
     exec(compile("def one(x):\n    return x + 1", "/proc/one.py", "exec"), scope)
-    assert not compiling.is_kept(scope["one"])
+    assert not compiling.can_cache(scope["one"])
     assert compiling.compiled()(scope["one"])(1) == 2
 
 

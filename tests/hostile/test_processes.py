@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
 import medfed
-from medfed.common.processes import Terminated, ended_by_signals, held
+from medfed.common.processes import Terminated, ended_by_signals, signals_blocked
 from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.federation.algorithm import Cohort
@@ -224,7 +224,7 @@ def test_signals_are_held_back_from_what_is_started(as_it_was):
     told = []
 
     def interrupted():
-        with held(signal.SIGINT):
+        with signals_blocked(signal.SIGINT):
             signal.raise_signal(signal.SIGINT)
             told.append(subprocess.run([sys.executable, "-c", ask], capture_output=True).stdout)
 

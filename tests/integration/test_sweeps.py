@@ -125,12 +125,12 @@ def test_several_at_once_are_as_one_by_one(engine, one_by_one, tmp_path, capfd):
 
 
 def test_lines_of_several_runs_are_marked_and_facts_said_once(tmp_path, monkeypatch):
-    monkeypatch.setenv(console.SAID, str(tmp_path))
+    monkeypatch.setenv(console.PRINTED, str(tmp_path))
     whole = io.StringIO()
     for number in (0, 1):
         monkeypatch.setattr("sys.stdout", whole)
         with console.as_run(f"[{number}] "):
-            with console.said_once():
+            with console.only_news():
                 print(f"Data: {9 + number} patients, {number / 3} of them women.")
                 Console().print("two\nlines")
             print(f"Result {number}.")

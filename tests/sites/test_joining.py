@@ -61,7 +61,7 @@ def test_a_newcomer(method, tmp_path: Path):
     local.budget = replace(local.budget, steps=STEPS)
     client = onboarded_client(fed, toy_data(4, batch=4)[3])
     message, expected = run_onboarding(fed, client)
-    model = fed.fitted(client, rules_of(fed.algorithm).onboard(client, message))
+    model = fed.as_evaluated(client, rules_of(fed.algorithm).onboard(client, message))
     assert ledger.to_csv() == expected.to_csv()
     kept = read_tensors(tmp_path / f"{NEW}-joined.safetensors")
     assert digest(kept) == digest(local.model.whole(model))

@@ -291,7 +291,7 @@ def _rank_correlation(cells: Array, outcomes: Array) -> float:
     """Spearman's, without its sign; 0 where too few rows or only one value are known."""
     if len(cells) < 2 * _FEWEST or np.ptp(cells) == 0 or np.ptp(outcomes) == 0:
         return 0.0
-    from scipy import stats  # late: naming a reader needs none
+    from scipy import stats  # imported here: naming a reader needs none
 
     return abs(float(stats.spearmanr(cells, outcomes).statistic))
 

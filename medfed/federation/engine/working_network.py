@@ -125,7 +125,7 @@ class WorkingNetwork:
         # A network that is moved keeps its parameters but gets new buffers, also on the way back.
         moved = self._device != self.device
         if moved or any(self._live(n) is not t for n, t in self._entries.items()):
-            self._look_over()
+            self._find_tensors()
         return self._entries
 
     def _live(self, name: str) -> Tensor:
@@ -133,7 +133,7 @@ class WorkingNetwork:
         where, leaf = self._places[name]
         return where[leaf]  # type: ignore[no-any-return]
 
-    def _look_over(self) -> None:
+    def _find_tensors(self) -> None:
         """Finds the network's tensors again; all plans of the old ones become invalid."""
         self._first = next(self.network.parameters())
         if self._device != self.device:
@@ -156,7 +156,7 @@ class WorkingNetwork:
 
     @property
     def device(self) -> torch.device:
-        """The network's device."""
+        """Where the network is now; Lightning may move it."""
         return self._first.device
 
     def initial(self) -> Tensors:

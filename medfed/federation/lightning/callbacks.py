@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn
 
 from medfed.common import scores
-from medfed.common.console import Terminal, bar, said_once, shown, swept, visible
+from medfed.common.console import Terminal, bar, only_news, shown, swept, visible
 from medfed.common.schemas import packed, unpacked
 from medfed.common.scores import Record
 from medfed.federation.aggregation import Outlier
@@ -241,7 +241,7 @@ class PersonalEvaluation(pl.Callback):
         """Logs once for each client which metrics are omitted and whether its model has failed."""
         first, before = not self.history, self.history.failures
         news = {c: m for c, m in metrics.items() if c not in before}
-        with said_once():
+        with only_news():
             for sentence in scores.undefined_sentences(metrics, "validation") if first else ():
                 warn(sentence)
         return scores.failure_sentences(news, "validation", f"Round {number + 1}: ")
@@ -349,7 +349,7 @@ class UnusualRounds(pl.Callback):
         return {"far": [tuple(far) for far in self.far]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the record."""
+        """Restores what :meth:`state_dict` returned."""
         self.far = [Outlier(*row) for row in state_dict["far"]]
 
 
@@ -470,7 +470,7 @@ class RoundProgress(ProgressBar):
             )
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Ends the bar."""
+        """Removes the progress bar."""
         if self._bar:
             self._bar.stop()
             self._bar = None

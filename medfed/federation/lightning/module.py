@@ -117,7 +117,7 @@ class TaskLike(Protocol):
 
 
 class FederatedRounds(pl.Callback):
-    """Closes each round in Lightning's books: a step of the Trainer is a round."""
+    """Counts the rounds for Lightning: each is a step of the Trainer."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Shows the first round's step size."""

@@ -32,7 +32,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import nn
 
-from medfed.common.processes import PARENT, Terminated, held, launched
+from medfed.common.processes import PARENT, Terminated, launched, signals_blocked
 from medfed.federation.lightning.collect import rank
 from medfed.standalone.checks import check_count
 from medfed.standalone.errors import ConfigError, MedfedError, RankError, first_line
@@ -101,7 +101,7 @@ class Launcher(_SubprocessScriptLauncher):
         if not environment.creates_processes_externally:
             os.environ[PARENT] = str(os.getpid())
             # A user stops the first rank, which stops the others.
-            with held(signal.SIGINT, signal.SIGTERM):
+            with signals_blocked(signal.SIGINT, signal.SIGTERM):
                 self._call_children_scripts()
             del os.environ[PARENT]
             if self.procs:

@@ -72,7 +72,7 @@ class Ledger:
         self.add(*entries)
 
     def add(self, *entries: Entry) -> None:
-        """Appends entries."""
+        """Appends entries, and adds them to the sums of their rounds."""
         self.entries += entries
         for entry in entries:
             size, dense = self._sums.get(key := (entry.round, entry.direction), (0, 0))

@@ -42,7 +42,7 @@ class Coordinator:
     @collab.main
     def run(self) -> None:
         """Runs or resumes the experiment; the deployment's output names the reason for a stop."""
-        from medfed.sites.deploying import run_coordinator  # late: it imports PyTorch
+        from medfed.sites.deploying import run_coordinator  # imported here: it imports PyTorch
 
         with suppress(SystemExit):
             run_coordinator(self.deployment, CollabTransport(collab.clients))

@@ -166,7 +166,7 @@ def _get_omega(words: Array, at: int, end: int) -> tuple[int, int]:
 
 @compiled()
 def read(words: Array, end: int, out: Array, kind: int, b: int, limit: int) -> int:
-    """Reads ``out.shape[0]`` numbers.
+    """Decodes numbers from the bits that :func:`write` made, until `out` is full.
 
     `end`: the number of bits that may be read. `out`: receives the numbers, int64. Returns the
     number of bits read, or -1 if the bits are torn or a number is too large.

@@ -48,7 +48,7 @@ class TopK(Codec):
         self.fraction, self.values = fraction, values
 
     def error_bound(self, length: int) -> float:
-        """1 - delta."""
+        """1 - delta: the largest share of the squared norm that is lost."""
         return 1 - support.count_of(self.fraction, length) / length * (1 - 2**-22)
 
     @classmethod

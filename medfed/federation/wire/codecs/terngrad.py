@@ -39,7 +39,7 @@ class TernGrad(Codec):
     unbiased = True
 
     def error_bound(self, length: int) -> float:
-        """Omega."""
+        """Omega: the largest variance, as a multiple of the squared norm."""
         return (math.sqrt(length) - 1) / 2
 
     def _pack(self, values: Array, rng: np.random.Generator) -> Iterable[Buffer]:
