@@ -98,8 +98,8 @@ def hydra_spelling(arguments: Sequence[str], sweeps: bool = False) -> list[str]:
         ['codec@codec.up=stc,fp32', 'codec.up.sparsity=0.1', 'codec@codec.down=stc']
         >>> hydra_spelling(["run=a/0_seed=1", "runs=[a=1,b]", "split=val", "k=1,5"])
         ["run='a/0_seed=1'", "runs=['a=1',b]", 'split=val', 'k=[1,5]']
-        >>> hydra_spelling(["client=Köln, Süd", "keep_out=[Bonn,01]", "data.features=[Größe, Alter]"])
-        ["client='Köln, Süd'", "keep_out=[Bonn,'01']", 'data.features=["Größe", Alter]']
+        >>> hydra_spelling(["client=Köln, Süd", "keep_out=[Bonn,01]", "data.ages=[Größe, Alter]"])
+        ["client='Köln, Süd'", "keep_out=[Bonn,'01']", 'data.ages=["Größe", Alter]']
         >>> hydra_spelling(["data.path=a,b.csv"]), hydra_spelling(["data.path=a,b.csv"], True)
         (["data.path='a,b.csv'"], ['data.path=a,b.csv'])
     """
