@@ -198,6 +198,7 @@ def test_no_key_of_a_path_is_forgotten():
             speaks = any(f" {word}" in f" {key.comment}" for word in ("folder", "file", "path"))
             assert not speaks or key.name in named | others, (command, key)
 
+
 ANY_NAMES = [
     *("Basel, West", "St. Mary's (A)", "01", "1", "1.50", "null", "true", "Zürich; Nord", "a=b"),
     *('The "Old" Hospital', "C:\\x", "{x}", "a: b", "#1", "50 %", "-3", "Ben & Co", "x" * 60),
