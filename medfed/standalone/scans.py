@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import dicom, pictures, volumes
+from . import contrasts, dicom, pictures, volumes
 from .errors import DataError, few
 from .files import is_visible
 from .masks import SEG, Facts, label_map, mask_files, named_after, save_like, save_picture
@@ -378,10 +378,10 @@ def _volumes_in(folder: Path) -> list[Path]:
 
 def _patterns(facts: Facts) -> dict[str, Sequence[str]]:
     """File names of the contrasts that the client has: those of the training data, or the usual."""
-    known: Mapping[str, volumes.Pattern] = facts["input"].get("files") or {}
+    known: Mapping[str, contrasts.Pattern] = facts["input"].get("files") or {}
     ends = (*volumes.SUFFIXES, "")
-    usual = {n: [*volumes.FILES.get(n, ()), *(n + end for end in ends)] for n in facts["present"]}
-    return {n: volumes.alternatives(known.get(n, names)) for n, names in usual.items()}
+    usual = {n: [*contrasts.FILES.get(n, ()), *(n + end for end in ends)] for n in facts["present"]}
+    return {n: contrasts.alternatives(known.get(n, names)) for n, names in usual.items()}
 
 
 def _flat(folder: Path, facts: Facts) -> dict[str, dict[str, Path]]:
@@ -405,8 +405,8 @@ def _files_by_contrast(scan: ScanFiles, facts: Facts) -> dict[str, Path]:
         listed = {}
         for contrast, pattern in patterns.items():
             try:
-                listed[contrast] = volumes.find_file(scan.path, contrast, pattern)
-            except volumes.AbsentFileError:
+                listed[contrast] = contrasts.find_file(scan.path, contrast, pattern)
+            except contrasts.AbsentFileError:
                 if contrast not in partial:
                     raise
         return listed
