@@ -301,6 +301,9 @@ def read_scan(scan: ScanFiles, facts: Facts, tolerance: float | None) -> Scan:
         if not loaded.any():
             raise DataError(f"{scan.path} has only zero voxels; export the scan again.")
         there = [name for name in facts["present"] if name in names]
+        at = [names.index(name) for name in there]
+        of = [paths[n] for n in at] if len(paths) == len(names) else paths
+        volumes.check_varied(loaded[at], there, of)
         seen = prepare(loaded, names, facts, geometry.spacing, scan.path)
         return Scan(*seen, geometry, paths[0], there)
 
@@ -362,6 +365,12 @@ def check_spacing(
         f"{source} has voxels of {millimetres(spacing)} mm, but the hospital's training scans have "
         f"{wanted} mm; resample the scan, or set spacing_tolerance."
     )
+
+
+def names_of_contrasts(facts: Facts) -> str:
+    """Says how files are named of which each is a contrast of one scan; empty for one contrast."""
+    names = few([patterns[0] for patterns in _patterns(facts).values()])
+    return f" Files that are contrasts of one scan are named {names}." * (len(facts["present"]) > 1)
 
 
 def _is_case(folder: Path, facts: Facts) -> bool:
