@@ -15,8 +15,10 @@ from medfed.config.description import resolved
 from medfed.config.sections import select
 from medfed.config.spelling import (
     PATH_LISTS,
+    as_text,
     hydra_spelling,
     literal,
+    names_in,
     paths_in,
     to_hydra_overrides,
     unquoted,
@@ -195,3 +197,33 @@ def test_no_key_of_a_path_is_forgotten():
         for key in keys((CONFIG_DIR / f"{command}.yaml").read_text()):
             speaks = any(f" {word}" in f" {key.comment}" for word in ("folder", "file", "path"))
             assert not speaks or key.name in named | others, (command, key)
+
+
+ANY_NAMES = [
+    *("Basel, West", "St. Mary's (A)", "01", "1", "1.50", "null", "true", "Zürich; Nord", "a=b"),
+    *('The "Old" Hospital', "C:\\x", "{x}", "a: b", "#1", "50 %", "-3", "Ben & Co", "x" * 60),
+]
+
+
+@pytest.mark.parametrize("name", ANY_NAMES)
+def test_a_client_of_any_name_is_chosen_by_its_name(name):
+    known = [*ANY_NAMES, "Basel", "West"]
+    (alone,) = parse(hydra_spelling([f"client={name}"]), "The line")
+    if name != "null":  # alone it says that there is no choice
+        assert names_in(alone.value(), known) == [name]
+        (one,) = parse(hydra_spelling([f"init.client={name}"]), "The line")
+        assert one.value() == name
+    (both,) = parse(hydra_spelling([f"client=West, {name}"]), "The line")
+    assert names_in(both.value(), known) == ["West", name]
+    for key in ("client", "keep_out", "cohort.clients", "sites"):
+        text = as_text([name, "Basel"])  # in quotes where it needs them, as a person would write it
+        (line,) = hydra_spelling([f"{key}={text}"])
+        assert parse([line], "The line")[0].value() == [name, "Basel"]
+        assert hydra_spelling([line]) == [line]
+
+
+def test_quotes_keep_what_a_comma_would_divide():
+    assert names_in("'Basel, West',Bonn", []) == ["Basel, West", "Bonn"]
+    assert names_in("Basel, West", ["Basel", "West"]) == ["Basel", "West"]
+    assert names_in("Basel, West", ["Basel", "West", "Basel, West"]) == ["Basel, West"]
+    assert hydra_spelling(["keep_out=[a],[b]"], True) == ["keep_out=[a],[b]"]  # a sweep

@@ -45,7 +45,8 @@ from medfed.datamodules.generated.organs import OrgansCohort
 from medfed.datamodules.patches import PatchRows, volume_of_cache
 from medfed.datamodules.readers.datalist import DatalistReader
 from medfed.standalone.ct import Candidates, PatchSpec, centre_voxels, read_patches
-from medfed.standalone.preparation import Preparation, rules_of
+from medfed.standalone.normalization import rules_of
+from medfed.standalone.preparation import Preparation
 from medfed.standalone.volumes import read_geometry
 
 SIZE = 64

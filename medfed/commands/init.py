@@ -168,9 +168,9 @@ def _answer(key: str, question: Question) -> Any:
     value: Any = typed
     with suppress(ConfigError):
         (read,) = compose.parse(spelling.hydra_spelling([f"{key}={typed}"]), "The answer")
-        value = typed.split(",") if read.is_sweep_override() else read.value()
+        value = typed if read.is_sweep_override() else read.value()
     if several and isinstance(value, str):
-        value = value.strip("[]").split(",")
+        value = spelling.names_in(value.strip("[]"), question.choices)
     numbers = several and isinstance(best[0], float)
     texts = isinstance(value, list) and not numbers
     return [str(v).strip() for v in value] if texts else value or "null"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,10 @@ HYDRA = re.compile(
 )
 SEARCHPATH = "hydra.searchpath="
 # Keys that take several values, in commands that do not sweep.
-LISTS = ("k", "client", "weights", "suite", "methods", "variants", "bands", "subsets")
+LISTS = ("k", "weights", "suite", "methods", "variants", "bands", "subsets")
+# Keys of clients, which have any name: "Basel, West", "St. Mary's (A)", "01". Whoever knows the
+# names divides a text by :func:`names_in`.
+NAMES = ("client", "init.client", "keep_out", "cohort.clients", "sites")
 # Keys whose value is the path of a file or folder; those of PATH_LISTS take several.
 PATHS = re.compile(
     r"run|resume|folder|plan|study|out|input|output|candidates|onboard|patients|data_root|paths\.\w+"
@@ -38,6 +41,7 @@ PATHS = re.compile(
 EXISTING = ("data.path", "partition.file")
 PATH_LISTS = ("runs", "bundle", "of", "plugins")
 _PART = re.compile(r"""\s*(?:"[^"]*"|'(?:[^'\\]|\\.)*')\s*(?=,|\Z)|[^,]*""", re.DOTALL)
+_QUOTED = re.compile(r"""("[^"]*"|'(?:[^'\\]|\\.)*')""", re.DOTALL)
 _PLAIN = re.compile(r"(\.{0,2}/|[A-Za-z_])[A-Za-z0-9_/.-]*")  # the same without quotes
 _WORDS = ("null", "true", "false", "inf", "nan")
 _SWEPT = re.compile(r"(choice|glob|range|interval|shuffle|sort|tag)\(.*\)", re.DOTALL)
@@ -92,14 +96,17 @@ def hydra_spelling(arguments: Sequence[str], sweeps: bool = False) -> list[str]:
     Example:
         >>> hydra_spelling(["codec.up=stc,fp32", "codec.up.sparsity=0.1", "codec@codec.down=stc"])
         ['codec@codec.up=stc,fp32', 'codec.up.sparsity=0.1', 'codec@codec.down=stc']
-        >>> hydra_spelling(["run=a/0_seed=1", "runs=[a=1,b]", "split=val", "k=1,5", "client=a,b"])
-        ["run='a/0_seed=1'", "runs=['a=1',b]", 'split=val', 'k=[1,5]', 'client=[a,b]']
-        >>> hydra_spelling(["client=Köln,Bonn", "data.features=[Größe, Alter]"])
-        ['client=["Köln",Bonn]', 'data.features=["Größe", Alter]']
+        >>> hydra_spelling(["run=a/0_seed=1", "runs=[a=1,b]", "split=val", "k=1,5"])
+        ["run='a/0_seed=1'", "runs=['a=1',b]", 'split=val', 'k=[1,5]']
+        >>> hydra_spelling(["client=Köln, Süd", "keep_out=[Bonn,01]", "data.ages=[Größe, Alter]"])
+        ["client='Köln, Süd'", "keep_out=[Bonn,'01']", 'data.ages=["Größe", Alter]']
         >>> hydra_spelling(["data.path=a,b.csv"]), hydra_spelling(["data.path=a,b.csv"], True)
         (["data.path='a,b.csv'"], ['data.path=a,b.csv'])
     """
-    return [with_paths(each, sweeps) or _with_signs(_quoted(each)) for each in arguments]
+    return [
+        with_paths(each, sweeps) or _with_names(each, sweeps) or _with_signs(_quoted(each))
+        for each in arguments
+    ]
 
 
 def _quoted(argument: str) -> str:
@@ -111,6 +118,28 @@ def _quoted(argument: str) -> str:
         r"[^\[\]{},:]+", lambda m: m[0] if m[0].isascii() else f'"{m[0].strip()}"', value
     )
     return f"{key}{assigns}{texts}"
+
+
+def _with_names(argument: str, sweeps: bool) -> str:
+    """The same with names of clients in quotes; empty if its key takes none, or is swept over."""
+    key, _, value = argument.partition("=")
+    if key.lstrip("+") not in NAMES or value in ("", "null", "???", "[]"):
+        return ""
+    if listed := re.fullmatch(r"\[([^][]*)\]", value):
+        return f"{key}=[{','.join(map(_plain_or_quoted, names_in(listed[1], ())))}]"
+    if sweeps or value.startswith("["):
+        return ""
+    return f"{key}={_plain_or_quoted(unquoted(value) if _QUOTED.fullmatch(value) else value)}"
+
+
+def names_in(text: str, known: Collection[str]) -> list[str]:
+    """Returns the names between the commas of a text; a comma in quotes or of a known name stays.
+
+    Example:
+        >>> names_in("Basel, West, Bonn", ["Basel, West"]), names_in("'Basel, West',Bonn", [])
+        (['Basel, West', 'Bonn'], ['Basel, West', 'Bonn'])
+    """
+    return [unquoted(n.strip()) for n in _divided(text, lambda name: name.strip() in known)]
 
 
 def _with_signs(argument: str) -> str:
@@ -188,7 +217,7 @@ def with_paths(argument: str, sweeps: bool = False) -> str:
     if sweeps and not name.startswith("hydra."):
         if _SWEPT.fullmatch(value):
             return ""
-        return f"{key}={','.join(map(_path, _divided(value)))}"
+        return f"{key}={','.join(map(_path, _divided(value, _exists)))}"
     return f"{key}={_path(value)}"
 
 
@@ -196,10 +225,10 @@ def paths_in(value: str) -> list[str]:
     """Returns the paths that a value names: one, or several between commas and in brackets."""
     if value.startswith("[") and value.endswith("]") and not _exists(value):
         value = value[1:-1].strip()
-    return _divided(value) if value else []
+    return _divided(value, _exists) if value else []
 
 
-def _divided(value: str) -> list[str]:
+def _divided(value: str, is_name: Callable[[str], bool]) -> list[str]:
     """Divides at commas outside of quotes; a comma within the name of what exists stays there."""
     parts, at = list[str](), 0
     while at <= len(value):
@@ -210,7 +239,7 @@ def _divided(value: str) -> list[str]:
         return [value]
     names: list[str] = []
     while parts:
-        several = (n for n in range(len(parts), 1, -1) if _exists(",".join(parts[:n])))
+        several = (n for n in range(len(parts), 1, -1) if is_name(",".join(parts[:n])))
         count = next(several, 1)
         names.append(parts[0].strip() if count == 1 else ",".join(parts[:count]))
         parts = parts[count:]
@@ -222,9 +251,12 @@ def _exists(path: str) -> bool:
 
 
 def _path(text: str) -> str:
-    path = os.path.expanduser(unquoted(text))
-    plain = _PLAIN.fullmatch(path) and path.lower() not in _WORDS
-    return path if plain else literal(path)
+    return _plain_or_quoted(os.path.expanduser(unquoted(text)))
+
+
+def _plain_or_quoted(text: str) -> str:
+    is_plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
+    return text if is_plain else literal(text)
 
 
 def unquoted(text: str) -> str:

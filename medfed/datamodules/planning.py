@@ -29,7 +29,8 @@ from medfed.common.schemas import Count, Number
 from medfed.datamodules.extending import *
 from medfed.datamodules.tables.agreement import packed
 from medfed.functional.planning import Configuration, Fingerprint, Floats, Plan, Planner, Residual
-from medfed.standalone.preparation import Rule, bounding_box, is_ct
+from medfed.standalone.normalization import Rule, is_ct
+from medfed.standalone.preparation import bounding_box
 
 _PER_DECADE, _FINEST, _BINS = 100, -1, 451  # from 0.1 to 3,162 mm
 _HU = np.linspace(-1024, 3072, 257)  # ends of bins

@@ -17,6 +17,7 @@ from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.patches import label_counts
 from medfed.datamodules.scanner import Scanner
 from medfed.datamodules.splits import check_leakage, split_patients, warn_small
+from medfed.standalone.errors import quoted
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ to train; name fewer.
     for name in keep_out:
         if name not in clients:
             what = f"keep_out names {name!r}, which is no client{did_you_mean(name, clients)}"
-            raise ConfigError(f"{what}; the clients are {', '.join(clients)}.")
+            raise ConfigError(f"{what}; the clients are {few(quoted(clients))}.")
     if len(set(keep_out)) < len(keep_out):
         raise ConfigError(f"keep_out names a client twice: {', '.join(keep_out)}.")
     if keep_out and len(keep_out) == len(clients):

@@ -34,16 +34,15 @@ from medfed.datamodules.tables.agreement import converse_here
 from medfed.standalone.checks import check_count, check_known, check_not_negative, within
 from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.files import sha256
+from medfed.standalone.normalization import Rule, rules_of
 from medfed.standalone.preparation import (
     BLANK,
     Preparation,
-    Rule,
     axial,
     brain_slices,
     millimetres,
     on_grid,
     plane_of,
-    rules_of,
     with_neighbours,
 )
 from medfed.standalone.volumes import files_of, files_of_case, is_volume, read_volume
@@ -89,7 +88,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
     millimetres: ClassVar = True  # whether evaluation batches hold the size of a voxel
 
     _: KW_ONLY
-    # How grey values are normalised, see `preparation.rules_of`; None: the default for these data.
+    # How grey values are normalised, see `normalization.rules_of`; None: the default of the data.
     normalize: Any = None
     # mm to which volumes are resampled, see `preparation.Preparation`; two for slices.
     spacing: Sequence[float] | None = None

@@ -457,7 +457,8 @@ class RunFolder(Places):
         if client not in self.clients:
             raise errors.ConfigError(
                 f"The run in {self.folder} has no client {client}"
-                f"{errors.did_you_mean(client, self.clients)}; it has {', '.join(self.clients)}."
+                f"{errors.did_you_mean(client, self.clients)}; "
+                f"it has {errors.few(errors.quoted(self.clients))}."
             )
 
     def model(self, client: str) -> nn.Module:

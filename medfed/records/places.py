@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,16 @@ config.yaml).
     for key, (file, kind) in {"run": run, "resume": run, "bundle": bundle}.items():
         for one in listed(values.get(key)):
             if one is not None and not os.path.isfile(Path(str(one)) / file):
-                raise CheckpointError(f"{key}={one} is no {kind} (it has no {file}).")
+                near = " or ".join(_near(Path(str(one)), file))
+                hint = f"; name {near}" if near else ""
+                raise CheckpointError(f"{key}={one} is no {kind} (it has no {file}){hint}.")
+
+
+def _near(folder: Path, file: Path) -> list[str]:
+    """Folders with a file that lie around another one, or up to two levels below it; three."""
+    around = (above / file for above in folder.parents if os.path.isfile(above / file))
+    found = chain(around, folder.glob(f"*/{file}"), folder.glob(f"*/*/{file}"))
+    return sorted(str(path.parents[len(file.parts) - 1]) for path in islice(found, 3))
 
 
 def refuse_full(folder: Path, known_by: str | None = None, otherwise: str | None = None) -> None:

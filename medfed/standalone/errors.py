@@ -75,7 +75,17 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
         ''
     """
     close = difflib.get_close_matches(str(name), {*map(str, known)}, n=count, cutoff=0.5)
-    return f" (did you mean {', '.join(close)}?)" if close else ""
+    return f" (did you mean {', '.join(quoted(close))}?)" if close else ""
+
+
+def quoted(names: Iterable[str]) -> list[str]:
+    """Returns names for a list between commas: one that has a comma itself is in quotes.
+
+    Example:
+        >>> quoted(["Basel, West", "Bonn"])
+        ['"Basel, West"', 'Bonn']
+    """
+    return [f'"{name}"' if "," in name else name for name in names]
 
 
 def few(names: Sequence[str], most: int = 20) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,19 +19,22 @@ from . import inference as kinds
 from .detector import BoxInference
 from .errors import CheckpointError, DataError, first_line
 from .inference import Inference, RegionInference
+from .itk import say_once
 from .masks import Facts, largest_part, map_codes
 from .preparation import axial, plane_of, with_neighbours
 
 
-def channels_of(source: object, count: int, facts: Facts) -> list[str]:
+def channels_of(source: Path, count: int, facts: Facts) -> list[str]:
     """Says what the channels of a file are, by their number."""
     known = facts["input"].get("file_channels") or facts["channels"]
     # A file as in the training data, one of the network's channels, or of those the client has.
     for names in (known, facts["channels"], facts["present"]):
         if count == len(names):
+            if names is not known:
+                say_once(source, f"is taken as {', '.join(names)}, in this order")
             return list(names)
     wanted = f"the model needs {len(known)} ({', '.join(known)}) along the fourth axis"
-    mend = "give it these, or a folder with a file per contrast"
+    mend = f"give it these, or a folder with a file for each of {', '.join(facts['present'])}"
     raise DataError(f"{source} has {count} channel{'s' * (count > 1)}, but {wanted}; {mend}.")
 
 

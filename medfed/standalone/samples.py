@@ -18,7 +18,7 @@ from torch import Tensor
 from . import ct, pictures
 from .columns import Array, Columns, from_facts
 from .csv_files import read_features
-from .errors import CheckpointError, ConfigError, DataError
+from .errors import CheckpointError, ConfigError, DataError, few
 from .files import csv_text, reading, write_text, writing
 from .masks import Facts
 from .predictor import Predictor
@@ -48,8 +48,9 @@ def _unusual_cells(
         >>> facts = {"input": {"indicators": ["sex"], "lowest": [40], "highest": [60]}}
         >>> rows = np.array([[50.0, 0.0], [130.0, -1.0], [np.nan, np.nan]])
         >>> unusual = _unusual_cells(rows, columns, facts, {"sex": ["f", "x", None]})
-        >>> unusual[2]
-        ['age is 130, outside of about 40 to 60 in training', "sex is 'x', unknown in training"]
+        >>> print(*unusual[2], sep=chr(10))
+        age is 130, outside of about 40 to 60 in training
+        sex is 'x', unknown in training (f, m)
     """
     source, unusual = facts["input"], dict[int, list[str]]()
     lowest, highest = source.get("lowest"), source.get("highest")
@@ -62,7 +63,8 @@ def _unusual_cells(
                     said = "is missing, which it never was in training"
             elif name in columns.categories:
                 if value < 0:
-                    said = f"is {texts[name][row]!r:.60}, unknown in training"
+                    known = few([*columns.categories[name]], 4)
+                    said = f"is {texts[name][row]!r:.60}, unknown in training ({known})"
             elif lowest is not None and highest is not None:
                 said = _outside(value, lowest[place[at]], highest[place[at]])
             if said:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import dicom, pictures, volumes
+from . import contrasts, dicom, pictures, volumes
 from .errors import DataError, few
 from .files import is_visible
 from .masks import SEG, Facts, label_map, mask_files, named_after, save_like, save_picture
@@ -301,6 +301,9 @@ def read_scan(scan: ScanFiles, facts: Facts, tolerance: float | None) -> Scan:
         if not loaded.any():
             raise DataError(f"{scan.path} has only zero voxels; export the scan again.")
         there = [name for name in facts["present"] if name in names]
+        at = [names.index(name) for name in there]
+        of = [paths[n] for n in at] if len(paths) == len(names) else paths
+        volumes.check_varied(loaded[at], there, of)
         seen = prepare(loaded, names, facts, geometry.spacing, scan.path)
         return Scan(*seen, geometry, paths[0], there)
 
@@ -364,6 +367,12 @@ def check_spacing(
     )
 
 
+def names_of_contrasts(facts: Facts) -> str:
+    """Says how files are named of which each is a contrast of one scan; empty for one contrast."""
+    names = few([patterns[0] for patterns in _patterns(facts).values()])
+    return f" Files that are contrasts of one scan are named {names}." * (len(facts["present"]) > 1)
+
+
 def _is_case(folder: Path, facts: Facts) -> bool:
     """Whether a folder holds the volumes of one scan: any contrast's pattern matches."""
     if not folder.is_dir():
@@ -378,10 +387,10 @@ def _volumes_in(folder: Path) -> list[Path]:
 
 def _patterns(facts: Facts) -> dict[str, Sequence[str]]:
     """File names of the contrasts that the client has: those of the training data, or the usual."""
-    known: Mapping[str, volumes.Pattern] = facts["input"].get("files") or {}
+    known: Mapping[str, contrasts.Pattern] = facts["input"].get("files") or {}
     ends = (*volumes.SUFFIXES, "")
-    usual = {n: [*volumes.FILES.get(n, ()), *(n + end for end in ends)] for n in facts["present"]}
-    return {n: volumes.alternatives(known.get(n, names)) for n, names in usual.items()}
+    usual = {n: [*contrasts.FILES.get(n, ()), *(n + end for end in ends)] for n in facts["present"]}
+    return {n: contrasts.alternatives(known.get(n, names)) for n, names in usual.items()}
 
 
 def _flat(folder: Path, facts: Facts) -> dict[str, dict[str, Path]]:
@@ -405,8 +414,8 @@ def _files_by_contrast(scan: ScanFiles, facts: Facts) -> dict[str, Path]:
         listed = {}
         for contrast, pattern in patterns.items():
             try:
-                listed[contrast] = volumes.find_file(scan.path, contrast, pattern)
-            except volumes.AbsentFileError:
+                listed[contrast] = contrasts.find_file(scan.path, contrast, pattern)
+            except contrasts.AbsentFileError:
                 if contrast not in partial:
                     raise
         return listed

@@ -3,15 +3,12 @@
 A volume is (C, H, W, D) float32 whose axes run towards the patient's right, front and head: RAS.
 Nothing is interpolated; axes oblique to the patient's are taken for the nearest ones, and
 :func:`as_stored` turns a result back, so that a mask lies on its scan in any viewer. SimpleITK
-reads NRRD, MetaImage and DICOM; nibabel reads NIfTI, as SimpleITK does not notice torn files.
+reads NRRD, MetaImage and DICOM, nibabel NIfTI.
 """
 
 from __future__ import annotations
 
-import gzip
 import logging
-import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -21,10 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from . import dicom, itk
-from .errors import DataError, first_line
-from .files import is_visible, refuse_special
-from .itk import SIDE, corrupt, missing, say_once
+from . import dicom, itk, nifti
+from .errors import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +29,6 @@ SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
 _PAIR = (".hdr", ".img")
 _SHEAR = 0.01  # cosine between two axes, about half a degree
 _APART = 0.1  # voxels by which the corners of two grids may differ
-_PADDING = 1 << 20  # zeros that may follow the voxels
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,104 +255,5 @@ def _by_format(path: Path, what: Literal["header", "voxels"], series: Sequence[s
     """The header or the voxels of a file, or of a folder of DICOM."""
     if path.is_dir():
         return getattr(dicom, what)(path, series)
-    if path.suffix.lower() in (".mha", ".mhd", ".nrrd", ".nhdr"):
-        return getattr(itk, what)(path)
-    return _nifti_header(path) if what == "header" else _opened(path, with_voxels=True)
-
-
-def _nifti_header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
-    """Reads the stored sizes, values per voxel and the affine to mm in RAS."""
-    image = _opened(path)
-    shape = image.shape
-    if len(shape) not in (3, 4) or min(shape) < 1:
-        raise DataError(f"{path} has shape {shape}; a volume has three axes, or four.")
-    scale, coded = 1.0, [not hasattr(image.header, "default_x_flip")]  # but in Analyze
-    if hasattr(image, "get_sform"):
-        scale = {1: 1e3, 3: 1e-3}.get(int(image.header["xyzt_units"]) & 7, 1.0)  # metre, micron
-        coded = [image.header[f"{form}_code"] > 0 for form in ("sform", "qform")]
-        if all(coded):
-            with np.errstate(invalid="ignore"):  # infinite ones are refused later
-                apart = np.abs(image.affine - image.get_qform()).max()
-            if apart > _APART * min(image.header.get_zooms()[:3]):
-                say_once(path, "has a sform and a qform that differ; the sform counts")
-    if not any(coded):
-        say_once(path, SIDE)
-    affine = image.affine * np.array([scale, scale, scale, 1.0])[:, None]
-    return tuple(shape[:3]), shape[3] if len(shape) == 4 else 1, affine
-
-
-def _opened(path: Path, with_voxels: bool = False) -> Any:
-    """A file whose header has been read, or all its voxels, with slope and intercept applied."""
-    from nibabel import load  # imported here, as it takes a while
-    from nibabel.spatialimages import HeaderDataError
-
-    if not os.path.isfile(path):
-        refuse_special(path)
-    try:
-        image = load(path)
-        if hasattr(image, "get_qform"):
-            image.get_qform()  # may have numbers of no turn
-            if image.header.is_single and image.dataobj.offset < image.header.single_vox_offset:
-                raise HeaderDataError("it says that the voxels begin within it")
-        return np.asanyarray(_unpacked(path, image).dataobj) if with_voxels else image
-    except FileNotFoundError:
-        mixed = f"{path} has an ending of small and capital letters; name it {path.name.lower()}."
-        raise (DataError(mixed) if path.exists() else missing(path)) from None
-    except HeaderDataError as error:
-        raise DataError(f"{path} has a bad header ({first_line(error)}); convert it.") from error
-    except Exception as error:  # all errors that a library raises on bad bytes
-        raise corrupt(path, error) from error
-
-
-def _unpacked(path: Path, image: Any) -> Any:
-    """An image of which a packed file is unpacked as a whole, so that its checksum is verified."""
-    if path.suffix.lower() != ".gz":
-        return image
-    stored = image.dataobj
-    length = int(stored.offset) + math.prod(image.shape) * int(stored.dtype.itemsize)
-    with gzip.open(path) as file:
-        data = file.read(length + _PADDING)
-        if file.read(1):
-            raise ValueError(f"it unpacks to more than the {length} bytes of its header")
-    if len(data) < length or any(data[length:]):
-        raise ValueError(f"{len(data)} bytes are packed in it; its header says {length}")
-    return type(image).from_bytes(data)
-
-
-class AbsentFileError(DataError):
-    """A case has no file for a channel."""
-
-
-Pattern = str | Sequence[str]  # alternatives: the first that matches a file is taken
-
-
-def alternatives(pattern: Pattern) -> list[str]:
-    """Returns the alternatives of a pattern, of which it may have one."""
-    return [pattern] if isinstance(pattern, str) else list(pattern)
-
-
-def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
-    """Finds the one file that matches; of alternative patterns, the first with a match counts."""
-    patterns = alternatives(pattern)
-    # Archives made on a Mac hold a hidden shadow of every file.
-    visible = sorted(f for f in folder.iterdir() if is_visible(f.name))
-    matches: list[Path] = []
-    for one in patterns:
-        inner = folder.glob("[!.]*/[!.]*") if "/" in one else visible
-        matches = matches or existing(f for f in sorted(inner) if f.match(one))
-    if len(matches) != 1:
-        what = "mask" if role == "label" else f"modality {role}"
-        names = ", ".join(f.name for f in visible[:8])
-        count = f"{len(matches)} files match {' or '.join(patterns)} ({what}), but exactly one must"
-        mend = "Add the file, mend data.reader, or remove the case."
-        text = f"{folder}: {count}; the folder has: {names or 'nothing'}. {mend}"
-        raise DataError(text) if matches else AbsentFileError(text)
-    return matches[0]
-
-
-# The channels have the names that MSD gives them, so that a partition fits both layouts.
-_ENDS = {"FLAIR": "_flair -t2f", "T1w": "_t1 -t1n", "T1gd": "_t1ce -t1c", "T2w": "_t2 -t2w"}
-FILES = {
-    name: tuple(f"*{end}{suffix}" for end in ends.split() for suffix in (".nii.gz", ".nii"))
-    for name, ends in _ENDS.items()
-}
+    by_itk = path.suffix.lower() in (".mha", ".mhd", ".nrrd", ".nhdr")
+    return getattr(itk if by_itk else nifti, what)(path)

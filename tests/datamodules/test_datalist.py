@@ -26,7 +26,8 @@ from medfed.config.compose import build, load
 from medfed.datamodules.readers.datalist import DatalistReader, NnunetReader
 from medfed.run.cohort import cohort_record, print_cohort
 from medfed.standalone.errors import ConfigError, DataError
-from medfed.standalone.preparation import CT_WINDOW, on_grid
+from medfed.standalone.normalization import CT_WINDOW
+from medfed.standalone.preparation import on_grid
 from tests.datamodules.organ_layouts import LABELS, organs, write_datalist, write_nnunet
 from tests.sweeps import sweep
 

@@ -182,6 +182,17 @@ def test_bundle_and_its_onnx_file_predict_alike(hospital, tmp_path, name):
     assert own.std() > 0
 
 
+def test_a_size_that_needs_a_margin_prints_no_error(hospital, tmp_path, capfd):
+    made = hospital("margins")
+    plan = made.data.plans[made.client]
+    file = made.data.patients[plan.patients["test"][0]].files["image"]
+    folder = with_onnx(made, tmp_path / "bundle", 32)
+    made.predict(bundle=folder, input=file, output=tmp_path / "a.nii.gz", backend="onnx")
+    assert "onnxruntime" not in capfd.readouterr().err
+    made.predict(input=file, output=tmp_path / "b.nii.gz")
+    assert (tmp_path / "a.nii.gz").read_bytes() == (tmp_path / "b.nii.gz").read_bytes()
+
+
 def test_the_script_predicts_by_onnx_runtime(hospital, tmp_path):
     made = hospital("digits")
     folder = with_onnx(made, tmp_path / "bundle", 2)

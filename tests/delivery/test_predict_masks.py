@@ -512,6 +512,8 @@ def _bad(kind: str, file: Path, folder: Path) -> Path:
         voxels[:] = 0
     elif kind == "alike":
         voxels[:] = voxels > voxels.mean()
+    elif kind == "constant":
+        voxels[..., 1] = 7
     elif kind == "five":
         voxels = voxels[..., None]
     nib.save(nib.Nifti1Image(voxels, affine), path)
@@ -525,6 +527,7 @@ BAD = {
     "flat": r"scan.nii.gz has shape \(24, 20\); a volume has three axes",
     "empty": r"scan.nii.gz has only zero voxels; export the scan again",
     "alike": r"scan.nii.gz is 0 in every voxel for the network: its grey values are all alike",
+    "constant": r"scan.nii.gz: channel T1w has the value 7 in every voxel; copy the file again",
     "five": r"scan.nii.gz has shape \(24, 20, 10, 4, 1\); a volume has three axes, or four",
 }
 
@@ -536,6 +539,42 @@ def test_scans_that_contradict_the_metadata(kind, hospital, tmp_path):
     with pytest.raises(DataError, match=BAD[kind]):
         made.predict(input=path, output=tmp_path / "mask.nii.gz")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["scan.nii.gz"]
+
+
+def test_what_is_odd_about_channels_is_said_of_those_that_the_model_sees(
+    hospital, tmp_path, caplog
+):
+    made, path = hospital("slices"), tmp_path / "scan.nii.gz"
+    facts = read_bundle(made.bundle).facts
+    channels, present = facts["channels"], facts["present"]
+    (unseen,) = {*channels} - {*present}
+    image = nib.load(next(iter(scans(made).values())))
+
+    def said(voxels: np.ndarray) -> str:
+        caplog.clear()
+        nib.save(nib.Nifti1Image(voxels, image.affine), path)
+        made.predict(input=path, output=tmp_path / "mask.nii.gz", overwrite="true")
+        return caplog.text
+
+    for name in (present[0], unseen):
+        voxels = np.asarray(image.dataobj, dtype=np.float32).copy()
+        voxels[..., channels.index(name)] = 0
+        assert (f"channel {name} is 0 in every voxel" in said(voxels)) == (name in present)
+    expected = nib.load(tmp_path / "mask.nii.gz").get_fdata()
+    fewer = voxels[..., [channels.index(name) for name in present]]
+    assert f"scan.nii.gz is taken as {', '.join(present)}, in this order" in said(fewer)
+    assert np.array_equal(nib.load(tmp_path / "mask.nii.gz").get_fdata(), expected)
+
+
+def test_files_that_are_no_case_hear_how_contrasts_are_named(hospital, tmp_path):
+    made = hospital("slices")
+    file = next(iter(scans(made).values()))
+    for name in ("t1w", "T2W"):
+        (tmp_path / "case").mkdir(exist_ok=True)
+        shutil.copy(file, tmp_path / "case" / f"{name}.nii.gz")
+    names = r"Files that are contrasts of one scan are named .*\*_t2\.nii\.gz"
+    with pytest.raises(ConfigError, match=f"holds several scans, .* without a suffix. {names}"):
+        made.predict(input=tmp_path / "case", output=tmp_path / "mask.nii.gz")
 
 
 def test_another_spacing_where_it_is_allowed(hospital, tmp_path):

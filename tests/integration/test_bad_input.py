@@ -16,6 +16,7 @@ from medfed.datamodules.generated.brats import BratsCohort
 from medfed.federation.lightning.checkpoint import is_whole, last_whole, rounds_in
 from medfed.federation.local_client import LocalClient
 from medfed.models.classification import RiskTask
+from medfed.records.places import check_made
 from medfed.standalone.errors import (
     CheckpointError,
     ConfigError,
@@ -294,6 +295,20 @@ def test_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(CheckpointError, match=r"is no run folder \(it has no config.yaml\)"):
         resume(tmp_path / "nowhere", *CLINICAL)
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "file"),
+    [("run", "config.yaml"), ("resume", "config.yaml"), ("bundle", "configs/metadata.json")],
+)
+def test_a_folder_near_the_one_that_a_command_needs_hears_its_name(key, file, tmp_path):
+    place = tmp_path / "bundles" / "Basel, West"
+    (place / file).parent.mkdir(parents=True)
+    (place / file).touch()
+    check_made({key: place})
+    for wrong in (tmp_path, place.parent, place / "models", place / file):
+        with pytest.raises(CheckpointError, match=re.escape(f"(it has no {file}); name {place}.")):
+            check_made({key: wrong})
 
 
 # The command line itself.

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medfed.commands.init import init
+from medfed.commands.init import _answer, init
 from medfed.commands.init import main as init_command
 from medfed.config.compose import described, load
 from medfed.datamodules.generated.luna16 import LunaCohort
 from medfed.datamodules.generated.medmnist import BloodCells
+from medfed.datamodules.readers.looks import Question
 from medfed.standalone.errors import ConfigError, MedfedError
 from tests.datamodules import absent_contrasts, organ_layouts
 from tests.datamodules.brats_layouts import make_head, write_challenge, write_msd
@@ -390,6 +391,24 @@ def test_what_cannot_be_known_is_asked(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         init_command([str(path), str(path)])
     assert "takes one folder or file, not 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("BMI, kg/m2, age", ["BMI, kg/m2", "age"]),
+        ('"BMI, kg/m2",sex', ["BMI, kg/m2", "sex"]),
+        ('["BMI, kg/m2", sex]', ["BMI, kg/m2", "sex"]),
+        ("age,sex", ["age", "sex"]),
+        ("[age, sex]", ["age", "sex"]),
+        ("BMI, kg/m2", ["BMI, kg/m2"]),
+    ],
+)
+def test_a_comma_in_a_name_does_not_divide_an_answer(typed, read, monkeypatch):
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda question: typed)
+    asked = Question("Which columns?", ["age"], ["BMI, kg/m2", "age", "sex"])
+    assert _answer("data.features", asked) == read
 
 
 def with_column(folder, name, values):

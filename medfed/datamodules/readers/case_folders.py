@@ -12,7 +12,7 @@ from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.cases import CaseReader, hospitals_of, institutions
 from medfed.datamodules.readers.samples import official_splits
-from medfed.standalone.volumes import FILES, AbsentFileError, Pattern, alternatives, find_file
+from medfed.standalone.contrasts import FILES, AbsentFileError, Pattern, alternatives, find_file
 
 log = logging.getLogger(__name__)
 _FILES, _WHOLE = {"FLAIR": "FLAIR.nii.gz", "T1": "T1.nii.gz"}, {"whole": [1]}

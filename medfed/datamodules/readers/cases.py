@@ -14,7 +14,8 @@ from torch import Tensor
 
 from medfed.datamodules.extending import *
 from medfed.standalone import volumes
-from medfed.standalone.preparation import Preparation, among, zscore
+from medfed.standalone.normalization import zscore
+from medfed.standalone.preparation import Preparation, among
 
 
 class CaseReader(VolumeReader):

@@ -27,7 +27,8 @@ from medfed.delivery.bundle.networks import ordinary
 from medfed.standalone.columns import Columns, from_facts
 from medfed.standalone.errors import CheckpointError
 from medfed.standalone.files import filled
-from medfed.standalone.preparation import Preparation, rules_from
+from medfed.standalone.normalization import rules_from
+from medfed.standalone.preparation import Preparation
 
 Plain = dict[str, Any]
 FORMAT_VERSION = 7

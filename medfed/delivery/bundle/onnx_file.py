@@ -47,7 +47,7 @@ class OnnxNetwork(nn.Module):
         try:
             settings = runtime.SessionOptions()
             settings.intra_op_num_threads = threads
-            settings.log_severity_level = 3  # errors alone
+            settings.log_severity_level = 4  # what fails is raised
             self._session = runtime.InferenceSession(
                 path.read_bytes(), settings, providers=["CPUExecutionProvider"]
             )

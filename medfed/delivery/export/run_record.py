@@ -13,6 +13,7 @@ from medfed.common.untrusted import read_json, read_tensors, reading
 from medfed.config.allowed import check_plugins, check_targets, is_plugin
 from medfed.config.compose import build, class_of
 from medfed.config.sections import Section, without_places
+from medfed.config.spelling import names_in
 from medfed.delivery.bundle.metadata import FORMAT_VERSION
 from medfed.delivery.bundle.networks import describe, ordinary, packages_of
 from medfed.delivery.bundle.weights import Codebook, from_centers
@@ -67,7 +68,7 @@ class RunRecord(RunFolder):
         """Returns the chosen clients: ``all``, a name, several names, or names joined by commas."""
         if wanted == "all":
             return list(self.clients)
-        names = wanted.split(",") if isinstance(wanted, str) else [str(n) for n in wanted]
+        names = names_in(wanted, self.clients) if isinstance(wanted, str) else wanted
         for name in names:
             self.check_client(name)
         return list(dict.fromkeys(names))

@@ -71,7 +71,7 @@ def _save_segments(
         raise DataError(f"{series} is no DICOM series, which a DICOM SEG needs; {_OTHER}.")
     files = dicom.in_order(series)
     if len(files) == 1:
-        raise DataError(f"{series} is one file; leave format out to get a NIfTI mask.")
+        raise DataError(f"{series} is one file; {_OTHER}.")
     step = float(np.linalg.norm(geometry.stored[:3, 2]))
     labels = _labels(masks)
     turned = as_stored(np.stack([*masks.values()], -1), geometry)  # columns, rows, slices, regions
@@ -99,8 +99,7 @@ def _save_segments(
             )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"{series} cannot be referred to by a DICOM SEG ({first_line(error)}); leave format "
-            "out to get a NIfTI mask."
+            f"{series} cannot be referred to by a DICOM SEG ({first_line(error)}); {_OTHER}."
         ) from error
     with writing(target, "choose another output"), replacing(target) as partial:
         segmentation.save_as(partial)
@@ -183,7 +182,7 @@ def mask_cases(predictor: Predictor, options: PredictOptions) -> tuple[list[Case
         if len(inputs) > 1:
             raise ConfigError(
                 f"{options.input} holds several {what}, so output={output} must be a folder: a "
-                "name without a suffix."
+                f"name without a suffix.{scans.names_of_contrasts(facts) * (not in_pictures)}"
             )
         check_writable(output, "png" if in_pictures else options.format, what.removesuffix("s"))
     alone = len(inputs) == 1
@@ -244,7 +243,7 @@ def _sizes(
     return sizes
 
 
-_OTHER = "leave format=dicomseg out to get a mask of the scan's own format"
+_OTHER = "to get a NIfTI mask, leave out format=dicomseg and end output with .nii.gz"
 
 
 def _draw(

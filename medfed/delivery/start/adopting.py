@@ -30,7 +30,8 @@ from medfed.delivery.start.pretrained import read_file
 from medfed.records.bundles import METADATA, MODEL
 from medfed.standalone.checks import check_fields, check_known
 from medfed.standalone.errors import ConfigError
-from medfed.standalone.preparation import Preparation, rules_of
+from medfed.standalone.normalization import rules_of
+from medfed.standalone.preparation import Preparation
 
 _CONFIGS = ("configs/inference.json", "configs/inference.yaml", "configs/inference.yml")
 _NETS = "monai.networks.nets."

@@ -26,7 +26,7 @@ from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.bundle.weights import check_archive
 from medfed.records.folder import RunFolder
 from medfed.run.start import Weights
-from medfed.standalone.errors import CheckpointError, ConfigError, first_line
+from medfed.standalone.errors import CheckpointError, ConfigError, few, first_line, quoted
 from medfed.standalone.files import sha256
 from medfed.standalone.neighbours import without_store
 
@@ -239,7 +239,7 @@ def _read_run(folder: Path, client: str | None) -> Weights:
     if not common:
         raise CheckpointError(
             f"The clients of the run in {folder} have no weights in common; choose one's by "
-            f"init.client=NAME, of {', '.join(clients)}."
+            f"init.client=NAME, of {few(quoted(clients))}."
         )
     return Weights(common, "what the clients of a run have in common", hashes, trained)
 
