@@ -1,25 +1,35 @@
 """The gate of a site: every request passes it, or is refused and logged.
 
-:data:`RULES` says of each kind of request what it needs (agreement, session, round, phase), what is
-counted before the answer leaves, which keys of the site's policy and which floors apply, and what
-the answer holds. The table in ``docs/sites.md`` is made of it. Counts are kept by agreement, in a
-file of the site: they only grow, over all jobs, processes and restarts.
+:meth:`Gate.answer` takes a request and lets its answer out. :data:`RULES` says of each kind of
+request what must hold before (agreement, session, round, phase) and before the answer leaves, what
+is counted, which keys of the site's policy apply, and what the answer holds. The table in
+``docs/sites.md`` is made of it. Counts are kept by agreement, in a file of the site: they only
+grow, over all jobs, processes and restarts.
+
+A site answers one request at a time (``busy`` otherwise) and every request once: a repeated request
+gets the same bytes.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import re
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from typing import Any, NamedTuple, Protocol
 
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire.fixed_point import FEWEST
+from medfed.federation.wire.packet import Packet
 from medfed.sites import masks, wire
-from medfed.sites.policy import Counted, FullError, Policy
-from medfed.sites.wire import START, Request, Status
+from medfed.sites.policy import Counted, FullError, Meter, Policy, VetoError
+from medfed.sites.wire import START, Reply, Request, Status
+from medfed.standalone import neighbours
+from medfed.standalone.errors import CodecError
 from medfed.studies.parts import Part, Separate
 
 MODELS = 10
@@ -75,6 +85,8 @@ class Gate:
     workplace: Agreement  # its agreement, policy and data
     answered: Counted  # what it has answered of this agreement
     go_to: Callable[[int], None]  # restores the state of a kept round, or refuses
+    job_of: Callable[[Request], str | None]  # the federation of the folder that a request names
+    module: FederatedModule | None = None  # the federation here, once a session has started
     # Those of a round by the agreed method; requests give a position among them.
     phase_names: Callable[[int], Sequence[str]] = lambda _: ()
     session: str = ""  # the id of the coordinator's process that the site last greeted
@@ -89,29 +101,111 @@ class Gate:
     # Those to requests of this round, by the request's hash.
     replies: dict[bytes, bytes] = field(default_factory=dict)
     tested: bool = False  # whether the session's test metrics were asked for
+    meter: Meter | None = None  # of the noisy gradients, with ``privacy.example``
 
-    def admit(self, request: Request) -> None:
-        """Checks and counts a request before anything is computed for it."""
-        rule = RULES[type(request)]
+    def __post_init__(self) -> None:
+        self.log = logging.getLogger(f"medfed.sites.site.{self.workplace.name}")
+        self.refused = self.log.getChild("refused")
+        self.lock = threading.Lock()
+
+    def answer(self, data: bytes, do: Callable[[Any], Reply]) -> bytes:
+        """Returns the reply to a request; errors become replies, too, and stand in the log."""
+        try:
+            asked = Request.from_bytes(data)
+        except CodecError as error:
+            self.refused.warning("A request was refused: %s", error)
+            return wire.unreadable(self.workplace.name)
+        if not self.lock.acquire(blocking=False):
+            return self._declined(asked, Refusal("", "busy"))
+        try:
+            return self._answer(asked, blake2b(data).digest(), do)
+        except (VetoError, Refusal) as why:
+            return self._declined(asked, why)
+        except Exception as error:
+            # The error's text may name a patient or a file: it stays in this log.
+            self.log.exception("%s failed.", _said(asked))
+            return wire.declined(asked, "failed", type(error).__name__).to_bytes()
+        finally:
+            self.lock.release()
+
+    def _declined(self, asked: Request, why: VetoError | Refusal) -> bytes:
+        self.refused.warning("%s was refused: %s", _said(asked), str(why) or why.status)
+        return wire.declined(asked, why.status, why.reason).to_bytes()
+
+    def _answer(self, asked: Request, key: bytes, do: Callable[[Any], Reply]) -> bytes:
+        _refuse_if(asked.site != self.workplace.name, "site")
+        session = "" if isinstance(asked, wire.Onboard) else asked.session
+        if session == self.session and (known := self.replies.get(key)):
+            return known
+        rule = RULES[type(asked)]
         for check in rule.checks:
-            check(self, request)
+            check(self, asked)
         for count in rule.counts:
-            key, item = count.of(self, request)
-            if not item:
-                continue
-            try:
-                self.answered.add(key, item, 1 if count.once else len(self.ids) + MODELS)
-            except FullError as error:
-                raise Refusal(count.reason) from error
+            self._count(count, asked)
         for check in rule.then:
-            check(self, request)
+            check(self, asked)
+        reply = do(asked)
+        if self.meter is not None:
+            self.meter.count()
+        for leave in rule.leaving:
+            leave(self, asked, reply)
+        sent = reply.to_bytes()
+        self.log.info("%s was answered: %s.", _said(asked), rule.leaves)
+        if not isinstance(asked, wire.Hello | wire.Agree | wire.Begin):
+            self.replies[key] = sent
+        return sent
 
-    def start(self, session: str, ids: Sequence[str]) -> None:
+    def _count(self, count: Count, asked: Request) -> None:
+        key, item = count.of(self, asked)
+        if not item:
+            return
+        try:
+            self.answered.add(key, item, 1 if count.once else len(self.ids) + MODELS)
+        except FullError as error:
+            raise Refusal(count.reason) from error
+
+    def start(
+        self,
+        session: str,
+        ids: Sequence[str],
+        phase_names: Callable[[int], Sequence[str]],
+        module: FederatedModule | None = None,
+    ) -> None:
         """Starts a session at the initial state."""
         self.session, self.ids, self.tested = session, (*ids,), False
+        self.phase_names, self.module, self.meter = phase_names, module, None
         self.latest, self.phases, self.half, self.questions_answered = (START, 0), [], None, None
         self.here = self.base = START
         self.replies.clear()
+
+    def read(self, request: Request) -> Packet:
+        """Returns the message of a request, of the phase that it names."""
+        assert self.module is not None
+        try:
+            packet = Packet.from_bytes(request.body, self.module.federation.most_elements)
+        except CodecError as error:
+            self.refused.warning("A message was refused: %s", error)
+            raise Refusal("message") from error
+        if isinstance(request, wire.Fit):
+            name = self.phase_names(request.round)[request.phase]
+            _refuse_if(packet.phase != name, "message")
+        return packet
+
+    def masked(self, reply: Packet, request: wire.Fit) -> Packet:
+        """Adds masks to what is summed, which leaves under masks alone."""
+        assert self.module is not None
+        sums = self.module.federation.channel.sums
+        if sums is None or not len(sums.read(reply)):
+            return reply
+        if self.half is None or not request.boxes:
+            raise Refusal("sums")
+        return self.half.masked(sums, reply, request.boxes)
+
+    def epsilon(self) -> float | None:
+        """Returns what the run has spent so far, unless ``policy.parts`` does not name it."""
+        parts = self.workplace.policy.parts
+        allowed = parts is None or "epsilon" in parts
+        return self.meter.epsilon() if self.meter is not None and allowed else None
 
     def approved(self, request: Request) -> None:
         """The site's file names the study, if it names any, and allows it."""
@@ -165,6 +259,10 @@ class Gate:
     def named_job(self, request: wire.Begin | wire.Onboard) -> None:
         """The federation's name is plain."""
         _refuse_if(not re.fullmatch(r"\w{1,64}", request.job), "job")
+
+    def same_federation(self, request: wire.Begin) -> None:
+        """Its folder has no rounds of another federation."""
+        _refuse_if(self.job_of(request) not in (None, request.job), "job")
 
     def all_members(self, request: wire.Begin) -> None:
         """The sites are those of the agreement, this one with its samples."""
@@ -260,6 +358,30 @@ class Gate:
         """The site's file allows to send its model, or to evaluate another's."""
         self.workplace.policy.check_across(request.of == self.workplace.name)
 
+    def no_features(self, request: wire.Across) -> None:
+        """A model that holds features of training patients stays here."""
+        assert self.module is not None
+        store = neighbours.store_in(self.module.local.split.base)
+        if request.of == self.workplace.name and store is not None:
+            raise VetoError(
+                "The personal model holds features of training patients, so it is not sent to "
+                "other sites (across=true)."
+            )
+
+    def few_tests(self, request: Request, reply: Reply | None = None) -> None:
+        """Test metrics leave of as many models as the site's file allows."""
+        match request:
+            case wire.Evaluate(split="test") | wire.Bring():
+                model = request.body
+            case wire.Across() if request.of != self.workplace.name:
+                model = request.body
+            case wire.Onboard(last=True):  # earlier questions decide about its model, too
+                assert isinstance(reply, wire.Joined)
+                model = json.dumps(reply.metrics).encode()
+            case _:
+                return
+        self.answered.add_test(model, self.workplace.policy.test_metrics)
+
 
 class Count(NamedTuple):
     """What is counted by agreement."""
@@ -282,6 +404,8 @@ class Rule(NamedTuple):
     counts: tuple[Count, ...] = ()  # what is counted once all checks have passed
     # What must hold then, and cannot be known without using the request.
     then: tuple[Callable[[Gate, Any], None], ...] = ()
+    # What must hold before the answer leaves, once the site has kept what is its own.
+    leaving: tuple[Callable[[Gate, Any, Any], None], ...] = ()
 
 
 def _model(key: str) -> Callable[[Gate, Request], tuple[str, str]]:
@@ -322,7 +446,7 @@ RULES: dict[type[Request], Rule] = {
         (Gate.enough_patients,),
     ),
     wire.Begin: Rule(
-        (Gate.alone, Gate.named_job, Gate.all_members),
+        (Gate.alone, Gate.named_job, Gate.same_federation, Gate.all_members),
         "the numbers of the kept rounds",
         ("largest_share", "privacy"),
     ),
@@ -344,23 +468,28 @@ RULES: dict[type[Request], Rule] = {
         "metrics, threshold, calibration, quantiles in four digits; whether test patients are few",
         ("least", "test_metrics"),
         (Count("models in a round; of the test, models in all", _measured),),
+        leaving=(Gate.few_tests,),
     ),
     wire.Across: Rule(
         (
             *(Gate.trains, Gate.in_session, Gate.may_cross),
-            *(Gate.measured_round, Gate.after_test, Gate.turn),
+            *(Gate.measured_round, Gate.after_test, Gate.turn, Gate.no_features),
         ),
         "the personal model, or test metrics of another's in four digits",
         ("send_model", "evaluate_models", "test_metrics"),
         (Count("models, with those of the test", _model("test")),),
+        leaving=(Gate.few_tests,),
     ),
-    wire.Commit: Rule((*_TURN, Gate.after_training), "numbers of steps, training loss, epsilon"),
-    wire.Load: Rule((*_TURN, Gate.before_training), "a hash of the state"),
+    wire.Commit: Rule(
+        (Gate.trains, *_TURN, Gate.after_training), "numbers of steps, training loss, epsilon"
+    ),
+    wire.Load: Rule((Gate.trains, *_TURN, Gate.before_training), "a hash of the state"),
     wire.Bring: Rule(
         (Gate.is_study, Gate.in_session, Gate.may_evaluate),
         "nothing: a bundle is compared with the agreed hash, and kept",
         ("evaluate_models", "test_metrics"),
         (Count("models, with those of the test", _model("test")),),
+        (Gate.few_tests,),
     ),
     wire.Ask: Rule(
         (
@@ -376,6 +505,7 @@ RULES: dict[type[Request], Rule] = {
         "an answer of the method; at the end test metrics in four digits",
         ("parts", "least_per_message", "privacy", "test_metrics"),
         (Count("models for each question", _model("onboard/{phase}")),),
+        leaving=(Gate.few_tests,),
     ),
 }
 """What a site does with each kind of request."""
@@ -386,10 +516,19 @@ def table() -> list[tuple[str, ...]]:
     return [
         (
             f"`{kind.__struct_config__.tag}`",
-            " ".join(check.__doc__ or "" for check in (*rule.checks, *rule.then)),
+            " ".join(c.__doc__ or "" for c in (*rule.checks, *rule.then, *rule.leaving)),
             "; ".join(count.what for count in rule.counts),
             ", ".join(f"`{key}`" for key in rule.policy),
             rule.leaves,
         )
         for kind, rule in RULES.items()
     ]
+
+
+def _said(asked: Request) -> str:
+    """A request in the log: its kind and place, and nothing else from outside."""
+    if asked.round == START:
+        return f"The request {asked.kind}"
+    if isinstance(asked, wire.Load | wire.Across) or getattr(asked, "split", "") == "test":
+        return f"The request {asked.kind} after round {asked.round}"
+    return f"The request {asked.kind}, round {asked.round + 1}, phase {asked.phase + 1}"

@@ -138,7 +138,7 @@ def tables(run: RunFolder) -> Group:
         if counts := [c for (_, known), c in traffic.counts.items() if known == kind]:
             requests, down, up = (sum(column) for column in zip(*counts, strict=True))
             kinds.append([kind, f"{requests:,}", size(down), size(up), meaning])
-    of_sites = ["site", "state", "since", "rounds", "sent to it", "received from it"]
+    of_sites = ["site", "state", "since", "last round", "sent to it", "received from it"]
     of_sites += ["epsilon"] * noisy
     of_kinds = ("request", "how many", "to sites", "from sites", "what it is")
     return Group(

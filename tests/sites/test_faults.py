@@ -379,14 +379,14 @@ def test_a_busy_site_is_left_out_and_comes_back(tmp_path: Path):
     def slow(name: str, request: bytes, timeout: float) -> bytes:
         asked = Request.from_bytes(request)
         if is_at("fit", "c1", 1)(asked) and asked.attempt == 0:
-            site._lock.acquire()  # as a thread that computes would
+            site.gate.lock.acquire()  # as a thread that computes would
             busy.set()
         if name == "c1" and asked.kind == "evaluate" and asked.round == 1:
             pytest.fail("it was asked although it was busy")
         answered = call(name, request, timeout)
         if name == "c1" and asked.kind == "agree" and busy.is_set():
             busy.clear()  # by when it is asked for the next round, and has said so once
-            site._lock.release()
+            site.gate.lock.release()
         return answered
 
     transport.inner.call = slow  # type: ignore[method-assign]
@@ -402,7 +402,7 @@ def test_probes_end_with_the_run(tmp_path: Path):
     transport = Faulty(toy_sites(tmp_path, METHOD))
     module = coordinated(transport, METHOD, terms=dataclasses.replace(QUICK, probe=0.01))
     caller, busy = module.coordinator.caller, transport.inner.sites["c1"]
-    transport.before = lambda asked: is_at("fit", "c1", 1)(asked) and busy._lock.acquire()
+    transport.before = lambda asked: is_at("fit", "c1", 1)(asked) and busy.gate.lock.acquire()
     with caller:
         fit(module, tmp_path / "server", ROUNDS)
         assert module.coordinator.attendance.away == {"c1": "it was busy"}

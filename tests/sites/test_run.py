@@ -114,8 +114,8 @@ def test_a_site_that_is_busy_to_the_end_is_asked_no_more_after_it(tmp_path: Path
 
     def works(site: str, request: bytes, timeout: float) -> bytes:
         asked = Request.from_bytes(request)
-        if (asked.kind, asked.round, site) == ("fit", 1, names[1]) and not busy._lock.locked():
-            busy._lock.acquire()  # as a thread that computes would
+        if (asked.kind, asked.round, site) == ("fit", 1, names[1]) and not busy.gate.lock.locked():
+            busy.gate.lock.acquire()  # as a thread that computes would
         return call(site, request, timeout)
 
     transport.call = works  # type: ignore[method-assign]
