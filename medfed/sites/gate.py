@@ -19,12 +19,15 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from medfed.common import untrusted
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.packet import Packet
+from medfed.records.folder import RunFolder
 from medfed.sites import masks, wire
 from medfed.sites.policy import Counted, FullError, Meter, Policy, VetoError
 from medfed.sites.wire import START, Reply, Request, Status
@@ -85,8 +88,7 @@ class Gate:
     workplace: Agreement  # its agreement, policy and data
     answered: Counted  # what it has answered of this agreement
     go_to: Callable[[int], None]  # restores the state of a kept round, or refuses
-    job_of: Callable[[Request], str | None]  # the federation of the folder that a request names
-    module: FederatedModule | None = None  # the federation here, once a session has started
+    folder_of: Callable[[wire.Begin], Path]  # the folder of a federation
     # Those of a round by the agreed method; requests give a position among them.
     phase_names: Callable[[int], Sequence[str]] = lambda _: ()
     session: str = ""  # the id of the coordinator's process that the site last greeted
@@ -107,6 +109,13 @@ class Gate:
         self.log = logging.getLogger(f"medfed.sites.site.{self.workplace.name}")
         self.refused = self.log.getChild("refused")
         self.lock = threading.Lock()
+        self.started: FederatedModule | None = None
+
+    @property
+    def module(self) -> FederatedModule:
+        """The federation at this site, once a session has started."""
+        assert self.started is not None
+        return self.started
 
     def answer(self, data: bytes, do: Callable[[Any], Reply]) -> bytes:
         """Returns the reply to a request; errors become replies, too, and stand in the log."""
@@ -140,10 +149,6 @@ class Gate:
         rule = RULES[type(asked)]
         for check in rule.checks:
             check(self, asked)
-        for count in rule.counts:
-            self._count(count, asked)
-        for check in rule.then:
-            check(self, asked)
         reply = do(asked)
         if self.meter is not None:
             self.meter.count()
@@ -155,32 +160,18 @@ class Gate:
             self.replies[key] = sent
         return sent
 
-    def _count(self, count: Count, asked: Request) -> None:
-        key, item = count.of(self, asked)
-        if not item:
-            return
-        try:
-            self.answered.add(key, item, 1 if count.once else len(self.ids) + MODELS)
-        except FullError as error:
-            raise Refusal(count.reason) from error
-
-    def start(
-        self,
-        session: str,
-        ids: Sequence[str],
-        phase_names: Callable[[int], Sequence[str]],
-        module: FederatedModule | None = None,
-    ) -> None:
-        """Starts a session at the initial state."""
+    def start(self, session: str, ids: Sequence[str], module: FederatedModule | None) -> None:
+        """Starts a session at the initial state; without a federation it is one of a study."""
         self.session, self.ids, self.tested = session, (*ids,), False
-        self.phase_names, self.module, self.meter = phase_names, module, None
+        self.started, self.meter = module, None
+        if module is not None:
+            self.phase_names = module.federation.algorithm.phases
         self.latest, self.phases, self.half, self.questions_answered = (START, 0), [], None, None
         self.here = self.base = START
         self.replies.clear()
 
     def read(self, request: Request) -> Packet:
         """Returns the message of a request, of the phase that it names."""
-        assert self.module is not None
         try:
             packet = Packet.from_bytes(request.body, self.module.federation.most_elements)
         except CodecError as error:
@@ -193,7 +184,6 @@ class Gate:
 
     def masked(self, reply: Packet, request: wire.Fit) -> Packet:
         """Adds masks to what is summed, which leaves under masks alone."""
-        assert self.module is not None
         sums = self.module.federation.channel.sums
         if sums is None or not len(sums.read(reply)):
             return reply
@@ -262,7 +252,9 @@ class Gate:
 
     def same_federation(self, request: wire.Begin) -> None:
         """Its folder has no rounds of another federation."""
-        _refuse_if(self.job_of(request) not in (None, request.job), "job")
+        path = RunFolder(self.folder_of(request)).job_json
+        kept = untrusted.read_json(path, dict[str, str]) if path.is_file() else {}
+        _refuse_if(kept.get("job", request.job) != request.job, "job")
 
     def all_members(self, request: wire.Begin) -> None:
         """The sites are those of the agreement, this one with its samples."""
@@ -360,7 +352,6 @@ class Gate:
 
     def no_features(self, request: wire.Across) -> None:
         """A model that holds features of training patients stays here."""
-        assert self.module is not None
         store = neighbours.store_in(self.module.local.split.base)
         if request.of == self.workplace.name and store is not None:
             raise VetoError(
@@ -383,7 +374,8 @@ class Gate:
         self.answered.add_test(model, self.workplace.policy.test_metrics)
 
 
-class Count(NamedTuple):
+@dataclass(frozen=True)
+class Count:
     """What is counted by agreement."""
 
     what: str  # in words
@@ -393,17 +385,23 @@ class Count(NamedTuple):
     once: bool = False
     reason: str = "replay"  # of the refusal of more
 
+    def __call__(self, gate: Gate, request: Request) -> None:
+        """Counts a request, or refuses it."""
+        key, item = self.of(gate, request)
+        try:
+            if item:
+                gate.answered.add(key, item, 1 if self.once else len(gate.ids) + MODELS)
+        except FullError as error:
+            raise Refusal(self.reason) from error
+
 
 class Rule(NamedTuple):
     """What a site does with one kind of request."""
 
-    # What must hold, in order; the first sentence of each says it.
-    checks: tuple[Callable[[Gate, Any], None], ...]
+    # What must hold and what is counted, in order; the first sentence of each says it.
+    checks: tuple[Callable[[Gate, Any], None] | Count, ...]
     leaves: str  # what the answer holds
     policy: tuple[str, ...] = ()  # the keys of the site's policy that apply
-    counts: tuple[Count, ...] = ()  # what is counted once all checks have passed
-    # What must hold then, and cannot be known without using the request.
-    then: tuple[Callable[[Gate, Any], None], ...] = ()
     # What must hold before the answer leaves, once the site has kept what is its own.
     leaving: tuple[Callable[[Gate, Any, Any], None], ...] = ()
 
@@ -439,11 +437,13 @@ RULES: dict[type[Request], Rule] = {
         (Gate.approved,), "hashes of agreed keys, names of channels and classes, versions", _STUDY
     ),
     wire.Agree: Rule(
-        (Gate.approved, Gate.known_patients),
+        (
+            *(Gate.approved, Gate.known_patients),
+            Count("one answer to each message", _model("answer/{phase}"), True, "answers"),
+            Gate.enough_patients,  # last: it uses the answer
+        ),
         "columns, names of categories, counts, sums and limits; at the end the number of samples",
         _STUDY,
-        (Count("one answer to each message", _model("answer/{phase}"), True, "answers"),),
-        (Gate.enough_patients,),
     ),
     wire.Begin: Rule(
         (Gate.alone, Gate.named_job, Gate.same_federation, Gate.all_members),
@@ -453,59 +453,68 @@ RULES: dict[type[Request], Rule] = {
     wire.Keys: Rule((*_OPENS, Gate.several), "public keys for one sum", ("largest_share",)),
     wire.Shares: Rule((*_TURN, Gate.keys_made), "shares of the masks' secrets, encrypted"),
     wire.Fit: Rule(
-        (Gate.trains, *_OPENS, Gate.keys_if_boxes),
+        (
+            *(Gate.trains, *_OPENS, Gate.keys_if_boxes),
+            Count("models that it trains on in a phase", _model("fit/{round}/{phase}")),
+        ),
         "the parts of the method's message, under masks if agreed; numbers of steps",
         ("parts", "least_per_message", "largest_share", "privacy"),
-        (Count("models that it trains on in a phase", _model("fit/{round}/{phase}")),),
     ),
     wire.Unmask: Rule(
-        (*_TURN, Gate.keys_made, Gate.enough_in_sum),
+        (
+            *(*_TURN, Gate.keys_made, Gate.enough_in_sum),
+            Count("one set of sites for each sum", _summed, True, "sums"),
+        ),
         "shares that unmask the sum",
-        counts=(Count("one set of sites for each sum", _summed, True, "sums"),),
     ),
     wire.Evaluate: Rule(
-        (Gate.trains, Gate.in_session, Gate.measured_round, Gate.turn, Gate.as_trained),
+        (
+            *(Gate.trains, Gate.in_session, Gate.measured_round, Gate.turn, Gate.as_trained),
+            Count("models in a round; of the test, models in all", _measured),
+        ),
         "metrics, threshold, calibration, quantiles in four digits; whether test patients are few",
         ("least", "test_metrics"),
-        (Count("models in a round; of the test, models in all", _measured),),
-        leaving=(Gate.few_tests,),
+        (Gate.few_tests,),
     ),
     wire.Across: Rule(
         (
             *(Gate.trains, Gate.in_session, Gate.may_cross),
             *(Gate.measured_round, Gate.after_test, Gate.turn, Gate.no_features),
+            Count("models, with those of the test", _model("test")),
         ),
         "the personal model, or test metrics of another's in four digits",
         ("send_model", "evaluate_models", "test_metrics"),
-        (Count("models, with those of the test", _model("test")),),
-        leaving=(Gate.few_tests,),
+        (Gate.few_tests,),
     ),
     wire.Commit: Rule(
         (Gate.trains, *_TURN, Gate.after_training), "numbers of steps, training loss, epsilon"
     ),
     wire.Load: Rule((Gate.trains, *_TURN, Gate.before_training), "a hash of the state"),
     wire.Bring: Rule(
-        (Gate.is_study, Gate.in_session, Gate.may_evaluate),
+        (
+            *(Gate.is_study, Gate.in_session, Gate.may_evaluate),
+            *(Count("models, with those of the test", _model("test")), Gate.few_tests),
+        ),
         "nothing: a bundle is compared with the agreed hash, and kept",
         ("evaluate_models", "test_metrics"),
-        (Count("models, with those of the test", _model("test")),),
-        (Gate.few_tests,),
     ),
     wire.Ask: Rule(
         (
             *(Gate.is_study, Gate.in_session, Gate.training_round),
             *(Gate.turn, Gate.new_phase, Gate.keys_for_sum, Gate.known_patients),
+            Count("one question for each step", _model("ask/{round}/{phase}"), True, "answers"),
         ),
         "counts and sums under masks, or estimates in four digits",
         ("least", "plans", "privacy"),
-        (Count("one question for each step", _model("ask/{round}/{phase}"), True, "answers"),),
     ),
     wire.Onboard: Rule(
-        (Gate.may_join, Gate.named_job, Gate.next_question),
+        (
+            *(Gate.may_join, Gate.named_job, Gate.next_question),
+            Count("models for each question", _model("onboard/{phase}")),
+        ),
         "an answer of the method; at the end test metrics in four digits",
         ("parts", "least_per_message", "privacy", "test_metrics"),
-        (Count("models for each question", _model("onboard/{phase}")),),
-        leaving=(Gate.few_tests,),
+        (Gate.few_tests,),
     ),
 }
 """What a site does with each kind of request."""
@@ -513,16 +522,15 @@ RULES: dict[type[Request], Rule] = {
 
 def table() -> list[tuple[str, ...]]:
     """Returns a row for each kind of request: what must hold, counts, policy, what leaves."""
-    return [
-        (
-            f"`{kind.__struct_config__.tag}`",
-            " ".join(c.__doc__ or "" for c in (*rule.checks, *rule.then, *rule.leaving)),
-            "; ".join(count.what for count in rule.counts),
-            ", ".join(f"`{key}`" for key in rule.policy),
-            rule.leaves,
-        )
-        for kind, rule in RULES.items()
-    ]
+    rows: list[tuple[str, ...]] = []
+    for kind, rule in RULES.items():
+        every = (*rule.checks, *rule.leaving)
+        counts = [check.what for check in every if isinstance(check, Count)]
+        holds = [check.__doc__ or "" for check in every if not isinstance(check, Count)]
+        keys = ", ".join(f"`{key}`" for key in rule.policy)
+        tag = f"`{kind.__struct_config__.tag}`"
+        rows.append((tag, " ".join(holds), "; ".join(counts), keys, rule.leaves))
+    return rows
 
 
 def _said(asked: Request) -> str:

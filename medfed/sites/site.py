@@ -69,19 +69,22 @@ class Site:
     def __post_init__(self) -> None:
         self.name, self._root = self.workplace.name, self.folder
         counted = self.counted or policy.Counted(self.folder / policy.COUNTED)
-        self.gate = Gate(self.workplace, counted, self._go_to, self._job_of)
+        self.gate = Gate(self.workplace, counted, self._go_to, self._folder_of)
         self.log = self.gate.log
-        # The federation at this site, once a session has started.
-        self.module: FederatedModule | None = None
         # Of the last evaluation, with all digits, which stay here.
         self.metrics: dict[str, float] = {}
         self._states: dict[int, Kept] = {}  # those of the start and of the round before
         self._newcomer: Newcomer | None = None
 
     @property
+    def module(self) -> FederatedModule:
+        """The federation at this site with what it trains, once a session has started."""
+        return self.gate.module
+
+    @property
     def federation(self) -> Federation:
         """The federation at this site, once a session has started."""
-        return self._module.federation
+        return self.module.federation
 
     @property
     def client(self) -> local_client.LocalClient:
@@ -113,9 +116,8 @@ class Site:
         self.folder.mkdir(parents=True, exist_ok=True)
         kept = RunFolder(self.folder).job_json
         files.write_json(kept, {"job": asked.job, "site": self.name})
-        module = self.module = self.workplace.join(everyone)
-        phases = module.federation.algorithm.phases
-        self.gate.start(asked.session, [c.id for c in everyone], phases, module)
+        module = self.workplace.join(everyone)
+        self.gate.start(asked.session, [c.id for c in everyone], module)
         self.gate.tested = RunFolder(self.folder).summary_json.is_file()
         self._states = {START: self._state(START)}
         self.begun(asked)
@@ -136,7 +138,7 @@ class Site:
         return wire.Unmasked.to(asked, shares=self.gate.half.shares(asked.sent))
 
     def _fit(self, asked: wire.Fit) -> Reply:
-        gate, module = self.gate, self._module
+        gate, module = self.gate, self.module
         packet = gate.read(asked)
         if gate.here is not None:
             gate.base = gate.here
@@ -151,7 +153,7 @@ class Site:
         return wire.Trained.to(asked, **self._spent(), body=reply.to_bytes())
 
     def _evaluate(self, asked: wire.Evaluate) -> Reply:
-        module, is_test = self._module, asked.split == "test"
+        module, is_test = self.module, asked.split == "test"
         module.next_round = asked.round + 1
         with self.arrived(self.gate.read(asked)), torch.no_grad():
             self.metrics = module.evaluate_client(self.name, asked.split, keep=is_test)
@@ -169,7 +171,7 @@ class Site:
 
     def _across(self, asked: wire.Across) -> Reply:
         """Evaluates the site's personal model and sends it, or evaluates another site's."""
-        module, packet, channel, body = self._module, self.gate.read(asked), Channel(), b""
+        module, packet, channel, body = self.module, self.gate.read(asked), Channel(), b""
         if asked.of == self.name:
             with self.arrived(packet):
                 model = module.federation.personal_model(self.name)
@@ -211,16 +213,14 @@ class Site:
         if asked.phase == 0:
             sizes = [algorithm.ClientInfo(c.id, c.num_samples) for c in asked.clients]
             self.folder = self._folder_of(asked, "-joined")
-            module = self.module = self.workplace.join(sizes)
+            module = self.workplace.join(sizes)
             self._newcomer = newcomer_of(module, self.name, self.workplace.joins)
-            phases = module.federation.algorithm.phases
-            # It is no longer part of another session.
-            self.gate.start("", [c.id for c in sizes], phases, module)
+            self.gate.start("", [c.id for c in sizes], module)  # no longer part of another session
             self.guard()
         assert self._newcomer is not None
         packet, body, metrics = self.gate.read(asked), b"", dict[str, float]()
         if asked.last:
-            module, client = self._module, self._newcomer.client
+            module, client = self.module, self._newcomer.client
             rules = onboarding.rules_of(module.federation.algorithm)
             model = rules.onboard(client, self._newcomer.begin(packet))
             model, metrics = tested(module, client, model, asked.point)
@@ -257,19 +257,8 @@ class Site:
         finally:
             del arrived[self.name]
 
-    @property
-    def _module(self) -> FederatedModule:
-        assert self.module is not None
-        return self.module
-
     def _spent(self) -> dict[str, Any]:
         return {"steps": self.client.steps_done, "passes": tuple(self.client.passes)}
-
-    def _job_of(self, asked: Request) -> str | None:
-        """Returns the federation whose rounds the folder has that a request names."""
-        assert isinstance(asked, wire.Begin)
-        kept = RunFolder(self._folder_of(asked)).job_json
-        return untrusted.read_json(kept, dict[str, str]).get("job") if kept.is_file() else None
 
     def _go_to(self, number: int) -> None:
         """Restores the state of a kept round."""

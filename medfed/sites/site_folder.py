@@ -169,7 +169,7 @@ class RecordingSite(Site):
 
     def _experiment(self, config: RunDescription, metrics: dict[str, float]) -> Experiment:
         """Returns the run of this client alone, with its test metrics."""
-        place, module = self.workplace, self._module
+        place, module = self.workplace, self.module
         evaluation = PersonalEvaluation(*place.task.selection)
         evaluation.test, evaluation.cases = {self.name: metrics}, dict(module.cases)
         evaluation.points = dict(module.points)
@@ -189,7 +189,7 @@ class RecordingSite(Site):
             kept = record(config, module.federation, *of)
             files.write_json(RunFolder(folder).privacy_json, kept)
         results.draw(experiment, best)
-        self.log.info("The model, metrics and bundle of this site are in %s.", folder)
+        self.log.info("The model and metrics of this site are in %s.", folder)
         try:
             self.keep_bundle(folder)
         except errors.MedfedError as error:  # the model and the other results exist without it

@@ -134,8 +134,8 @@ class StudySite(Site):
 
     def _begin(self, asked: wire.Begin) -> Reply:
         steps = [1 if isinstance(part, Separate) else _STEPS for part in self.workplace.parts]
-        ids = [c.id for c in asked.clients]
-        self.gate.start(asked.session, ids, lambda number: ("step",) * steps[number])
+        self.gate.start(asked.session, [c.id for c in asked.clients], None)
+        self.gate.phase_names = lambda number: ("step",) * steps[number]
         self._pooled = sum(c.num_samples for c in asked.clients)
         return wire.Begun.to(asked, rounds=[])
 

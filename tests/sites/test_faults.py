@@ -355,6 +355,19 @@ def test_too_few_sites_stop_the_run(tmp_path: Path):
     assert (tmp_path / "server" / "round_00000.ckpt").is_file()  # to be resumed from
 
 
+def test_the_status_names_who_is_away_where_a_run_stops(tmp_path: Path):
+    """It said of all sites that they are there, below the sentence that they did not answer."""
+    transport = Faulty(toy_sites(tmp_path, METHOD))
+    module = coordinated(transport, METHOD, terms=dataclasses.replace(IMPATIENT, quorum=0.9))
+    transport.deaf = lambda asked: asked.site == "c1" and asked.round == 1
+    said: list[tuple[str, dict[str, str]]] = []
+    attendance = module.coordinator.attendance
+    attendance.tell = lambda doing, number, away, at: said.append((doing, dict(away)))
+    with pytest.raises(SiteError, match="too few answer"):
+        fit(module, tmp_path / "server", ROUNDS)
+    assert said[-1] == ("waits for sites", {"c1": "it did not answer"})
+
+
 def test_methods_that_need_all_wait_for_all(tmp_path: Path):
     """The quorum of half does not count: the round is repeated with the site that was away."""
     transport = Faulty(toy_sites(tmp_path, "fedsplit"))

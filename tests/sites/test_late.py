@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -50,9 +51,12 @@ def joined(root: Path, order: Deployment, transport: Direct) -> tuple[str, str]:
     told = root / "told"
     shutil.rmtree(told, ignore_errors=True)
     told.mkdir()
-    run_coordinator(
-        Deployment(**{**vars(order), "output": str(told), "terms": TERMS}).text(), transport
-    )
+    text = Deployment(**{**vars(order), "output": str(told), "terms": TERMS}).text()
+    with warnings.catch_warnings(record=True) as remarks:
+        warnings.simplefilter("always")
+        run_coordinator(text, transport)
+    # It printed them to whoever follows the run.
+    assert [str(r.message) for r in remarks if "LeafSpec" in str(r.message)] == []
     return outcome(told)
 
 
@@ -136,7 +140,7 @@ def test_the_coordinators_folder_says_where_models_are(done):
     with pytest.raises(ConfigError, match=r"its coordinator resumes by medfed deploy resume="):
         resume(root / "server", *SHORT, table)
     log = (root / OTHERS[0] / "medfed" / "log.txt").read_text()
-    (named,) = {*re.findall(r"The model, metrics and bundle of this site are in (.*)\.\n", log)}
+    (named,) = {*re.findall(r"The model and metrics of this site are in (.*)\.\n", log)}
     keys = [f"run={named}", f"out={root / 'smaller'}", "bits=2"]
     (bundle,) = export(checked(load(keys, "export")))
     assert read_bundle(bundle).metadata["medfed"]["client"] == OTHERS[0]

@@ -18,6 +18,7 @@ from medfed.records.folder import RunFolder
 from medfed.run.privacy import Protection
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.check import check_site
+from medfed.sites.newcomers import join
 from medfed.sites.policy import Ceiling, Spending, VetoError
 from medfed.sites.run import coordinate
 from medfed.sites.site_folder import hospital
@@ -35,9 +36,9 @@ WORDS = (
 )  # fmt: skip
 
 
-def sites(root: Path, agreed: Agreed, lines: str = "") -> dict:
+def sites(root: Path, agreed: Agreed, lines: str = "", names: tuple[str, ...] = TWO) -> dict:
     started = {}
-    for name in TWO:
+    for name in names:
         (root / name).mkdir(exist_ok=True, parents=True)
         write_table(root / name / "ours.csv", (name,))
         text = f"site: {name}\ndata: {{path: ours.csv}}\npictures: {{format: none}}\n{lines}\n"
@@ -113,6 +114,18 @@ def test_repeated_rounds_spend_again(tmp_path):
     kept = json.loads(folder.read_text())["example"]["clients"]["Basel"]
     assert kept["draws"] == 4 < kept["gradients"] == 6
     assert kept["epsilon"] > 4
+
+
+def test_a_hospital_that_joins_records_all_that_it_has_spent(tmp_path):
+    """Its folder's privacy.json lacked what its last answer had spent."""
+    agreed = Agreed(TWO, (*WORDS, EXAMPLE))
+    across(tmp_path, agreed, sites(tmp_path, agreed))
+    late = Agreed((*TWO, "Chur"), agreed.overrides, joins=3)
+    config = described([*agreed.overrides, "data.path=null", f"folder={tmp_path / 'server'}"])
+    join(config, Direct(sites(tmp_path, late, names=("Chur",))), "Chur", late.joins, QUICK)
+    (folder,) = (tmp_path / "Chur" / "medfed").glob("clinical*-joined/privacy.json")
+    kept = json.loads(folder.read_text())["example"]["clients"]["Chur"]
+    assert kept["gradients"] == 3 == sum(entry["draws"] for entry in spent(tmp_path, "Chur"))
 
 
 def test_a_ceiling_holds_for_all_runs_and_refuses_studies_without_noise(tmp_path, capsys):
