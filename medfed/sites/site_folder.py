@@ -107,11 +107,10 @@ class RecordingSite(Site):
         """Starts to count the noisy gradients of a new session."""
         config, clients = self.workplace.config, self.workplace.data.clients
         if config.privacy.example is not None:
-            by = protections(config, clients, self.federation)[self.name]
-            passes = self.client.trainer.gradients
-            self.gate.meter = Meter(
-                self.spending, self.folder.name, by, lambda: passes.gradient_passes
-            )
+            taken = self.client.trainer.gradients
+            for by in protections(config, clients, self.federation).values():
+                place = self.spending, self.folder.name, by
+                self.gate.meter = Meter(*place, lambda: taken.gradient_passes)
 
     def keep(self, asked: Request, reply: Reply) -> None:
         """Records a request before its answer leaves."""
@@ -184,7 +183,6 @@ class RecordingSite(Site):
         summary["hospitals"] = self._hospitals  # only this client: a mean over clients is its value
         results.write_tables(experiment, summary, best)
         if (meter := self.gate.meter) is not None:
-            meter.count()  # also those of the last answer of a hospital that joins
             of = {self.name: meter.by}, {self.name: meter.taken()}
             kept = record(config, module.federation, *of)
             files.write_json(RunFolder(folder).privacy_json, kept)
