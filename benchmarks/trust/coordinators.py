@@ -542,7 +542,11 @@ def _all_rows_count() -> Iterator[None]:
 @contextmanager
 def _uncounted(*kinds: type[wire.Request]) -> Iterator[None]:
     """Some requests are not counted over jobs and restarts."""
-    rules = {kind: gate.RULES[kind]._replace(counts=()) for kind in kinds}
+    rules = {}
+    for kind in kinds:
+        rule = gate.RULES[kind]
+        left = tuple(check for check in rule.checks if not isinstance(check, gate.Count))
+        rules[kind] = rule._replace(checks=left)
     with mock.patch.dict(gate.RULES, rules):
         yield
 
@@ -551,7 +555,9 @@ def _uncounted(*kinds: type[wire.Request]) -> Iterator[None]:
 def _used_before_counted() -> Iterator[None]:
     """An answer about the data is used before the site looks whether it had another one."""
     usual = gate.RULES[wire.Agree]
-    rule = usual._replace(checks=(*usual.checks, *usual.then), then=())
+    counts = [check for check in usual.checks if isinstance(check, gate.Count)]
+    others = [check for check in usual.checks if check not in counts]
+    rule = usual._replace(checks=(*others, *counts))
     with mock.patch.dict(gate.RULES, {wire.Agree: rule}):
         yield
 

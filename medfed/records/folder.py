@@ -212,6 +212,8 @@ class RunFolder(Places):
         self, kind: Literal["models", "centers", "predictions"], clients: Iterable[str]
     ) -> dict[str, Path]:
         """Returns the file of each client."""
+        if kind != "predictions":
+            self._check_models()
         ending = "npz" if kind == "predictions" else "safetensors"
         names = file_names(clients)
         return {c: self.folder / kind / f"{name}.{ending}" for c, name in names.items()}
@@ -353,6 +355,7 @@ class RunFolder(Places):
     @cached_property
     def preprocessing(self) -> dict[str, dict[str, Any]]:
         """What becomes of each client's scans before its network sees them."""
+        self._check_models()
         steps = read_json(self.preprocessing_json, dict[str, dict[str, Any]])
         with reading(self.preprocessing_json):
             if lacking := set(self.summary["clients"]) - set(steps):
@@ -459,6 +462,20 @@ class RunFolder(Places):
                 f"The run in {self.folder} has no client {client}"
                 f"{errors.did_you_mean(client, self.clients)}; "
                 f"it has {errors.few(errors.quoted(self.clients))}."
+            )
+
+    def check_simulation(self, what: str) -> None:
+        """Refuses the folder of a run across hospitals, or of a site."""
+        if self.sites_json.is_file() or self.job_json.is_file():
+            raise errors.ConfigError(f"The run in {self.folder} was across sites, {what}.")
+
+    def _check_models(self) -> None:
+        """Refuses the folder of a coordinator."""
+        if self.sites_json.is_file():
+            raise errors.ConfigError(
+                f"The run in {self.folder} was across sites, and this is the coordinator's folder, "
+                "which holds no model: the log of each hospital names the folder with its model "
+                "and bundle; medfed export run=SITE_FOLDER there makes others."
             )
 
     def model(self, client: str) -> nn.Module:

@@ -294,11 +294,9 @@ def reopen(folder: Path) -> Experiment:
     """Rebuilds the objects of a finished run from its folder, for evaluation."""
     run = RunFolder(folder)
     config, _ = run.config, run.splits  # both are read before the data
-    if run.sites_json.is_file() or run.job_json.is_file():
-        raise ConfigError(
-            f"The run in {folder} was across sites, which keep their patients; only simulations "
-            "are evaluated or attacked again."
-        )
+    run.check_simulation(
+        "which keep their patients; only simulations are evaluated or attacked again"
+    )
     check_plugins(config, folder)
     try:
         return build_experiment(reopened(config, folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from medfed.common.console import only_news
@@ -21,6 +22,9 @@ def train(config: RunDescription, logs: bool = False) -> tuple[dict[str, Any], E
     The round with the best validation score is selected; the test split is read once, at the end.
     `logs`: whether the run folder keeps a log.
     """
+    if config.resume is not None:
+        what = f"which its coordinator resumes by medfed deploy resume={config.resume}"
+        RunFolder(Path(config.resume)).check_simulation(what)
     with locked_run_folder(config, logs):
         with only_news():
             experiment = build_experiment(config)

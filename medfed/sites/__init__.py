@@ -8,7 +8,7 @@ file             question
 ===============  ================================================================================
 agreement        What have all sites agreed on, and what does a site's file add?
 wire             What can be asked and answered, and how is it written as bytes?
-gate             What must hold before a site answers a request, and what leaves it then?
+gate             What must hold before a site answers, and before the answer leaves?
 policy           What does a site allow, and what has it answered and spent so far?
 site             What does a site do for an admitted request?
 site_folder      What does a site keep?
@@ -26,6 +26,6 @@ installed        Which code is installed, and how does a hospital install the sa
 deploying        How does a job of FLARE run all this, and go on after a failure?
 ===============  ================================================================================
 
-A request passes wire, gate and policy before the site trains or counts on it; what may leave is
-checked once more before the reply is sent.
+A request passes wire, gate and policy before the site trains or counts on it; the gate counts once
+more before the reply is sent.
 """

@@ -362,7 +362,8 @@ class SiteFile:
             hint = _HINTS.get(re.split(r"\W", str(error))[0], "")
             raise ConfigError(f"{path} cannot be used ({error}){hint}.") from error
         home = path.resolve().parent
-        values = {k: v for k, v in _flat(content) if k.partition(".")[0] not in _KNOWN}
+        others = {key: value for key, value in content.items() if key not in _KNOWN}
+        values = {k: v for k, v in walk(others, lists=False)[1:] if _is_value(k, v)}
         _check_keys(path, values)
         for key in _PATHS:
             if (value := values.get(key)) is not None:
@@ -454,23 +455,20 @@ class SiteFile:
         return trainer
 
 
-def _flat(content: Mapping[str, Any], place: str = "") -> list[tuple[str, Any]]:
-    """Keys with dots; a mapping that is itself the value of a known key stays whole."""
-    flat: list[tuple[str, Any]] = []
-    for key, value in content.items():
-        name = f"{place}{key}"
-        if isinstance(value, dict) and value and name not in READING:
-            flat += _flat(value, f"{name}.")
-        else:
-            flat.append((name, value))
-    return flat
+def _is_value(key: str, value: Any) -> bool:
+    """Whether a key has a value; a mapping that is itself the value of a known key stays whole."""
+    inside = any(key.startswith(f"{whole}.") for whole in READING)
+    return key in READING or not (inside or (isinstance(value, dict) and value))
 
 
 def _check_keys(path: Path, values: Mapping[str, Any]) -> None:
     """Refuses keys that a site's file may not set."""
     allowed = [key for key in SITE_KEYS if key not in _NOT_IN_FILE]
-    known, whole = {PRECISION, *allowed, *READING}, f"{_READER}._target_" in values
+    known, whole = {*allowed, *READING}, f"{_READER}._target_" in values
     for key in values:
+        above, _, rest = key.partition(".")
+        if above in _KNOWN:  # with a dot, as on a command line
+            raise ConfigError(f"{path}: write {key} as {above}: {{{rest}: ...}}.")
         if key in known or (whole and key.startswith(f"{_READER}.")):
             continue
         if key in _NOT_IN_FILE:

@@ -124,6 +124,7 @@ class Attendance:
         if self.summed:  # a sum of other sites would show the difference
             planned, least = self.summed, len(self.summed)
         while len([c for c in planned if c not in self.away]) < least:
+            self.say("waits for sites", number)
             if time.monotonic() >= end:
                 why = f"needs {least} of its {len(planned)} sites, but too few answer"
                 if self.summed:
@@ -133,7 +134,6 @@ class Attendance:
                     f"Round {number + 1} {why}: {calls.sentence(self.away)}. Resume the run when "
                     "they are back."
                 )
-            self.say("waits for sites", number)
             if out:
                 time.sleep(min(1.0, self.caller.terms.grace))
             self.readmit()

@@ -25,7 +25,7 @@ import msgspec
 
 from medfed import __version__
 from medfed.common import schemas, untrusted
-from medfed.common.console import levels, logged_by, shown
+from medfed.common.console import levels, logged_by, shown, without_remarks
 from medfed.config import compose, description, sections
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.records.folder import RunFolder
@@ -126,6 +126,7 @@ def run_coordinator(text: str, transport: Transport) -> None:
         redirect_stdout(printed),
         redirect_stderr(printed),
         levels({"medfed": logging.INFO, "": logging.WARNING}),  # FLARE logs every call
+        without_remarks(),
         logged_by(logging.StreamHandler(printed), "medfed"),
     ):
         try:

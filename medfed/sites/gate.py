@@ -1,25 +1,38 @@
 """The gate of a site: every request passes it, or is refused and logged.
 
-:data:`RULES` says of each kind of request what it needs (agreement, session, round, phase), what is
-counted before the answer leaves, which keys of the site's policy and which floors apply, and what
-the answer holds. The table in ``docs/sites.md`` is made of it. Counts are kept by agreement, in a
-file of the site: they only grow, over all jobs, processes and restarts.
+:meth:`Gate.answer` takes a request and lets its answer out. :data:`RULES` says of each kind of
+request what must hold before (agreement, session, round, phase) and before the answer leaves, what
+is counted, which keys of the site's policy apply, and what the answer holds. The table in
+``docs/sites.md`` is made of it. Counts are kept by agreement, in a file of the site: they only
+grow, over all jobs, processes and restarts.
+
+A site answers one request at a time (``busy`` otherwise) and every request once: a repeated request
+gets the same bytes.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import re
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
+from hashlib import blake2b, sha256
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from medfed.common import untrusted
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire.fixed_point import FEWEST
+from medfed.federation.wire.packet import Packet
+from medfed.records.folder import RunFolder
 from medfed.sites import masks, wire
-from medfed.sites.policy import Counted, FullError, Policy
-from medfed.sites.wire import START, Request, Status
+from medfed.sites.policy import Counted, FullError, Meter, Policy, VetoError
+from medfed.sites.wire import START, Reply, Request, Status
+from medfed.standalone import neighbours
+from medfed.standalone.errors import CodecError
 from medfed.studies.parts import Part, Separate
 
 MODELS = 10
@@ -75,6 +88,7 @@ class Gate:
     workplace: Agreement  # its agreement, policy and data
     answered: Counted  # what it has answered of this agreement
     go_to: Callable[[int], None]  # restores the state of a kept round, or refuses
+    folder_of: Callable[[wire.Begin], Path]  # the folder of a federation
     # Those of a round by the agreed method; requests give a position among them.
     phase_names: Callable[[int], Sequence[str]] = lambda _: ()
     session: str = ""  # the id of the coordinator's process that the site last greeted
@@ -89,29 +103,99 @@ class Gate:
     # Those to requests of this round, by the request's hash.
     replies: dict[bytes, bytes] = field(default_factory=dict)
     tested: bool = False  # whether the session's test metrics were asked for
+    meter: Meter | None = None  # of the noisy gradients, with ``privacy.example``
 
-    def admit(self, request: Request) -> None:
-        """Checks and counts a request before anything is computed for it."""
-        rule = RULES[type(request)]
+    def __post_init__(self) -> None:
+        self.log = logging.getLogger(f"medfed.sites.site.{self.workplace.name}")
+        self.refused = self.log.getChild("refused")
+        self.lock = threading.Lock()
+        self.started: FederatedModule | None = None
+
+    @property
+    def module(self) -> FederatedModule:
+        """The federation at this site, once a session has started."""
+        assert self.started is not None
+        return self.started
+
+    def answer(self, data: bytes, do: Callable[[Any], Reply]) -> bytes:
+        """Returns the reply to a request; errors become replies, too, and stand in the log."""
+        try:
+            asked = Request.from_bytes(data)
+        except CodecError as error:
+            self.refused.warning("A request was refused: %s", error)
+            return wire.unreadable(self.workplace.name)
+        if not self.lock.acquire(blocking=False):
+            return self._declined(asked, Refusal("", "busy"))
+        try:
+            return self._answer(asked, blake2b(data).digest(), do)
+        except (VetoError, Refusal) as why:
+            return self._declined(asked, why)
+        except Exception as error:
+            # The error's text may name a patient or a file: it stays in this log.
+            self.log.exception("%s failed.", _said(asked))
+            return wire.declined(asked, "failed", type(error).__name__).to_bytes()
+        finally:
+            self.lock.release()
+
+    def _declined(self, asked: Request, why: VetoError | Refusal) -> bytes:
+        self.refused.warning("%s was refused: %s", _said(asked), str(why) or why.status)
+        return wire.declined(asked, why.status, why.reason).to_bytes()
+
+    def _answer(self, asked: Request, key: bytes, do: Callable[[Any], Reply]) -> bytes:
+        _refuse_if(asked.site != self.workplace.name, "site")
+        session = "" if isinstance(asked, wire.Onboard) else asked.session
+        if session == self.session and (known := self.replies.get(key)):
+            return known
+        rule = RULES[type(asked)]
         for check in rule.checks:
-            check(self, request)
-        for count in rule.counts:
-            key, item = count.of(self, request)
-            if not item:
-                continue
-            try:
-                self.answered.add(key, item, 1 if count.once else len(self.ids) + MODELS)
-            except FullError as error:
-                raise Refusal(count.reason) from error
-        for check in rule.then:
-            check(self, request)
+            check(self, asked)
+        reply = do(asked)
+        if self.meter is not None:
+            self.meter.count()
+        for leave in rule.leaving:
+            leave(self, asked, reply)
+        sent = reply.to_bytes()
+        self.log.info("%s was answered: %s.", _said(asked), rule.leaves)
+        if not isinstance(asked, wire.Hello | wire.Agree | wire.Begin):
+            self.replies[key] = sent
+        return sent
 
-    def start(self, session: str, ids: Sequence[str]) -> None:
-        """Starts a session at the initial state."""
+    def start(self, session: str, ids: Sequence[str], module: FederatedModule | None) -> None:
+        """Starts a session at the initial state; without a federation it is one of a study."""
         self.session, self.ids, self.tested = session, (*ids,), False
+        self.started, self.meter = module, None
+        if module is not None:
+            self.phase_names = module.federation.algorithm.phases
         self.latest, self.phases, self.half, self.questions_answered = (START, 0), [], None, None
         self.here = self.base = START
         self.replies.clear()
+
+    def read(self, request: Request) -> Packet:
+        """Returns the message of a request, of the phase that it names."""
+        try:
+            packet = Packet.from_bytes(request.body, self.module.federation.most_elements)
+        except CodecError as error:
+            self.refused.warning("A message was refused: %s", error)
+            raise Refusal("message") from error
+        if isinstance(request, wire.Fit):
+            name = self.phase_names(request.round)[request.phase]
+            _refuse_if(packet.phase != name, "message")
+        return packet
+
+    def masked(self, reply: Packet, request: wire.Fit) -> Packet:
+        """Adds masks to what is summed, which leaves under masks alone."""
+        sums = self.module.federation.channel.sums
+        if sums is None or not len(sums.read(reply)):
+            return reply
+        if self.half is None or not request.boxes:
+            raise Refusal("sums")
+        return self.half.masked(sums, reply, request.boxes)
+
+    def epsilon(self) -> float | None:
+        """Returns what the run has spent so far, unless ``policy.parts`` does not name it."""
+        parts = self.workplace.policy.parts
+        allowed = parts is None or "epsilon" in parts
+        return self.meter.epsilon() if self.meter is not None and allowed else None
 
     def approved(self, request: Request) -> None:
         """The site's file names the study, if it names any, and allows it."""
@@ -165,6 +249,12 @@ class Gate:
     def named_job(self, request: wire.Begin | wire.Onboard) -> None:
         """The federation's name is plain."""
         _refuse_if(not re.fullmatch(r"\w{1,64}", request.job), "job")
+
+    def same_federation(self, request: wire.Begin) -> None:
+        """Its folder has no rounds of another federation."""
+        path = RunFolder(self.folder_of(request)).job_json
+        kept = untrusted.read_json(path, dict[str, str]) if path.is_file() else {}
+        _refuse_if(kept.get("job", request.job) != request.job, "job")
 
     def all_members(self, request: wire.Begin) -> None:
         """The sites are those of the agreement, this one with its samples."""
@@ -260,8 +350,32 @@ class Gate:
         """The site's file allows to send its model, or to evaluate another's."""
         self.workplace.policy.check_across(request.of == self.workplace.name)
 
+    def no_features(self, request: wire.Across) -> None:
+        """A model that holds features of training patients stays here."""
+        store = neighbours.store_in(self.module.local.split.base)
+        if request.of == self.workplace.name and store is not None:
+            raise VetoError(
+                "The personal model holds features of training patients, so it is not sent to "
+                "other sites (across=true)."
+            )
 
-class Count(NamedTuple):
+    def few_tests(self, request: Request, reply: Reply | None = None) -> None:
+        """Test metrics leave of as many models as the site's file allows."""
+        match request:
+            case wire.Evaluate(split="test") | wire.Bring():
+                model = request.body
+            case wire.Across() if request.of != self.workplace.name:
+                model = request.body
+            case wire.Onboard(last=True):  # earlier questions decide about its model, too
+                assert isinstance(reply, wire.Joined)
+                model = json.dumps(reply.metrics).encode()
+            case _:
+                return
+        self.answered.add_test(model, self.workplace.policy.test_metrics)
+
+
+@dataclass(frozen=True)
+class Count:
     """What is counted by agreement."""
 
     what: str  # in words
@@ -271,17 +385,25 @@ class Count(NamedTuple):
     once: bool = False
     reason: str = "replay"  # of the refusal of more
 
+    def __call__(self, gate: Gate, request: Request) -> None:
+        """Counts a request, or refuses it."""
+        key, item = self.of(gate, request)
+        try:
+            if item:
+                gate.answered.add(key, item, 1 if self.once else len(gate.ids) + MODELS)
+        except FullError as error:
+            raise Refusal(self.reason) from error
+
 
 class Rule(NamedTuple):
     """What a site does with one kind of request."""
 
-    # What must hold, in order; the first sentence of each says it.
-    checks: tuple[Callable[[Gate, Any], None], ...]
+    # What must hold and what is counted, in order; the first sentence of each says it.
+    checks: tuple[Callable[[Gate, Any], None] | Count, ...]
     leaves: str  # what the answer holds
     policy: tuple[str, ...] = ()  # the keys of the site's policy that apply
-    counts: tuple[Count, ...] = ()  # what is counted once all checks have passed
-    # What must hold then, and cannot be known without using the request.
-    then: tuple[Callable[[Gate, Any], None], ...] = ()
+    # What must hold before the answer leaves, once the site has kept what is its own.
+    leaving: tuple[Callable[[Gate, Any, Any], None], ...] = ()
 
 
 def _model(key: str) -> Callable[[Gate, Request], tuple[str, str]]:
@@ -315,67 +437,84 @@ RULES: dict[type[Request], Rule] = {
         (Gate.approved,), "hashes of agreed keys, names of channels and classes, versions", _STUDY
     ),
     wire.Agree: Rule(
-        (Gate.approved, Gate.known_patients),
+        (
+            *(Gate.approved, Gate.known_patients),
+            Count("one answer to each message", _model("answer/{phase}"), True, "answers"),
+            Gate.enough_patients,  # last: it uses the answer
+        ),
         "columns, names of categories, counts, sums and limits; at the end the number of samples",
         _STUDY,
-        (Count("one answer to each message", _model("answer/{phase}"), True, "answers"),),
-        (Gate.enough_patients,),
     ),
     wire.Begin: Rule(
-        (Gate.alone, Gate.named_job, Gate.all_members),
+        (Gate.alone, Gate.named_job, Gate.same_federation, Gate.all_members),
         "the numbers of the kept rounds",
         ("largest_share", "privacy"),
     ),
     wire.Keys: Rule((*_OPENS, Gate.several), "public keys for one sum", ("largest_share",)),
     wire.Shares: Rule((*_TURN, Gate.keys_made), "shares of the masks' secrets, encrypted"),
     wire.Fit: Rule(
-        (Gate.trains, *_OPENS, Gate.keys_if_boxes),
+        (
+            *(Gate.trains, *_OPENS, Gate.keys_if_boxes),
+            Count("models that it trains on in a phase", _model("fit/{round}/{phase}")),
+        ),
         "the parts of the method's message, under masks if agreed; numbers of steps",
         ("parts", "least_per_message", "largest_share", "privacy"),
-        (Count("models that it trains on in a phase", _model("fit/{round}/{phase}")),),
     ),
     wire.Unmask: Rule(
-        (*_TURN, Gate.keys_made, Gate.enough_in_sum),
+        (
+            *(*_TURN, Gate.keys_made, Gate.enough_in_sum),
+            Count("one set of sites for each sum", _summed, True, "sums"),
+        ),
         "shares that unmask the sum",
-        counts=(Count("one set of sites for each sum", _summed, True, "sums"),),
     ),
     wire.Evaluate: Rule(
-        (Gate.trains, Gate.in_session, Gate.measured_round, Gate.turn, Gate.as_trained),
+        (
+            *(Gate.trains, Gate.in_session, Gate.measured_round, Gate.turn, Gate.as_trained),
+            Count("models in a round; of the test, models in all", _measured),
+        ),
         "metrics, threshold, calibration, quantiles in four digits; whether test patients are few",
         ("least", "test_metrics"),
-        (Count("models in a round; of the test, models in all", _measured),),
+        (Gate.few_tests,),
     ),
     wire.Across: Rule(
         (
             *(Gate.trains, Gate.in_session, Gate.may_cross),
-            *(Gate.measured_round, Gate.after_test, Gate.turn),
+            *(Gate.measured_round, Gate.after_test, Gate.turn, Gate.no_features),
+            Count("models, with those of the test", _model("test")),
         ),
         "the personal model, or test metrics of another's in four digits",
         ("send_model", "evaluate_models", "test_metrics"),
-        (Count("models, with those of the test", _model("test")),),
+        (Gate.few_tests,),
     ),
-    wire.Commit: Rule((*_TURN, Gate.after_training), "numbers of steps, training loss, epsilon"),
-    wire.Load: Rule((*_TURN, Gate.before_training), "a hash of the state"),
+    wire.Commit: Rule(
+        (Gate.trains, *_TURN, Gate.after_training), "numbers of steps, training loss, epsilon"
+    ),
+    wire.Load: Rule((Gate.trains, *_TURN, Gate.before_training), "a hash of the state"),
     wire.Bring: Rule(
-        (Gate.is_study, Gate.in_session, Gate.may_evaluate),
+        (
+            *(Gate.is_study, Gate.in_session, Gate.may_evaluate),
+            *(Count("models, with those of the test", _model("test")), Gate.few_tests),
+        ),
         "nothing: a bundle is compared with the agreed hash, and kept",
         ("evaluate_models", "test_metrics"),
-        (Count("models, with those of the test", _model("test")),),
     ),
     wire.Ask: Rule(
         (
             *(Gate.is_study, Gate.in_session, Gate.training_round),
             *(Gate.turn, Gate.new_phase, Gate.keys_for_sum, Gate.known_patients),
+            Count("one question for each step", _model("ask/{round}/{phase}"), True, "answers"),
         ),
         "counts and sums under masks, or estimates in four digits",
         ("least", "plans", "privacy"),
-        (Count("one question for each step", _model("ask/{round}/{phase}"), True, "answers"),),
     ),
     wire.Onboard: Rule(
-        (Gate.may_join, Gate.named_job, Gate.next_question),
+        (
+            *(Gate.may_join, Gate.named_job, Gate.next_question),
+            Count("models for each question", _model("onboard/{phase}")),
+        ),
         "an answer of the method; at the end test metrics in four digits",
         ("parts", "least_per_message", "privacy", "test_metrics"),
-        (Count("models for each question", _model("onboard/{phase}")),),
+        (Gate.few_tests,),
     ),
 }
 """What a site does with each kind of request."""
@@ -383,13 +522,21 @@ RULES: dict[type[Request], Rule] = {
 
 def table() -> list[tuple[str, ...]]:
     """Returns a row for each kind of request: what must hold, counts, policy, what leaves."""
-    return [
-        (
-            f"`{kind.__struct_config__.tag}`",
-            " ".join(check.__doc__ or "" for check in (*rule.checks, *rule.then)),
-            "; ".join(count.what for count in rule.counts),
-            ", ".join(f"`{key}`" for key in rule.policy),
-            rule.leaves,
-        )
-        for kind, rule in RULES.items()
-    ]
+    rows: list[tuple[str, ...]] = []
+    for kind, rule in RULES.items():
+        every = (*rule.checks, *rule.leaving)
+        counts = [check.what for check in every if isinstance(check, Count)]
+        holds = [check.__doc__ or "" for check in every if not isinstance(check, Count)]
+        keys = ", ".join(f"`{key}`" for key in rule.policy)
+        tag = f"`{kind.__struct_config__.tag}`"
+        rows.append((tag, " ".join(holds), "; ".join(counts), keys, rule.leaves))
+    return rows
+
+
+def _said(asked: Request) -> str:
+    """A request in the log: its kind and place, and nothing else from outside."""
+    if asked.round == START:
+        return f"The request {asked.kind}"
+    if isinstance(asked, wire.Load | wire.Across) or getattr(asked, "split", "") == "test":
+        return f"The request {asked.kind} after round {asked.round}"
+    return f"The request {asked.kind}, round {asked.round + 1}, phase {asked.phase + 1}"

@@ -144,6 +144,11 @@ def _sites_of(run: RunFolder, site: str) -> SitesRecord:
     if site in kept.clients:
         known = f"was a site of the run in {run.folder} and has its model"
         raise ConfigError(f"onboard={site} {known}; name another site.")
+    if run.config.privacy.example is not None:
+        raise ConfigError(
+            f"The run in {run.folder} has noise for its own hospitals alone (privacy.example); "
+            "train a run without privacy.example to let hospitals join."
+        )
     return kept
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
@@ -384,3 +384,28 @@ class Spending(msgspec.Struct, frozen=True):
 
     def _entries(self) -> list[_Spent]:
         return _read(self.path, list[_Spent])
+
+
+@dataclass
+class Meter:
+    """Counts the noisy gradients of one run at a site before what they gave leaves."""
+
+    spending: Spending
+    run: str
+    by: Protection
+    gradients: Callable[[], int]  # of this session, also of rounds that came to nothing
+    counted: int = 0
+
+    def count(self) -> None:
+        """Adds the gradients since the last answer."""
+        new, self.counted = self.gradients() - self.counted, self.gradients()
+        if new:
+            self.spending.add(self.run, self.by, new)
+
+    def taken(self) -> int:
+        """Returns those of the run, in all sessions."""
+        return self.by.uses * self.spending.draws(self.run)
+
+    def epsilon(self) -> float:
+        """Returns what the run has spent."""
+        return self.by.epsilon(self.taken())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -302,7 +303,9 @@ def write(
     summary["small"] = dict.fromkeys(few_patients, scores.FEW_CASES)
     if missing := [c for c in federation.ids if c not in tested]:
         summary["not_tested"] = missing
-        _log.warning("Not tested, as they did not answer: %s.", ", ".join(map(shown, missing)))
+        away = coordinator.attendance.away
+        why = {c: away.get(c, calls.SILENT) for c in missing}
+        _log.warning("Not tested: %s.", calls.sentence(why))
     test = [scores.Record(best or 0, c, m) for c, m in evaluation.test.items()]
     write_text(run.metrics_csv, scores.metrics_csv(evaluation.history, test, evaluation.losses))
     write_text(run.ledger_csv, federation.ledger.to_csv())
@@ -310,6 +313,9 @@ def write(
     summary["wire"] = {"up": up, "down": down}
     if absent := coordinator.progress.absent:
         summary["left_out"] = {str(n): names for n, names in absent.items()}
+        counts = Counter(site for names in absent.values() for site in names)
+        lost = ", ".join(f"{shown(site)} missed {count}" for site, count in counts.items())
+        _log.info("Not all sites took part in all rounds: %s; absences.json says why.", lost)
     if (epsilons := coordinator.progress.epsilons) and config.privacy.example is not None:
         summary["epsilon"] = epsilons
         each = ", ".join(f"{shown(site)} {epsilon:.3g}" for site, epsilon in epsilons.items())

@@ -1,22 +1,18 @@
 """A hospital's end: one client, its data, its end of the channel, and its kept rounds.
 
-It answers one request at a time (``busy`` otherwise) and every request once: a repeated request
-gets the same bytes. A repeated round, a later round, and a restarted coordinator all first restore
-the round that the request names, so that the site forgets its work for a failed round. It keeps its
-last rounds, and those that the coordinator still needs, in its folder.
+Every request passes :mod:`medfed.sites.gate`; this file does what an admitted one asks. A repeated
+round, a later round, and a restarted coordinator all first restore the round that the request
+names, so that the site forgets its work for a failed round. It keeps its last rounds, and those
+that the coordinator still needs, in its folder.
 
 A configuration describes a site: its data, the agreed model and method.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import singledispatchmethod
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -41,11 +37,11 @@ from medfed.records.folder import RunFolder, commit_here, save_tensors, versions
 from medfed.run import assembly, experiment, federating, loggers, start
 from medfed.run.onboarding import tested
 from medfed.sites import agreement, masks, policy, wire
-from medfed.sites.gate import RULES, Agreement, Gate, Refusal, sum_key
+from medfed.sites.gate import Agreement, Gate, Refusal, sum_key
 from medfed.sites.policy import NO_LIMITS, Policy
 from medfed.sites.wire import START, Facts, Greeting, Reply, Request
-from medfed.standalone import files, neighbours
-from medfed.standalone.errors import CheckpointError, CodecError, DataError
+from medfed.standalone import files
+from medfed.standalone.errors import CheckpointError, DataError
 from medfed.studies.parts import Part, Separate
 
 Kept = dict[str, Any]
@@ -73,20 +69,22 @@ class Site:
     def __post_init__(self) -> None:
         self.name, self._root = self.workplace.name, self.folder
         counted = self.counted or policy.Counted(self.folder / policy.COUNTED)
-        self.gate = Gate(self.workplace, counted, self._go_to)  # what every request passes
-        self.log = logging.getLogger(f"{__name__}.{self.name}")
-        # The federation at this site, once a session has started.
-        self.module: FederatedModule | None = None
+        self.gate = Gate(self.workplace, counted, self._go_to, self._folder_of)
+        self.log = self.gate.log
         # Of the last evaluation, with all digits, which stay here.
         self.metrics: dict[str, float] = {}
-        self._lock = threading.Lock()
         self._states: dict[int, Kept] = {}  # those of the start and of the round before
         self._newcomer: Newcomer | None = None
 
     @property
+    def module(self) -> FederatedModule:
+        """The federation at this site with what it trains, once a session has started."""
+        return self.gate.module
+
+    @property
     def federation(self) -> Federation:
         """The federation at this site, once a session has started."""
-        return self._module.federation
+        return self.module.federation
 
     @property
     def client(self) -> local_client.LocalClient:
@@ -94,101 +92,54 @@ class Site:
         return self.federation.clients[self.name]
 
     def answer(self, request: bytes) -> bytes:
-        """Returns the reply to a request; errors become replies, too, and stand in the log."""
-        try:
-            asked = Request.from_bytes(request)
-        except CodecError as error:
-            self.log.getChild("refused").warning("A request was refused: %s", error)
-            return wire.unreadable(self.name)
-        if not self._lock.acquire(blocking=False):
-            return self._refused(asked, Refusal("", "busy")).to_bytes()
-        try:
-            if asked.site != self.name:
-                raise Refusal("site")
-            return self._answer(asked, hashlib.blake2b(request).digest())
-        except (policy.VetoError, Refusal) as why:
-            return self._refused(asked, why).to_bytes()
-        except Exception as error:
-            # The error's text may name a patient or a file: it stays in this log.
-            self.log.exception("%s failed.", _said(asked))
-            return wire.declined(asked, "failed", type(error).__name__).to_bytes()
-        finally:
-            self._lock.release()
+        """Returns the reply to a request."""
+        return self.gate.answer(request, self._do)
 
-    def _refused(self, asked: Request, why: policy.VetoError | Refusal) -> wire.Declined:
-        text = why if str(why) else why.status
-        self.log.getChild("refused").warning("%s was refused: %s", _said(asked), text)
-        return wire.declined(asked, why.status, why.reason)
+    def _do(self, asked: Request) -> Reply:
+        """Does what an admitted request asks, by the method of its kind, and keeps the result."""
+        reply: Reply = getattr(self, f"_{asked.kind}")(asked)
+        self.keep(asked, reply)
+        return reply
 
-    def _answer(self, asked: Request, key: bytes) -> bytes:
-        session = "" if isinstance(asked, wire.Onboard) else asked.session
-        if session == self.gate.session and (known := self.gate.replies.get(key)):
-            return known
-        self.gate.admit(asked)
-        reply = self._reply(asked)
-        self.after(asked, reply)
-        data = reply.to_bytes()
-        self.log.info("%s was answered: %s.", _said(asked), RULES[type(asked)].leaves)
-        if not isinstance(asked, wire.Hello | wire.Agree | wire.Begin):
-            self.gate.replies[key] = data
-        return data
-
-    @singledispatchmethod
-    def _reply(self, asked: Request) -> Reply:
-        """Does what an admitted request asks."""
-        raise NotImplementedError(asked.kind)
-
-    @_reply.register
     def _hello(self, asked: wire.Hello) -> Reply:
         return wire.Greeted.to(asked, greeting=self.workplace.greeting())
 
-    @_reply.register
     def _agree(self, asked: wire.Agree) -> Reply:
         statement = self.workplace.agree(asked.phase, asked.body)
         facts = self.workplace.facts() if statement is None else None
         return wire.Described.to(asked, facts=facts, body=statement or b"")
 
-    @_reply.register
     def _begin(self, asked: wire.Begin) -> Reply:
         """Starts a session: clears the memory and reads the kept rounds."""
         self.folder = self._folder_of(asked)
-        kept = RunFolder(self.folder).job_json
-        if kept.is_file() and untrusted.read_json(kept, dict[str, str]).get("job") != asked.job:
-            raise Refusal("job")
         everyone = [algorithm.ClientInfo(c.id, c.num_samples) for c in asked.clients]
         self.folder.mkdir(parents=True, exist_ok=True)
+        kept = RunFolder(self.folder).job_json
         files.write_json(kept, {"job": asked.job, "site": self.name})
-        self.module = self.workplace.join(everyone)
-        self.gate.start(asked.session, [c.id for c in everyone])
-        self.gate.phase_names = self.federation.algorithm.phases
+        module = self.workplace.join(everyone)
+        self.gate.start(asked.session, [c.id for c in everyone], module)
         self.gate.tested = RunFolder(self.folder).summary_json.is_file()
         self._states = {START: self._state(START)}
         self.begun(asked)
         return wire.Begun.to(asked, rounds=self.rounds())
 
-    @_reply.register
     def _keys(self, asked: wire.Keys) -> Reply:
         self.gate.half = masks.Half(self.name, asked, asked.cohort, self.signer)
         given = self.gate.answered.of(sum_key(asked))
         keys = self.gate.half.announced()
         return wire.Announced.to(asked, keys=keys, given=given[0].split() if given else [])
 
-    @_reply.register
     def _shares(self, asked: wire.Shares) -> Reply:
         assert self.gate.half is not None
         return wire.Shared.to(asked, boxes=self.gate.half.boxes(asked.keys))
 
-    @_reply.register
     def _unmask(self, asked: wire.Unmask) -> Reply:
         assert self.gate.half is not None
         return wire.Unmasked.to(asked, shares=self.gate.half.shares(asked.sent))
 
-    @_reply.register
     def _fit(self, asked: wire.Fit) -> Reply:
-        gate, module, sums = self.gate, self._module, self.federation.channel.sums
-        packet = self._packet(asked)
-        if packet.phase != gate.phase_names(asked.round)[asked.phase]:
-            raise Refusal("message")
+        gate, module = self.gate, self.module
+        packet = gate.read(asked)
         if gate.here is not None:
             gate.base = gate.here
             self._states = {START: self._states[START], gate.base: self._state(gate.base)}
@@ -197,18 +148,14 @@ class Site:
         # A sum may be made without sites that are lost later; their noise is then missing.
         noisy = masks.needed(len(gate.half.sites)) if gate.half else len({*asked.cohort})
         reply = module.federation.answer(self.name, packet, asked.round, asked.phase, noisy)
-        if sums is not None and len(sums.read(reply)):
-            if gate.half is None or not asked.boxes:
-                raise Refusal("sums")
-            reply = gate.half.masked(sums, reply, asked.boxes)
+        reply = gate.masked(reply, asked)
         gate.phases.append(asked.phase)
         return wire.Trained.to(asked, **self._spent(), body=reply.to_bytes())
 
-    @_reply.register
     def _evaluate(self, asked: wire.Evaluate) -> Reply:
-        module, is_test = self._module, asked.split == "test"
+        module, is_test = self.module, asked.split == "test"
         module.next_round = asked.round + 1
-        with self.arrived(self._packet(asked)), torch.no_grad():
+        with self.arrived(self.gate.read(asked)), torch.no_grad():
             self.metrics = module.evaluate_client(self.name, asked.split, keep=is_test)
         point = None
         if is_test and module.chooser is not None:
@@ -222,16 +169,10 @@ class Site:
         diverged, metrics = bool(module.diverged({self.name: self.metrics})), _leaving(self.metrics)
         return wire.Measured.to(asked, metrics=metrics, diverged=diverged, point=point, small=small)
 
-    @_reply.register
     def _across(self, asked: wire.Across) -> Reply:
         """Evaluates the site's personal model and sends it, or evaluates another site's."""
-        module, packet, channel, body = self._module, self._packet(asked), Channel(), b""
+        module, packet, channel, body = self.module, self.gate.read(asked), Channel(), b""
         if asked.of == self.name:
-            if neighbours.store_in(module.local.split.base) is not None:
-                raise policy.VetoError(
-                    "The personal model holds features of training patients, so it is not sent to "
-                    "other sites (across=true)."
-                )
             with self.arrived(packet):
                 model = module.federation.personal_model(self.name)
             message = Message("across", {"model": model})
@@ -252,7 +193,6 @@ class Site:
             metrics = module.task.evaluate(batches)
         return wire.Tested.to(asked, metrics=_leaving(metrics), body=body)
 
-    @_reply.register
     def _commit(self, asked: wire.Commit) -> Reply:
         needed = {*asked.needed, asked.round}
         save_sealed(self._state(asked.round), self._file(asked.round))
@@ -263,26 +203,24 @@ class Site:
         self.gate.here = asked.round
         if (loss := self.client.training_loss) is not None:
             loss = scores.rounded(loss)
-        return wire.Committed.to(asked, **self._spent(), loss=loss, epsilon=self.epsilon())
+        return wire.Committed.to(asked, **self._spent(), loss=loss, epsilon=self.gate.epsilon())
 
-    @_reply.register
     def _load(self, asked: wire.Load) -> Reply:
         return wire.Loaded.to(asked, digest=self.federation.digests()[f"client/{self.name}"])
 
-    @_reply.register
     def _onboard(self, asked: wire.Onboard) -> Reply:
         """Joins a trained federation; its model stays here."""
         if asked.phase == 0:
             sizes = [algorithm.ClientInfo(c.id, c.num_samples) for c in asked.clients]
             self.folder = self._folder_of(asked, "-joined")
-            module = self.module = self.workplace.join(sizes)
+            module = self.workplace.join(sizes)
             self._newcomer = newcomer_of(module, self.name, self.workplace.joins)
-            self.gate.start("", [c.id for c in sizes])  # no longer part of another session
+            self.gate.start("", [c.id for c in sizes], module)  # no longer part of another session
             self.guard()
         assert self._newcomer is not None
-        packet, body, metrics = self._packet(asked), b"", dict[str, float]()
+        packet, body, metrics = self.gate.read(asked), b"", dict[str, float]()
         if asked.last:
-            module, client = self._module, self._newcomer.client
+            module, client = self.module, self._newcomer.client
             rules = onboarding.rules_of(module.federation.algorithm)
             model = rules.onboard(client, self._newcomer.begin(packet))
             model, metrics = tested(module, client, model, asked.point)
@@ -302,16 +240,12 @@ class Site:
     def guard(self) -> None:
         """Called when the site has joined a federation, before it trains."""
 
-    def after(self, asked: Request, reply: Reply) -> None:
-        """Called before the answer to a request leaves; an error it raises becomes the answer."""
+    def keep(self, asked: Request, reply: Reply) -> None:
+        """Called before the answer to a request leaves."""
 
     def joined(self, newcomer: Newcomer, model: Tensors, metrics: dict[str, float]) -> None:
         """Called with the model of a site that has joined a trained federation."""
         save_tensors(self._root.parent / f"{self._root.name}-joined.safetensors", model)
-
-    def epsilon(self) -> float | None:
-        """Returns what the run has spent on the site's patients, if it may be said."""
-        return None
 
     @contextmanager
     def arrived(self, packet: Packet) -> Iterator[None]:
@@ -323,20 +257,8 @@ class Site:
         finally:
             del arrived[self.name]
 
-    @property
-    def _module(self) -> FederatedModule:
-        assert self.module is not None
-        return self.module
-
     def _spent(self) -> dict[str, Any]:
         return {"steps": self.client.steps_done, "passes": tuple(self.client.passes)}
-
-    def _packet(self, asked: Request) -> Packet:
-        try:
-            return Packet.from_bytes(asked.body, self._module.federation.most_elements)
-        except CodecError as error:
-            self.log.getChild("refused").warning("A message was refused: %s", error)
-            raise Refusal("message") from error
 
     def _go_to(self, number: int) -> None:
         """Restores the state of a kept round."""
@@ -379,12 +301,6 @@ def newcomer_of(module: FederatedModule, site: str, steps: int) -> Newcomer:
     client = module.federation.clients[site]
     client.state = dict(module.federation.client_start)  # which is on the network's device
     return Newcomer(module.federation, client)
-
-
-def _said(asked: Request) -> str:
-    """A request in the log: its kind and place, and nothing else from outside."""
-    where = f", round {asked.round + 1}, phase {asked.phase}" if asked.round != START else ""
-    return f"The request {asked.kind}{where}"
 
 
 FACTS = (

@@ -29,10 +29,10 @@ from medfed.records.folder import RunFolder, save_tensors, with_nan
 from medfed.run import federating, results
 from medfed.run.cohort import cohort_record
 from medfed.run.experiment import Experiment
-from medfed.run.privacy import Protection, protections, record
+from medfed.run.privacy import protections, record
 from medfed.sites import masks, wire
 from medfed.sites.agreement import Agreed, SiteFile
-from medfed.sites.policy import COUNTED, SPENT, Counted, Spending
+from medfed.sites.policy import COUNTED, SPENT, Counted, Meter, Spending
 from medfed.sites.site import ConfiguredSite, Site
 from medfed.sites.wire import START, Reply, Request
 from medfed.standalone import errors, files
@@ -71,8 +71,6 @@ class RecordingSite(Site):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._protection: Protection | None = None
-        self._gradients = 0  # of this session, also of rounds that came to nothing
         self.ledger = Ledger()  # the bytes that this site has sent and received in finished rounds
         self.history: list[Record] = []  # its validation metrics
         self._of_round, self._turn, self._hospitals = Ledger(), (START, 0), 1
@@ -88,8 +86,8 @@ class RecordingSite(Site):
         config = self._opened(run, str(run.folder) if run.config_yaml.is_file() else None)
         self.ledger, self.history = Ledger(federating.preprocessing(self.workplace.exchanged)), []
         self.guard()
-        if self._protection is not None:
-            self.spending.check(run.folder.name, self._protection)
+        if (meter := self.gate.meter) is not None:
+            self.spending.check(meter.run, meter.by)
         self._turn, self._of_round = (START, 0), Ledger()
         if config.resume and run.ledger_csv.is_file():
             self.ledger = Ledger.from_csv(run.ledger_csv.read_text("utf-8"))
@@ -107,16 +105,17 @@ class RecordingSite(Site):
 
     def guard(self) -> None:
         """Starts to count the noisy gradients of a new session."""
-        self._protection, self._gradients = None, 0
         config, clients = self.workplace.config, self.workplace.data.clients
         if config.privacy.example is not None:
-            self._protection = protections(config, clients, self.federation)[self.name]
+            taken = self.client.trainer.gradients
+            for by in protections(config, clients, self.federation).values():
+                place = self.spending, self.folder.name, by
+                self.gate.meter = Meter(*place, lambda: taken.gradient_passes)
 
-    def after(self, asked: Request, reply: Reply) -> None:
-        """Records a request before its answer leaves; an error that it raises is the answer."""
+    def keep(self, asked: Request, reply: Reply) -> None:
+        """Records a request before its answer leaves."""
         if isinstance(asked, wire.Hello | wire.Agree | wire.Begin):
             return
-        self._spend()
         run, number = RunFolder(self.folder), asked.round
         if (number, asked.attempt) != self._turn:
             self._turn, self._of_round = (number, asked.attempt), Ledger()
@@ -138,20 +137,6 @@ class RecordingSite(Site):
             files.write_json(run.validation_json, [(r.round, r.metrics) for r in self.history])
         elif isinstance(asked, wire.Evaluate):
             self._finish(asked)
-            self._test(asked.body)  # last: the model is kept where its metrics may not leave
-        elif isinstance(asked, wire.Across) and asked.of != self.name:
-            self._test(asked.body)
-
-    def _test(self, model: bytes) -> None:
-        self.gate.answered.add_test(model, self.workplace.policy.test_metrics)
-
-    def _spend(self) -> None:
-        """Counts the noisy gradients since the last request, before what they gave leaves."""
-        if self._protection is not None:
-            taken = self.client.trainer.gradients.gradient_passes
-            new, self._gradients = taken - self._gradients, taken
-            if new:
-                self.spending.add(self.folder.name, self._protection, new)
 
     def joined(self, newcomer: Newcomer, model: tensors.Tensors, metrics: dict[str, float]) -> None:
         """Writes the folder of a site that has joined a trained federation."""
@@ -162,20 +147,6 @@ class RecordingSite(Site):
         federation.ledger = Ledger([*before, *newcomer.ledger.entries])
         self._hospitals = len(federation.ids) + 1
         self._report(self._experiment(config, metrics), None, (client.steps_done, client.passes))
-        self._test(tensors.digest(model).encode())
-
-    def epsilon(self) -> float | None:
-        """Returns what the run has spent so far, unless ``policy.parts`` does not name it."""
-        parts = self.workplace.policy.parts
-        if self._protection is None or not (parts is None or "epsilon" in parts):
-            return None
-        return self._protection.epsilon(self._taken())
-
-    def _taken(self) -> int:
-        """The noisy gradients of the run of the folder."""
-        if self._protection is None:
-            return 0
-        return self._protection.uses * self.spending.draws(self.folder.name)
 
     def _finish(self, asked: wire.Evaluate) -> None:
         """Writes the model of the selected round, its metrics, and its bundle."""
@@ -197,7 +168,7 @@ class RecordingSite(Site):
 
     def _experiment(self, config: RunDescription, metrics: dict[str, float]) -> Experiment:
         """Returns the run of this client alone, with its test metrics."""
-        place, module = self.workplace, self._module
+        place, module = self.workplace, self.module
         evaluation = PersonalEvaluation(*place.task.selection)
         evaluation.test, evaluation.cases = {self.name: metrics}, dict(module.cases)
         evaluation.points = dict(module.points)
@@ -211,10 +182,12 @@ class RecordingSite(Site):
         summary = results.summarise(config, module, evaluation, best, {self.name: spent})
         summary["hospitals"] = self._hospitals  # only this client: a mean over clients is its value
         results.write_tables(experiment, summary, best)
-        if (by := self._protection) is not None:
-            kept = record(config, module.federation, {self.name: by}, {self.name: self._taken()})
+        if (meter := self.gate.meter) is not None:
+            of = {self.name: meter.by}, {self.name: meter.taken()}
+            kept = record(config, module.federation, *of)
             files.write_json(RunFolder(folder).privacy_json, kept)
         results.draw(experiment, best)
+        self.log.info("The model and metrics of this site are in %s.", folder)
         try:
             self.keep_bundle(folder)
         except errors.MedfedError as error:  # the model and the other results exist without it

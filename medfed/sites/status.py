@@ -8,10 +8,12 @@ the terminal.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import msgspec
 from rich.console import Group
@@ -125,10 +127,14 @@ def tables(run: RunFolder) -> Group:
     title = f"Round {min(status.round + 1, status.rounds)} of {status.rounds}: {status.doing}"
     sites, kinds = [], []
     noisy = any(site.epsilon is not None for site in status.sites.values())
-    file = run.withdrawn_json
-    left = untrusted.read_json(file).get("sites", ()) if file.is_file() else ()
+    kept = {"sites": run.withdrawn_json, "absent": run.absences_json}
+    every = ((key, file) for key, file in kept.items() if file.is_file())
+    read = {key: untrusted.read_json(file, dict[str, Any]) for key, file in every}
+    left, absent = (read.get(key, {}).get(key, {}) for key in kept)
+    missed = Counter(site for names in absent.values() for site in names)
     for name, site in status.sites.items():
         state = "withdrawn" if name in left else site.state
+        state += f", missed {missed[name]}" if missed[name] else ""
         counts = [c for (known, _), c in traffic.counts.items() if known == name]
         sizes = (size(sum(c[i] for c in counts)) for i in (1, 2))
         line = [shown(name), shown(state, 1000), site.since, str(site.round + 1), *sizes]
@@ -138,7 +144,7 @@ def tables(run: RunFolder) -> Group:
         if counts := [c for (_, known), c in traffic.counts.items() if known == kind]:
             requests, down, up = (sum(column) for column in zip(*counts, strict=True))
             kinds.append([kind, f"{requests:,}", size(down), size(up), meaning])
-    of_sites = ["site", "state", "since", "rounds", "sent to it", "received from it"]
+    of_sites = ["site", "state", "since", "last round", "sent to it", "received from it"]
     of_sites += ["epsilon"] * noisy
     of_kinds = ("request", "how many", "to sites", "from sites", "what it is")
     return Group(

@@ -11,7 +11,7 @@ import json
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from medfed.sites.agreement import Agreed, SiteFile, fingerprints
 from medfed.sites.gate import Refusal
 from medfed.sites.policy import COUNTED, Counted, Policy, VetoError
 from medfed.sites.site import Site, own_data, versions_here
-from medfed.sites.wire import Facts, Greeting, Reply, Request
+from medfed.sites.wire import Facts, Greeting, Reply
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError, SiteError
 from medfed.studies.cohorts import Cohort, Opener
 from medfed.studies.page import write_study
@@ -132,24 +132,14 @@ class StudySite(Site):
 
     workplace: StudyPlace  # type: ignore[assignment]
 
-    def _reply(self, asked: Request) -> Reply:  # type: ignore[override]
-        """Does what an admitted request asks."""
-        handlers: dict[type[Request], Callable[[Any], Reply]]
-        handlers = {wire.Begin: self._opened, wire.Bring: self._brought, wire.Ask: self._asked}
-        if isinstance(asked, wire.Hello | wire.Agree | wire.Keys | wire.Shares | wire.Unmask):
-            return super()._reply(asked)
-        if type(asked) not in handlers:
-            raise Refusal("order")
-        return handlers[type(asked)](asked)
-
-    def _opened(self, asked: wire.Begin) -> Reply:
-        self.gate.start(asked.session, [c.id for c in asked.clients])
+    def _begin(self, asked: wire.Begin) -> Reply:
         steps = [1 if isinstance(part, Separate) else _STEPS for part in self.workplace.parts]
+        self.gate.start(asked.session, [c.id for c in asked.clients], None)
         self.gate.phase_names = lambda number: ("step",) * steps[number]
         self._pooled = sum(c.num_samples for c in asked.clients)
         return wire.Begun.to(asked, rounds=[])
 
-    def _brought(self, asked: wire.Bring) -> Reply:
+    def _bring(self, asked: wire.Bring) -> Reply:
         """Keeps a bundle; it is opened by the first question, and runs nothing of itself."""
         hashes = {bundle.name: bundle.manifest for bundle in self.workplace.plan.bundles}
         manifest = hashes.get(asked.of) or ""
@@ -159,11 +149,10 @@ class StudySite(Site):
         except DataError as error:
             self.log.getChild("refused").warning("%s", error)
             raise Refusal("message") from error
-        self.gate.answered.add_test(asked.body, self.workplace.policy.test_metrics)
         self.workplace.models[asked.of] = folder
         return wire.Taken.to(asked)
 
-    def _asked(self, asked: wire.Ask) -> Reply:
+    def _ask(self, asked: wire.Ask) -> Reply:
         place, gate = self.workplace, self.gate
         part = place.parts[asked.round]
         most = self._pooled * place.policy.plans // TIMES

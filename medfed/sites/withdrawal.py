@@ -76,9 +76,11 @@ def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
     checkpoints = run.rounds
     last = int(checkpoints[-1].stem.removeprefix("round_")) + 1 if checkpoints else 0
     gone = known.setdefault(site, _Withdrawal(last, []))
+    then = f"resume the run with {', '.join(left)}"
+    if run.summary_json.is_file():
+        then = "the run has finished, so there is nothing to resume"
     lines = [
-        f"{site} takes part in no round after round {gone.after} of the run in {folder}; resume "
-        f"the run with {', '.join(left)}."
+        f"{site} takes part in no round after round {gone.after} of the run in {folder}; {then}."
     ]
     if forget:
         for path in filter(Path.is_file, [*checkpoints, run.best_ckpt]):

@@ -47,9 +47,12 @@ def test_a_hospital_reads_what_it_has_and_what_would_leave(hospital, capsys):
     assert "Never leaves: images, rows, names or ids of patients" in said
     (line,) = re.findall(r"has no line agreed, .* add the line: (agreed: [0-9a-f]{64}) ", said)
     assert said.endswith("Site Bern is ready.")
+    assert "at the end the metrics over 16 test patients, whether these are few" in said
     written = (hospital / "site.yaml").read_text()
-    (hospital / "site.yaml").write_text(f"{written}{line}\n")
-    assert "Approved: agreed in the file of site Bern names this study." in look(hospital, capsys)
+    (hospital / "site.yaml").write_text(f"{written}{line}\npolicy: {{test_metrics: 0}}\n")
+    less = look(hospital, capsys)
+    assert "Approved: agreed in the file of site Bern names this study." in less
+    assert "at the end nothing of the test patients (policy.test_metrics). Also" in less
     (hospital / "site.yaml").write_text(written)
     assert not any(name in said for name in ("P001", "Basel │", "ours.csv │"))
     assert sorted(hospital.iterdir()) == before

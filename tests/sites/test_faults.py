@@ -355,6 +355,19 @@ def test_too_few_sites_stop_the_run(tmp_path: Path):
     assert (tmp_path / "server" / "round_00000.ckpt").is_file()  # to be resumed from
 
 
+def test_the_status_names_who_is_away_where_a_run_stops(tmp_path: Path):
+    """It said of all sites that they are there, below the sentence that they did not answer."""
+    transport = Faulty(toy_sites(tmp_path, METHOD))
+    module = coordinated(transport, METHOD, terms=dataclasses.replace(IMPATIENT, quorum=0.9))
+    transport.deaf = lambda asked: asked.site == "c1" and asked.round == 1
+    said: list[tuple[str, dict[str, str]]] = []
+    attendance = module.coordinator.attendance
+    attendance.tell = lambda doing, number, away, at: said.append((doing, dict(away)))
+    with pytest.raises(SiteError, match="too few answer"):
+        fit(module, tmp_path / "server", ROUNDS)
+    assert said[-1] == ("waits for sites", {"c1": "it did not answer"})
+
+
 def test_methods_that_need_all_wait_for_all(tmp_path: Path):
     """The quorum of half does not count: the round is repeated with the site that was away."""
     transport = Faulty(toy_sites(tmp_path, "fedsplit"))
@@ -379,14 +392,14 @@ def test_a_busy_site_is_left_out_and_comes_back(tmp_path: Path):
     def slow(name: str, request: bytes, timeout: float) -> bytes:
         asked = Request.from_bytes(request)
         if is_at("fit", "c1", 1)(asked) and asked.attempt == 0:
-            site._lock.acquire()  # as a thread that computes would
+            site.gate.lock.acquire()  # as a thread that computes would
             busy.set()
         if name == "c1" and asked.kind == "evaluate" and asked.round == 1:
             pytest.fail("it was asked although it was busy")
         answered = call(name, request, timeout)
         if name == "c1" and asked.kind == "agree" and busy.is_set():
             busy.clear()  # by when it is asked for the next round, and has said so once
-            site._lock.release()
+            site.gate.lock.release()
         return answered
 
     transport.inner.call = slow  # type: ignore[method-assign]
@@ -402,7 +415,7 @@ def test_probes_end_with_the_run(tmp_path: Path):
     transport = Faulty(toy_sites(tmp_path, METHOD))
     module = coordinated(transport, METHOD, terms=dataclasses.replace(QUICK, probe=0.01))
     caller, busy = module.coordinator.caller, transport.inner.sites["c1"]
-    transport.before = lambda asked: is_at("fit", "c1", 1)(asked) and busy._lock.acquire()
+    transport.before = lambda asked: is_at("fit", "c1", 1)(asked) and busy.gate.lock.acquire()
     with caller:
         fit(module, tmp_path / "server", ROUNDS)
         assert module.coordinator.attendance.away == {"c1": "it was busy"}

@@ -88,7 +88,7 @@ def test_every_refusal_is_in_the_log(kind, tmp_path: Path, caplog):
         reply = wire.Reply.from_bytes(site.answer(request.to_bytes()))
         assert reply.status != "ok"
         assert len(caplog.records) == lines + 1
-    with site._lock:
+    with site.gate.lock:
         assert wire.Reply.from_bytes(site.answer(own.to_bytes())).status == "busy"
     assert caplog.records[-1].levelno == logging.WARNING
 

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from medfed.commands.deploy import main
+from medfed.config.compose import load
+from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle
-from medfed.delivery.main import keep_bundle
+from medfed.delivery.main import export, keep_bundle
 from medfed.federation.wire.ledger import Ledger
+from medfed.records.folder import Run
 from medfed.run.onboarding import onboard
 from medfed.sites import wire
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.deploying import FINISHED, STOPPED, Deployment, outcome, run_coordinator
 from medfed.sites.newcomers import agreed_for
 from medfed.sites.site_folder import hospital
-from tests.integration.runs import left_in, run
+from medfed.standalone.errors import ConfigError
+from tests.integration.runs import left_in, resume, run
 from tests.sites.direct import Direct
 from tests.sites.hospitals import as_left
 from tests.sites.tables import EXPERIMENT, SITES, write_table
@@ -45,9 +51,12 @@ def joined(root: Path, order: Deployment, transport: Direct) -> tuple[str, str]:
     told = root / "told"
     shutil.rmtree(told, ignore_errors=True)
     told.mkdir()
-    run_coordinator(
-        Deployment(**{**vars(order), "output": str(told), "terms": TERMS}).text(), transport
-    )
+    text = Deployment(**{**vars(order), "output": str(told), "terms": TERMS}).text()
+    with warnings.catch_warnings(record=True) as remarks:
+        warnings.simplefilter("always")
+        run_coordinator(text, transport)
+    # It printed them to whoever follows the run.
+    assert [str(r.message) for r in remarks if "LeafSpec" in str(r.message)] == []
     return outcome(told)
 
 
@@ -112,6 +121,29 @@ def test_the_hospital_keeps_its_model(done):
     assert list(json.loads((folder / "splits.json").read_text())["clients"]) == [NEW]
     with (folder / "cases.csv").open(newline="") as file:
         assert {row["client"] for row in csv.DictReader(file)} == {NEW}
+
+
+def test_the_coordinators_folder_says_where_models_are(done):
+    """It said that preprocessing.json is damaged, or that another configuration is resumed."""
+    root, _ = done
+    server, keys = Run(root / "server"), [f"run={root / 'server'}", "bits=2"]
+    table = f"data.path={root / 'all.csv'}"
+    asked = {
+        "export": lambda: export(checked(load(keys, "export"))),
+        "model": lambda: server.model(OTHERS[0]),
+        "init": lambda: run(root / "other", *SHORT, f"init.weights={root / 'server'}", table),
+        "preprocessing": lambda: server.preprocessing,
+    }
+    for ask in asked.values():
+        with pytest.raises(ConfigError, match=r"was across sites, and this is the coordinator's"):
+            ask()
+    with pytest.raises(ConfigError, match=r"its coordinator resumes by medfed deploy resume="):
+        resume(root / "server", *SHORT, table)
+    log = (root / OTHERS[0] / "medfed" / "log.txt").read_text()
+    (named,) = {*re.findall(r"The model and metrics of this site are in (.*)\.\n", log)}
+    keys = [f"run={named}", f"out={root / 'smaller'}", "bits=2"]
+    (bundle,) = export(checked(load(keys, "export")))
+    assert read_bundle(bundle).metadata["medfed"]["client"] == OTHERS[0]
 
 
 def test_another_configuration_and_a_site_that_is_not_there_stop_it(done):

@@ -152,11 +152,12 @@ def test_a_round_that_the_others_miss_is_refused(start, agreed, tmp_path):
     assert "Site Basel has 100.0 % of a round's training samples" in log
 
 
-def test_test_metrics_and_pictures_may_stay_at_a_site(start, agreed, tmp_path):
+def test_test_metrics_and_pictures_may_stay_at_a_site(start, agreed, tmp_path, caplog):
     lines = "policy: {test_metrics: 0, pictures: false}"
     sites = {"Basel": start(lines), "Bern": start("policy: {test_metrics: 1}", name="Bern")}
     summary = across(tmp_path, agreed, sites)
     assert summary["not_tested"] == ["Basel"]
+    assert "Not tested: Basel: its policy, or the least number" in caplog.text  # it did answer
     assert [*summary["clients"]] == ["Bern"]
     (kept,) = (tmp_path / "Basel" / "medfed").glob("clinical*")
     assert (kept / "models" / "Basel.safetensors").is_file()  # it has its model all the same
@@ -180,6 +181,9 @@ WRONG = {
     "policy: {lest: 3}": r"policy\.lest is unknown",
     "policy: {largest_share: 0}": r"policy\.largest_share: expected float > 0",
     "policy: [shared]": "policy: expected object, got array",
+    # They had no effect, and nobody was told.
+    "policy.least: 20": r"write policy\.least as policy: {least: \.\.\.}",
+    "trainer.devices: [1]": r"write trainer\.devices as trainer: {devices: \.\.\.}",
 }
 
 

@@ -17,15 +17,19 @@ from medfed.functional.privacy import epsilon, renyi
 from medfed.records.folder import RunFolder
 from medfed.run.privacy import Protection
 from medfed.sites.agreement import Agreed, SiteFile
+from medfed.sites.calls import Caller
 from medfed.sites.check import check_site
+from medfed.sites.newcomers import _reopened, agreed_for, onboard
 from medfed.sites.policy import Ceiling, Spending, VetoError
 from medfed.sites.run import coordinate
 from medfed.sites.site_folder import hospital
 from medfed.sites.status import tables
-from medfed.standalone.errors import SiteError
+from medfed.sites.withdrawal import SitesRecord
+from medfed.standalone.errors import ConfigError, SiteError
 from tests.sites.direct import Direct
 from tests.sites.hospitals import QUICK
 from tests.sites.tables import EXPERIMENT, write_table
+from tests.sites.toy_sites import opened
 
 TWO = ("Basel", "Bern")
 EXAMPLE = "privacy.example={epsilon:4,delta:1e-3,clip:1.0}"
@@ -35,9 +39,9 @@ WORDS = (
 )  # fmt: skip
 
 
-def sites(root: Path, agreed: Agreed, lines: str = "") -> dict:
+def sites(root: Path, agreed: Agreed, lines: str = "", names: tuple[str, ...] = TWO) -> dict:
     started = {}
-    for name in TWO:
+    for name in names:
         (root / name).mkdir(exist_ok=True, parents=True)
         write_table(root / name / "ours.csv", (name,))
         text = f"site: {name}\ndata: {{path: ours.csv}}\npictures: {{format: none}}\n{lines}\n"
@@ -113,6 +117,23 @@ def test_repeated_rounds_spend_again(tmp_path):
     kept = json.loads(folder.read_text())["example"]["clients"]["Basel"]
     assert kept["draws"] == 4 < kept["gradients"] == 6
     assert kept["epsilon"] > 4
+
+
+def test_no_hospital_joins_a_run_with_noise_per_patient(tmp_path):
+    """It failed there with a KeyError, and the coordinator read that word alone."""
+    agreed = Agreed(TWO, (*WORDS, EXAMPLE))
+    across(tmp_path, agreed, sites(tmp_path, agreed))
+    with pytest.raises(ConfigError, match="to let hospitals join"):
+        agreed_for(tmp_path / "server", "Chur", 3)
+    late = Agreed((*TWO, "Chur"), agreed.overrides, joins=3)
+    site = sites(tmp_path, late, names=("Chur",))["Chur"]
+    run = SitesRecord.read(tmp_path / "server")
+    caller = opened(Caller(Direct({"Chur": site}), ["Chur"], QUICK))
+    federation = _reopened(RunFolder(tmp_path / "server"), run.clients)
+    with pytest.raises(SiteError, match="Chur: it failed"):  # one that asks nevertheless
+        onboard(caller, federation, "Chur", run)
+    log = (tmp_path / "Chur" / "medfed" / "log.txt").read_text()
+    assert "Client Chur was not part of the run, so privacy.example gives it no noise" in log
 
 
 def test_a_ceiling_holds_for_all_runs_and_refuses_studies_without_noise(tmp_path, capsys):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from medfed.records.folder import Run
+from medfed.sites.status import show
 from medfed.sites.wire import Request
 from tests.integration.runs import CLINICAL, run
 from tests.sites.hospitals import QUICK, across, as_left, direct, same
@@ -74,7 +75,7 @@ class Killed(BaseException):
     """The coordinator's end."""
 
 
-def test_a_run_is_resumed_although_a_site_is_not_there(tmp_path: Path):
+def test_a_run_is_resumed_although_a_site_is_not_there(tmp_path: Path, caplog, capsys):
     """What it leaves equals a simulation that is told the absences which its folder records."""
     overrides = (*CLINICAL, "algorithm=fedavg", "partition.num_clients=3")
     names = [f"hospital_{n}" for n in range(3)]
@@ -98,7 +99,13 @@ def test_a_run_is_resumed_although_a_site_is_not_there(tmp_path: Path):
         return type(again).call(again, site, request, timeout)
 
     again.call = back  # type: ignore[method-assign]
+    caplog.set_level("INFO", "medfed.sites.run")
     across(folder, again, names, *overrides, f"resume={folder}")
+    line = f"Not all sites took part in all rounds: {names[1]} missed 1; absences.json says why."
+    assert line in caplog.text
+    capsys.readouterr()
+    show(folder)
+    assert capsys.readouterr().out.count("missed") == 1
     record = json.loads((folder / "absences.json").read_text())
     assert record["absent"] == {"1": [names[1]]}
     run(tmp_path / "simulation", *overrides, record["simulation"])
@@ -114,8 +121,8 @@ def test_a_site_that_is_busy_to_the_end_is_asked_no_more_after_it(tmp_path: Path
 
     def works(site: str, request: bytes, timeout: float) -> bytes:
         asked = Request.from_bytes(request)
-        if (asked.kind, asked.round, site) == ("fit", 1, names[1]) and not busy._lock.locked():
-            busy._lock.acquire()  # as a thread that computes would
+        if (asked.kind, asked.round, site) == ("fit", 1, names[1]) and not busy.gate.lock.locked():
+            busy.gate.lock.acquire()  # as a thread that computes would
         return call(site, request, timeout)
 
     transport.call = works  # type: ignore[method-assign]

@@ -87,6 +87,7 @@ def test_the_run_goes_on_as_a_simulation_without_it(stopped, capsys):
     main(["site", "withdraw", f"run={server}", "site=Bern", "forget=true"])
     said = capsys.readouterr().out
     assert "Bern takes part in no round after round 1" in said
+    assert "; resume the run with Basel, Chur." in said
     assert "has deleted its state of this site: num_samples." in said
     main(["site", "status", f"run={server}"])
     shown = capsys.readouterr().out
@@ -101,6 +102,9 @@ def test_the_run_goes_on_as_a_simulation_without_it(stopped, capsys):
     summary = go_on(sites("Basel", "Chur"), resume)
     assert list(summary["clients"]) == ["Basel", "Chur"]
     assert summary["not_tested"] == ["Bern"]
+    capsys.readouterr()
+    main(["site", "withdraw", f"run={server}", "site=Bern"])
+    assert "; the run has finished, so there is nothing to resume." in capsys.readouterr().out
     absences = json.loads((server / "absences.json").read_text())
     assert absences["absent"] == {"1": ["Bern"]}
     # The simulation that the record names, of one table of all.
