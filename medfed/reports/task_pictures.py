@@ -107,7 +107,7 @@ def _gains(task: Task, verdicts: Verdicts, best: str, looks: Looks) -> charts.Pi
     return charts.Picture(
         figure,
         "The gain of each hospital over training alone, with its 95 % interval. Left of the line, "
-        f"the hospital would be better off alone.{charts.arrows(figure)}",
+        f"the hospital scores worse than alone.{charts.arrows(figure)}",
     )
 
 

@@ -143,6 +143,18 @@ def test_patients_are_drawn_anew_alike_for_all_methods(sweep):
             assert found[7, i] == pytest.approx(roc_auc_score(label, score))
 
 
+def test_seeds_on_one_split_do_not_narrow_the_interval_over_its_patients(sweep, tmp_path):
+    """Their mean is that of models on the same draws of patients, as wide as that of one seed."""
+    ((_, verdicts),) = report(sweep / "split_0", tmp_path / "out").tasks
+    for method in ("local", "fedavg"):
+        runs = [Run(sweep / "split_0" / f"{method}_{seed}") for seed in (0, 1)]
+        drawn = [resampled_of(one, "auroc", one.clients, seed=0) for one in runs]
+        found = verdicts[method].scores.resampled[0]
+        np.testing.assert_allclose(found, np.mean(drawn, axis=0), rtol=1e-12)
+        one, mean = drawn[0].mean(axis=1).std(), found.mean(axis=1).std()
+        assert mean > 0.8 * one  # draws of their own would give 0.7
+
+
 def test_reading_numbers_needs_no_pytorch(sweep, tmp_path):
     """Whoever reports or compares tables of finished runs does not wait for it."""
     script = (
