@@ -264,7 +264,7 @@ def share_harmed(gains: Mapping[str, Gain]) -> Harm:
     surely = tuple(c for c, gain in gains.items() if gain.verdict == "worse")
     better = sum(gain.verdict == "better" for gain in known)
     ends = len(surely) / len(known), 1 - better / len(known)
-    if all(math.isnan(gain.difference.p) for gain in known):
+    if all(math.isnan(gain.difference.low) for gain in known):  # too few splits for intervals
         ends = math.nan, math.nan
     return Harm(len(worse) / len(known), *ends, worse, surely, gains)
 

@@ -203,16 +203,19 @@ def test_the_interval_of_the_share_of_harmed_clients_has_the_true_one():
 
 
 def test_clients_of_whom_nothing_is_known_count_for_nothing():
-    unknown = [math.nan] * 3
+    unknown = [math.nan] * 4
     nothing = harm_with(np.array([unknown]).T)
     assert all(map(math.isnan, (nothing.share, nothing.low, nothing.high)))
     one = harm_with(np.array([[-0.1, math.nan]]))  # of one split nothing is known but the mean
     assert one.share == 1
     assert math.isnan(one.low)
     assert math.isnan(one.high)
-    some = harm_with(np.array([[-0.1, -0.11, -0.12], unknown, [0.0] * 3]).T)
+    some = harm_with(np.array([[-0.1, -0.11, -0.12, -0.11], unknown, [0.0] * 4]).T)
     assert (some.share, some.low, some.high) == (0.5, 0.5, 1)
     assert some.surely == ("a",)
+    few = harm_with(np.array([[-0.1, -0.11, -0.12], [0.1, -0.1, 0.2]]).T)
+    assert (few.surely, few.share) == (("a",), 0.5)
+    assert math.isnan(few.low), "fewer than four splits have no interval"
 
 
 @pytest.mark.parametrize("fewest", [3, 20], ids=["all small", "all large"])
