@@ -538,7 +538,8 @@ def advise(
         say(console, filled(_TEMPLATES / "begins.txt", asked=question, **many).strip())
         progress = runner.computed(groups, out, workers)
     advice = choose(question, progress)
-    command = _advice_command(question, advice)
+    algorithm = f"algorithm={advice.use or ALONE}"
+    command = shlex.join(["medfed", "train", *question.overrides, algorithm])
     with writing(folder, "choose another out=FOLDER"):
         write_json(folder / "advice.json", advice.plain())
         write_text(folder / "advice.md", markdown(advice, command))
@@ -552,8 +553,3 @@ def pilot_folder(asked: PilotData, groups: Sequence[Pilot]) -> str:
     # The content of the divisions is among them.
     keys = [cell.key for group in groups for cell in group.final(0)]
     return f"{file_names([asked.name])[asked.name]}-{digest(keys)[:8]}"
-
-
-def _advice_command(asked: PilotData, advice: Advice) -> str:
-    method = advice.use or ALONE
-    return shlex.join(["medfed", "train", *asked.overrides, f"algorithm={method}"])

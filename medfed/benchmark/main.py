@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from medfed.benchmark import runner, tasks
-from medfed.benchmark.plan import groups, shard_of
+from medfed.benchmark.plan import groups
 from medfed.benchmark.runner import Progress
-from medfed.benchmark.suite import Published, wanted_of
+from medfed.benchmark.suite import Published, check_shard, wanted_of
 from medfed.common.console import say, wide_console
 from medfed.common.tables import Table
 from medfed.records.cells import stale_cells
@@ -52,7 +52,8 @@ def benchmark(
     common = ["plugins=[" + ",".join(f'"{p}"' for p in plugins) + "]"] if plugins else []
     root, named = str(Path(data_root).expanduser().resolve()), methods is not None
     every, notes = groups(chosen, by_suite, size, variants, paths, common, root, further, named)
-    mine = list(shard_of(every, shard))
+    job, jobs = check_shard(shard)
+    mine = every[job - 1 :: jobs]
     if not mine:
         raise ConfigError(" ".join(notes) or f"shard={shard} leaves nothing to do; use fewer.")
     console = wide_console()
@@ -189,11 +190,8 @@ def _write_published(file: Path, progress: Sequence[Progress]) -> list[str]:
     sources = dict.fromkeys(suite.source for suite in suites)
     single = any(len(row.means) == 1 for suite in suites for row in suite.published)
     words = {"tables": every, "sources": sources, "margin": MARGIN, "single": single}
-    words |= {
-        "failures": [*_failures(progress)],
-        "hours": hours,
-        "unknown": [suite.name for suite in suites if not suite.published],
-    }
+    words |= {"hours": hours, "failures": [*_failures(progress)]}
+    words["unknown"] = [suite.name for suite in suites if not suite.published]
     page, _, below = filled(_TEMPLATE, **words).partition("====\n")
     write_text(file, page + below)
     for title, table in every:

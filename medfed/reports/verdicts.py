@@ -258,15 +258,14 @@ def share_harmed(gains: Mapping[str, Gain]) -> Harm:
     hospitals below 0 would not do: what resampling adds draws every share towards a half.
     """
     known = [gain for gain in gains.values() if not math.isnan(gain.difference.mean)]
-    if not known:
-        return Harm(math.nan, math.nan, math.nan, gains=gains)
+    count = len(known) or math.nan
     worse = tuple(c for c, gain in gains.items() if gain.difference.mean < 0)
     surely = tuple(c for c, gain in gains.items() if gain.verdict == "worse")
     better = sum(gain.verdict == "better" for gain in known)
-    ends = len(surely) / len(known), 1 - better / len(known)
+    ends = len(surely) / count, 1 - better / count
     if all(math.isnan(gain.difference.low) for gain in known):  # too few splits for intervals
         ends = math.nan, math.nan
-    return Harm(len(worse) / len(known), *ends, worse, surely, gains)
+    return Harm(len(worse) / count, *ends, worse, surely, gains)
 
 
 def plain(verdict: Verdict) -> dict[str, Any]:
