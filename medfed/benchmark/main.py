@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from medfed.benchmark import runner, tasks
-from medfed.benchmark.plan import groups
+from medfed.benchmark.plan import groups, shard_of
 from medfed.benchmark.runner import Progress
-from medfed.benchmark.suite import Published, check_shard, wanted_of
+from medfed.benchmark.suite import Published, wanted_of
 from medfed.common.console import say, wide_console
 from medfed.common.tables import Table
 from medfed.records.cells import stale_cells
@@ -52,8 +52,7 @@ def benchmark(
     common = ["plugins=[" + ",".join(f'"{p}"' for p in plugins) + "]"] if plugins else []
     root, named = str(Path(data_root).expanduser().resolve()), methods is not None
     every, notes = groups(chosen, by_suite, size, variants, paths, common, root, further, named)
-    job, jobs = check_shard(shard)
-    mine = every[job - 1 :: jobs]
+    mine = shard_of(every, shard)
     if not mine:
         raise ConfigError(" ".join(notes) or f"shard={shard} leaves nothing to do; use fewer.")
     console = wide_console()

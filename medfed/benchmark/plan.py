@@ -201,3 +201,9 @@ def groups(
             shared = composed.setdefault(arm.method, {})
             chosen_groups.append(Group(suite, method, where, fewer, added, root, arm, shared))
     return chosen_groups, notes
+
+
+def shard_of(all_groups: Sequence[Group], shard: str | None) -> Sequence[Group]:
+    """Returns the groups of one job of several."""
+    i, n = suites.check_shard(shard)
+    return all_groups[i - 1 :: n]
