@@ -215,7 +215,8 @@ def _bundles(folder: Path) -> Iterable[Family]:
     from medfed.delivery.bundle.bundle import read_bundle, write_manifest
     from medfed.delivery.bundle.weights import load_weights
     from medfed.delivery.export.export import export_run
-    from medfed.records.bundles import MANIFEST, METADATA, MODEL
+    from medfed.records.bundles import MODEL
+    from medfed.records.places import MANIFEST, METADATA
 
     run = medfed.train(*_SHORT, folder=folder / "run").folder
     given = [f"run={run}", "bits=2", "client=hospital_0", "finetune_steps=0"]

@@ -378,14 +378,14 @@ def choose(asked: PilotData, progress: Sequence[Progress]) -> Advice:
         why = " ".join(notes) or "no method was computed."
         raise MedfedError(f"The pilot has nothing to compare: {why}")
     verdicts = judge(task)
-    gains = _gains(task, others, ALONE, asked.count)
+    gains = _gains(asked, task, others, ALONE)
     # Of those that are surely better, so that a lucky one is not preferred to them.
     surely = {name: gain.mean for name, gain in gains.items() if gain.says == "better"}
     alone = ALONE if all(gain.says == "worse" for gain in gains.values()) else ""
     use = max(surely, key=lambda name: surely[name]) if surely else alone
     best = max(others, key=lambda name: np.nan_to_num(gains[name].mean, nan=-math.inf))
     displayed = use if use not in ("", ALONE) else best
-    rivals = _gains(task, [name for name in others if name != displayed], displayed, asked.count)
+    rivals = _gains(asked, task, [name for name in others if name != displayed], displayed)
     group = progress[0].group
     rounds = group.config(group.variants[0]).rounds
     by_name, methods = {p.group.method.name: p for p in progress}, dict[str, Judged]()
@@ -397,8 +397,9 @@ def choose(asked: PilotData, progress: Sequence[Progress]) -> Advice:
     return Advice(use, best, methods, task, group.size.splits, rounds, asked, notes)
 
 
-def _gains(task: Task, names: Sequence[str], other: str, patients: int) -> dict[str, Gain]:
-    """Methods against one, mean over hospitals."""
+def _gains(asked: PilotData, task: Task, names: Sequence[str], other: str) -> dict[str, Gain]:
+    """Methods against one, mean over the hospitals that decide."""
+    patients = sum(len(asked.patients[client]) for client in task.clients)
     means, gains = task.scores[other].means, against(task, other, names)
     known = {name: _defined(task.scores[name].means - means) for name in gains}
     return {
@@ -537,7 +538,8 @@ def advise(
         say(console, filled(_TEMPLATES / "begins.txt", asked=question, **many).strip())
         progress = runner.computed(groups, out, workers)
     advice = choose(question, progress)
-    command = _advice_command(question, advice)
+    algorithm = f"algorithm={advice.use or ALONE}"
+    command = shlex.join(["medfed", "train", *question.overrides, algorithm])
     with writing(folder, "choose another out=FOLDER"):
         write_json(folder / "advice.json", advice.plain())
         write_text(folder / "advice.md", markdown(advice, command))
@@ -551,8 +553,3 @@ def pilot_folder(asked: PilotData, groups: Sequence[Pilot]) -> str:
     # The content of the divisions is among them.
     keys = [cell.key for group in groups for cell in group.final(0)]
     return f"{file_names([asked.name])[asked.name]}-{digest(keys)[:8]}"
-
-
-def _advice_command(asked: PilotData, advice: Advice) -> str:
-    method = advice.use or ALONE
-    return shlex.join(["medfed", "train", *asked.overrides, f"algorithm={method}"])

@@ -52,7 +52,7 @@ def benchmark(
     common = ["plugins=[" + ",".join(f'"{p}"' for p in plugins) + "]"] if plugins else []
     root, named = str(Path(data_root).expanduser().resolve()), methods is not None
     every, notes = groups(chosen, by_suite, size, variants, paths, common, root, further, named)
-    mine = list(shard_of(every, shard))
+    mine = shard_of(every, shard)
     if not mine:
         raise ConfigError(" ".join(notes) or f"shard={shard} leaves nothing to do; use fewer.")
     console = wide_console()
@@ -189,11 +189,8 @@ def _write_published(file: Path, progress: Sequence[Progress]) -> list[str]:
     sources = dict.fromkeys(suite.source for suite in suites)
     single = any(len(row.means) == 1 for suite in suites for row in suite.published)
     words = {"tables": every, "sources": sources, "margin": MARGIN, "single": single}
-    words |= {
-        "failures": [*_failures(progress)],
-        "hours": hours,
-        "unknown": [suite.name for suite in suites if not suite.published],
-    }
+    words |= {"hours": hours, "failures": [*_failures(progress)]}
+    words["unknown"] = [suite.name for suite in suites if not suite.published]
     page, _, below = filled(_TEMPLATE, **words).partition("====\n")
     write_text(file, page + below)
     for title, table in every:

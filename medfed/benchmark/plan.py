@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -203,7 +203,7 @@ def groups(
     return chosen_groups, notes
 
 
-def shard_of(all_groups: Sequence[Group], shard: str | None) -> Iterator[Group]:
-    """Yields the groups of one job of several."""
+def shard_of(all_groups: Sequence[Group], shard: str | None) -> Sequence[Group]:
+    """Returns the groups of one job of several."""
     i, n = suites.check_shard(shard)
-    yield from list(all_groups)[i - 1 :: n]
+    return all_groups[i - 1 :: n]

@@ -26,7 +26,7 @@ from medfed.commands.help import print_usage
 from medfed.common.processes import loading
 from medfed.config.check import check_path
 from medfed.records.folder import RunFolder
-from medfed.records.places import refuse_full
+from medfed.records.places import refusal, refuse_full
 from medfed.sites import actions
 from medfed.standalone.errors import ConfigError, did_you_mean
 
@@ -80,7 +80,7 @@ def _withdraw(run: Path, site: str, forget: str = "false") -> None:
     if forget.lower() not in ("true", "false"):
         raise ConfigError(f"forget must be true or false, not {forget}.")
     if not RunFolder(run).config_yaml.is_file():
-        raise ConfigError(f"run={run} is no run folder (it has no config.yaml).")
+        raise ConfigError(refusal(run, name=f"run={run}"))
     print("\n".join(actions.withdraw(run, site, forget.lower() == "true")))
 
 

@@ -171,6 +171,9 @@ WITHOUT_SMALL = "mean without small"
 # The least test patients of a hospital for a verdict that names it or that it decides, and the
 # least of its rarer class, or with an event or a lesion.
 LEAST_CASES = 10
+# The least share of the resamples that must define a metric: fewer, such as those that drew each
+# of several rare findings, stand for no other patients.
+LEAST_DEFINED = 0.1
 # What a site says of its few test patients, whose number stays there.
 FEW_CASES = f"fewer than {LEAST_CASES} test patients, or of a class, with an event or a lesion"
 
@@ -210,6 +213,17 @@ def mean_of_known(table: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
     return np.where(count > 0, total / np.maximum(count, 1), math.nan)
 
 
+def defining(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the resampled values that are defined; none where they are too few for an interval.
+
+    Example:
+        >>> defining(np.array([0.5, np.nan])).tolist(), defining(np.array([0.5] + [np.nan] * 10))
+        ([0.5], array([], dtype=float64))
+    """
+    known = values[~np.isnan(values)]
+    return known if len(known) >= LEAST_DEFINED * len(values) else known[:0]
+
+
 def redrawn(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Draws resamples that leave a metric undefined anew, from those that define it.
 
@@ -218,10 +232,11 @@ def redrawn(values: NDArray[np.float64]) -> NDArray[np.float64]:
         [0.5, 1.0, 1.0, 1.0]
     """
     # So each resample has a value of each client, and a mean over clients is always of the
-    # same ones. `values`: (W,) a metric of each resample; NaN where it is undefined, or in
-    # all of them.
-    lost = np.isnan(values)
-    return values if lost.all() else np.where(lost, np.resize(values[~lost], len(values)), values)
+    # same ones. `values`: (W,) a metric of each resample; NaN where it is undefined. Where too
+    # few define it, all are NaN.
+    known = defining(values)
+    anew = np.resize(known, len(values)) if len(known) else np.full(len(values), math.nan)
+    return np.where(np.isnan(values) | np.isnan(anew), anew, values)
 
 
 def over_seeds(values: Sequence[float]) -> tuple[float, float | None]:

@@ -80,8 +80,8 @@ def class_scores(probs: Floats, label: Ints, weights: Floats) -> dict[str, Float
 
     Of two classes, ``sensitivity``, ``specificity`` and ``f1`` are those of class 1 where it is the
     more probable one (above 0.5). Of more, they are means over the classes that occur, each against
-    the rest. ``balanced_accuracy`` is the mean recall of the classes that occur, ``auroc`` the mean
-    of one class against the rest (of two classes: that of class 1).
+    the rest; see :func:`mean_of_parts`. ``balanced_accuracy`` is the mean recall of the classes
+    that occur, ``auroc`` the mean of one class against the rest (of two: that of class 1).
 
     ``brier`` is half the mean squared distance between the probabilities and the truth, from 0 to
     1; of two classes that is the mean of ``(p - y)^2``. ``log_loss`` is the mean of the true
@@ -104,13 +104,12 @@ def class_scores(probs: Floats, label: Ints, weights: Floats) -> dict[str, Float
     hits, true = np.einsum("wkk->wk", confusion), confusion.sum(2)
     chosen, total = confusion.sum(1), weights.sum(1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        present = true > 0
-        several = present.sum(1) > 1
+        present, occurs = true > 0, np.isin(range(k), label)
 
         def macro(values: Floats) -> Floats:
             """The mean over the classes that occur; undefined of one, where it says nothing."""
-            mean = np.where(present, values, 0.0).sum(1) / present.sum(1)
-            return np.where(several, mean, np.nan)
+            mean = mean_of_parts(np.where(present, values, np.nan), occurs, 1)
+            return mean if occurs.sum() > 1 else np.full(len(weights), np.nan)
 
         recall, f1 = hits / true, 2 * hits / (true + chosen)
         specificity = 1 - (chosen - hits) / (total[:, None] - true)
@@ -127,19 +126,44 @@ def class_scores(probs: Floats, label: Ints, weights: Floats) -> dict[str, Float
 
 
 def finding_scores(cases: Columns, findings: Sequence[str], weights: Floats) -> dict[str, Floats]:
-    """Returns the AUROC of each finding (``auroc/NAME``), and the mean of those that are defined.
+    """Returns the AUROC of each finding (``auroc/NAME``), and the mean of those with both labels.
 
     Args:
         cases: N known cells by column: ``finding``, ``label`` (0 or 1) and ``probability``.
         findings: Names of all findings.
         weights: (W, N).
     """
-    each = {}
+    each, occurs = {}, []
     for name in findings:
         rows = cases["finding"] == name
-        probability = cases["probability"][rows].astype(float)
-        each[f"auroc/{name}"] = area(probability, cases["label"][rows] == 1, weights[:, rows])
-    return {"auroc": mean_of_known(np.stack([*each.values()]), 0), **each}
+        probability, positive = cases["probability"][rows].astype(float), cases["label"][rows] == 1
+        each[f"auroc/{name}"] = area(probability, positive, weights[:, rows])
+        occurs.append(len({*positive.tolist()}) == 2)
+    parts = np.stack([*each.values()])
+    return {"auroc": mean_of_parts(parts, np.array(occurs)[:, None], 0), **each}
+
+
+def mean_of_parts(parts: Floats, occurs: NDArray[np.bool_], axis: int) -> Floats:
+    """Returns the mean over the classes, findings or regions that occur among the samples.
+
+    Where weights take the samples of one of them away, the mean is undefined: that over the others
+    is another number, and an interval would cover a mixture of both.
+
+    Args:
+        parts: (W, K) or (K, W) a metric of each part, NaN where weights leave it undefined.
+        occurs: Which parts occur among the samples; of a shape that fits.
+        axis: That of the parts.
+
+    Returns:
+        (W,).
+
+    Example:
+        >>> parts = np.array([[0.5, 0.7, np.nan], [0.5, np.nan, np.nan]])
+        >>> mean_of_parts(parts, np.array([True, True, False]), 1).tolist()
+        [0.6, nan]
+    """
+    lost = (np.isnan(parts) & occurs).any(axis)
+    return np.where(lost, np.nan, mean_of_known(np.where(occurs, parts, np.nan), axis))
 
 
 def outcome_scores(predicted: Floats, true: Floats, weights: Floats) -> dict[str, Floats]:

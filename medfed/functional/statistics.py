@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from medfed.common.scores import defining
 from medfed.common.seeding import derive_seed
 
 Floats = NDArray[np.float64]
@@ -87,13 +88,13 @@ def percentiles(
         of: The metric of the patients themselves.
 
     Returns:
-        Its ends; NaN where no resample defines the metric, or the ends leave out the metric.
+        Its ends; NaN where too few resamples define the metric, or the ends leave out the metric.
 
     Example:
         >>> percentiles(np.array([0.0, 0.25, 0.5, 0.75, 1.0, np.nan]), 0.5)
         (0.25, 0.75)
     """
-    known = values[~np.isnan(values)]
+    known = defining(values)
     if not len(known):
         return math.nan, math.nan
     low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
@@ -270,45 +271,3 @@ def shapley(worth: Mapping[frozenset[str], Floats]) -> dict[str, Floats]:
             ways = math.factorial(before) * math.factorial(after)
             shares[member] += ways / orders * (worth[present | {member}] - value)
     return shares
-
-
-def harmed(gains: Sequence[Difference], level: float = 0.95) -> tuple[float, float, float]:
-    """Returns the share of clients that are worse off than alone, and its interval.
-
-    At least those are worse off that Holm's procedure among the clients finds so, and at most all
-    but those that it finds better off. As the chance that it is wrong with any of them is at most
-    ``1 - level``, the interval has the true share at least as often as it says. The share of
-    resampled clients below 0 would not do: what resampling adds draws every share towards a half.
-
-    Args:
-        gains: How much better each client is than alone; NaN where that is unknown, which counts
-            for nothing.
-        level: Of the interval.
-
-    Returns:
-        The share, and the ends of its interval; NaN where nothing is known.
-
-    Example:
-        >>> gains = [difference([-0.1, -0.11, -0.12]), difference([0.1, -0.1, 0.2])]
-        >>> harmed(gains)
-        (0.5, 0.5, 1.0)
-    """
-    known = [g for g in gains if not math.isnan(g.mean)]
-    if not known:
-        return math.nan, math.nan, math.nan
-    share = sum(g.mean < 0 for g in known) / len(known)
-    if all(math.isnan(g.p) for g in known):
-        return share, math.nan, math.nan
-    worse, better = (surely(known, sign, level).count(True) for sign in (-1, 1))
-    return share, worse / len(known), 1 - better / len(known)
-
-
-def surely(gains: Sequence[Difference], sign: int, level: float = 0.95) -> list[bool]:
-    """Returns which gains are of that sign, by Holm's procedure among all of them.
-
-    Example:
-        >>> surely([difference([-0.1, -0.11, -0.12]), difference([0.1, -0.1, 0.2])], -1)
-        [True, False]
-    """
-    corrected = holm([g.p for g in gains])
-    return [p < 1 - level and g.mean * sign > 0 for g, p in zip(gains, corrected, strict=True)]

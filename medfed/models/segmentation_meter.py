@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.scores import mean_of_known
 from medfed.functional.points import AT_POINT, at_point
-from medfed.functional.scores import Floats
+from medfed.functional.scores import Floats, mean_of_parts
 from medfed.models.meters import Batch, Columns, Scan, Spacing, Volumes, scores_of, spacings
 from medfed.standalone.preparation import bounding_box
 
@@ -259,5 +258,7 @@ def _overlap_scores(cases: Columns, regions: Sequence[str], weights: Floats) -> 
             values |= {n: (w * v).sum(1) / w.sum(1) for n, v in by_case.items()}
         scores |= {f"{n}/{region}": v for n, v in values.items()}
     names = dict.fromkeys(n.split("/")[0] for n in scores)
-    means = {n: mean_of_known(np.array([scores[f"{n}/{r}"] for r in regions]), 0) for n in names}
+    occurs = np.isin(regions, cases["region"])[:, None]
+    parts = {n: np.array([scores[f"{n}/{r}"] for r in regions]) for n in names}
+    means = {n: mean_of_parts(values, occurs, 0) for n, values in parts.items()}
     return means | scores

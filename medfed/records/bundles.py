@@ -10,10 +10,10 @@ import msgspec
 
 from medfed.common.schemas import parse_json
 from medfed.common.untrusted import reading
+from medfed.records.places import MANIFEST, METADATA, refusal
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError
 from medfed.standalone.files import replacing_folder
 
-METADATA, MANIFEST = "configs/metadata.json", "configs/manifest.json"
 MODEL, PACKED = "models/model.pt", "models/packed.pt"
 
 
@@ -26,9 +26,7 @@ class Manifest(TypedDict):
 def manifest_hash(folder: Path) -> str:
     """Returns the hash that names a bundle: that of its manifest, which has those of all files."""
     if not (folder / MANIFEST).is_file():
-        raise ConfigError(
-            f"{folder} is no bundle: it has no {MANIFEST}; medfed export and medfed adopt make one."
-        )
+        raise ConfigError(refusal(folder, MANIFEST))
     return sha256((folder / MANIFEST).read_bytes()).hexdigest()
 
 

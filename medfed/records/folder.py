@@ -25,7 +25,7 @@ from medfed.config.compose import changed_keys
 from medfed.config.description import RunDescription, as_yaml
 from medfed.config.sections import Section, select
 from medfed.federation.wire.ledger import Ledger
-from medfed.records.places import Places
+from medfed.records.places import Places, refusal
 from medfed.standalone import errors
 from medfed.standalone.files import atomic, digest, write_json, write_text
 
@@ -292,10 +292,7 @@ class RunFolder(Places):
 
     def _check_opened(self) -> None:
         if not self.config_yaml.is_file():
-            raise errors.CheckpointError(
-                f"{self.folder} is no run folder (it has no config.yaml); name one that a run has "
-                "printed."
-            )
+            raise errors.CheckpointError(refusal(self.folder))
 
     def _check_version(self) -> None:
         """Refuses a run of an earlier minor version, whose classes and keys may be named else."""

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from medfed.config.sections import listed
-from medfed.standalone.errors import CheckpointError, ConfigError
+from medfed.standalone.errors import CheckpointError, ConfigError, few
 from medfed.standalone.files import PARTIAL
+
+# The files by which a run folder and a bundle are known.
+RUN, METADATA, MANIFEST = "config.yaml", "configs/metadata.json", "configs/manifest.json"
 
 
 class _Place:
@@ -46,7 +48,7 @@ class Places:
     start_json = _Place("start.json")  # what became of the weights of init.weights
     start_safetensors = _Place("start.safetensors")  # all entries that the first round starts from
     logger_json = _Place("logger.json")  # by what name W&B or MLflow know the run
-    config_yaml = _Place("config.yaml")  # resolved, facts of the data filled in
+    config_yaml = _Place(RUN)  # resolved, facts of the data filled in
     # After each round.
     checkpoints = _Place("checkpoints")  # round_00000.ckpt, best.ckpt, each with its hash
     best_ckpt = _Place("checkpoints/best.ckpt")
@@ -99,23 +101,27 @@ def check_made(values: Mapping[str, Any]) -> None:
         Traceback (most recent call last):
         ...
         medfed.standalone.errors.CheckpointError: run=/no/such/run is no run folder (it has no \
-config.yaml).
+config.yaml); name one that a run has printed.
     """
-    run = (Places.config_yaml, "run folder")
-    bundle = (Path("configs/metadata.json"), "bundle")
-    for key, (file, kind) in {"run": run, "resume": run, "bundle": bundle}.items():
+    for key, file in {"run": RUN, "resume": RUN, "bundle": METADATA}.items():
         for one in listed(values.get(key)):
             if one is not None and not os.path.isfile(Path(str(one)) / file):
-                near = " or ".join(_near(Path(str(one)), file))
-                hint = f"; name {near}" if near else ""
-                raise CheckpointError(f"{key}={one} is no {kind} (it has no {file}){hint}.")
+                raise CheckpointError(refusal(Path(str(one)), file, f"{key}={one}"))
 
 
-def _near(folder: Path, file: Path) -> list[str]:
-    """Folders with a file that lie around another one, or up to two levels below it; three."""
-    around = (above / file for above in folder.parents if os.path.isfile(above / file))
-    found = chain(around, folder.glob(f"*/{file}"), folder.glob(f"*/*/{file}"))
-    return sorted(str(path.parents[len(file.parts) - 1]) for path in islice(found, 3))
+def refusal(folder: Path, file: str = RUN, name: str = "") -> str:
+    """Says that a folder is no run or bundle, and names those that it holds or that hold it."""
+    kind, hint = "bundle", "medfed export and medfed adopt make one"
+    if file == RUN:
+        kind, hint = "run folder", "name one that a run has printed"
+    above = [str(parent) for parent in folder.parents if os.path.isfile(parent / file)]
+    levels = (folder.glob(f"{below}/{file}") for below in ("*", "*/*", "*/*/*"))
+    near = above[:1] or sorted(str(path)[: -len(file) - 1] for level in levels for path in level)
+    if near:
+        hint = (
+            f"name {near[0]}" if len(near) == 1 else f"name one of those that it holds: {few(near)}"
+        )
+    return f"{name or folder} is no {kind} (it has no {file}); {hint}."
 
 
 def refuse_full(folder: Path, known_by: str | None = None, otherwise: str | None = None) -> None:

@@ -227,7 +227,7 @@ def _view(task: Task, verdicts: Verdicts, looks: Mapping[str, Look]) -> dict[str
     tested = f"{task.patients} patients" if task.patients else "patients that only sites know"
     facts = (
         f"{label_of(task.metric)}, {better} is better; {count}, {len(task.clients)} hospitals, "
-        f"{tested} tested over all splits. {ends_of(task, verdicts)}"
+        f"{tested} tested, summed over splits. {ends_of(task, verdicts)}"
     )
     return {
         "task": task,

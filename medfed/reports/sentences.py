@@ -176,13 +176,13 @@ def about(count: float) -> int:
 
 
 def shares(harm: Harm) -> str:
-    """Writes the share of hospitals that are worse off than alone, with its interval."""
+    """Writes the share of hospitals that score worse than alone, with its interval."""
     ends = "" if math.isnan(harm.low) else f" [{harm.low:.0%} to {harm.high:.0%}]"
     return f"{harm.share:.0%}{ends}"
 
 
 def names_of(harm: Harm) -> str:
-    """Names the hospitals that are worse off than alone."""
+    """Names the hospitals that score worse than alone."""
     perhaps = [c for c in harm.clients if c not in harm.surely]
     parts = [f"surely {few(harm.surely, 8)}"] * bool(harm.surely)
     parts += [f"perhaps {few(perhaps, 8)}"] * bool(perhaps)
@@ -343,7 +343,7 @@ def _texts(name: str, shown: Sequence[Shown], count: int) -> list[str]:
 
 
 def _harms_of(ones: Sequence[tuple[Task, Verdict]]) -> str:
-    """The share of hospitals that are worse off than alone, and which surely are."""
+    """The share of hospitals that score worse than alone, and which surely do."""
     if len(ones) == 1 and ones[0][1].harm is not None:
         harm = ones[0][1].harm
         return ": ".join(filter(None, (shares(harm), names_of(harm))))

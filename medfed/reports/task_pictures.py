@@ -107,7 +107,7 @@ def _gains(task: Task, verdicts: Verdicts, best: str, looks: Looks) -> charts.Pi
     return charts.Picture(
         figure,
         "The gain of each hospital over training alone, with its 95 % interval. Left of the line, "
-        f"the hospital would be better off alone.{charts.arrows(figure)}",
+        f"the hospital scores worse than alone.{charts.arrows(figure)}",
     )
 
 
@@ -192,9 +192,8 @@ def looks_of(report: Report) -> dict[str, charts.Look]:
         near = [looks[n].colour for group in groups if name in group for n in group if n in looks]
         every = [look.colour for look in looks.values()]
         colour = min(charts.SERIES, key=lambda c: (near.count(c), every.count(c)))
-        looks[name] = charts.Look(
-            colour, [*charts.SHAPES][every.count(colour) % len(charts.SHAPES)]
-        )
+        shape = charts.SHAPES[every.count(colour) % len(charts.SHAPES)]
+        looks[name] = charts.Look(colour, shape)
     return looks
 
 

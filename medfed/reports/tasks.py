@@ -281,8 +281,12 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
     task.data = "generated" if made and data.get("path") is None else ""
     budget = max(max(r.summary["gradient_passes"].values()) for r in methods.get("fedavg", first))
     for name, runs in methods.items():
-        results = [result_of(run, metric, pictures) for run in runs]
-        grouped = [[results[i] for i in split] for split in splits]
+        # Runs of other seeds meet the draws of the first: the mean of draws of their own would
+        # vary less than with the patients.
+        grouped = [
+            [result_of(runs[i], metric, one.seed, pictures) for i in split]
+            for one, split in zip(ones, splits, strict=True)
+        ]
         if not task.scores:
             one_each = [of[0] for of in grouped]
             task.begin(one_each)
@@ -303,9 +307,9 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
     return task
 
 
-def result_of(run: Run, metric: str, pictures: bool = False) -> Result:
+def result_of(run: Run, metric: str, seed: int, pictures: bool = False) -> Result:
     """Returns what a finished run has given, as a cell of a benchmark holds it."""
-    summary, anew = run.summary, resampled_of(run, metric, run.clients)
+    summary, anew = run.summary, resampled_of(run, metric, run.clients, seed)
     result: dict[str, Any] = {
         "clients": summary["clients"],
         "patients": {c: {n: len(ids) for n, ids in of.items()} for c, of in run.patients.items()},
@@ -390,8 +394,8 @@ def rise_of(courses: Sequence[Sequence[float]], overlap: float = 0.0) -> Differe
     return difference([float(rise) for rise in rises], overlap)
 
 
-def resampled_of(run: Run, metric: str, clients: Sequence[str]) -> Floats:
-    """Returns the scores of a run on resampled patients, the same for all runs of a seed."""
+def resampled_of(run: Run, metric: str, clients: Sequence[str], seed: int) -> Floats:
+    """Returns the scores of a run on resampled patients, which follow from the seed."""
     # The result is (W, C), NaN where a client has no cases, or a single patient, whom every
     # resample has, or its draw leaves the metric undefined; W is 0 where the run has kept no
     # cases, or its task does not measure the metric on them.
@@ -409,7 +413,7 @@ def resampled_of(run: Run, metric: str, clients: Sequence[str]) -> Floats:
             places = {name: n for n, name in enumerate(patients)}
             case = np.array([places[row["patient"]] for row in mine])
             cases = {n: _column([row[n] for row in mine]) for n in mine[0]}
-            counts = patients_anew(len(patients), run.seed, client)
+            counts = patients_anew(len(patients), seed, client)
             size = max(1, _BLOCK // len(case))
             for start in range(0, RESAMPLES, size):
                 weights = counts[start : start + size, case].astype(float)

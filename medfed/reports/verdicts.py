@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.scores import LEAST_CASES, mean_of_known, redrawn
+from medfed.common.scores import defining, mean_of_known, redrawn
 from medfed.federation.card import CEILINGS, REFERENCES
-from medfed.functional.statistics import LEVEL, Difference, difference, harmed, holm, percentiles
+from medfed.functional.statistics import LEVEL, Difference, difference, holm, percentiles
 from medfed.reports.tasks import Scores, Task
 
 Floats = NDArray[np.float64]
@@ -39,13 +39,14 @@ def over_splits(
     # is possible. `values` is (S,) one per split. `resampled` is (W,) their mean on resampled
     # patients; NaN or empty where it is unknown. `comparisons`: the number of comparisons,
     # for the detectable difference.
+    resampled = defining(resampled)
     if len(values) > 1 or not np.isfinite(resampled).any():
         gap = difference(values.tolist(), overlap, LEVEL, comparisons=comparisons)
         return gap if len(values) >= LEAST_SPLITS else gap._replace(low=math.nan, high=math.nan)
     from scipy.stats import norm  # imported here: pages without comparisons need none
 
     mean, (low, high) = float(values[0]), percentiles(resampled, LEVEL)
-    error = float(np.nanstd(resampled, ddof=1))
+    error = float(np.std(resampled, ddof=1))
     p = 2 * float(norm.sf(abs(mean) / error)) if error else float(mean == 0)
     critical = float(norm.ppf(1 - (1 - LEVEL) / comparisons / 2) + norm.ppf(0.8))
     return Difference(mean, low, high, p, error, critical * error)
@@ -72,8 +73,8 @@ def mean_resampled(values: Floats, resampled: Floats) -> Floats:
     # Where a resample leaves a client undefined, it is drawn anew: the other clients have
     # another mean. If the patients of one client cannot be resampled, the mean over clients
     # is unknown. `values` is (S, C) as they were measured. `resampled` is (S, W, C).
-    lacking = np.isnan(resampled).all(axis=1) & ~np.isnan(values)
     whole = np.apply_along_axis(redrawn, 1, resampled) if resampled.size else resampled
+    lacking = np.isnan(whole).all(axis=1) & ~np.isnan(values)
     resampled = np.where(np.isnan(values)[:, None], math.nan, whole)
     means = mean_of_known(mean_of_known(resampled, axis=2), axis=0)
     return np.full_like(means, math.nan) if lacking.any() else means
@@ -100,11 +101,11 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True)
 class Harm:
-    """Which clients would have been better off alone."""
+    """Which clients score worse than alone."""
 
     share: float  # of the clients
-    # The lower end of its interval, see `medfed.functional.statistics.harmed`; where the hospitals
-    # of splits are not the same, of the mean of the splits' shares.
+    # The lower end of its interval, see `share_harmed`; where the hospitals of splits are not the
+    # same, of the mean of the splits' shares.
     low: float
     high: float  # the upper end
     # Their names; empty where the hospitals of splits are not the same.
@@ -242,20 +243,29 @@ def harm_of(scores: Scores, local: Scores, task: Task) -> Harm:
     anew = mean_of_known(resampled, axis=0)
     count = len(task.clients)
     pairs = zip(differences.T, anew.T, strict=True)
-    gains = (over_splits(gap, new, task.overlap, count) for gap, new in pairs)
-    every = [gain.within(task.gain_limits) for gain in gains]
-    pairs_of = zip(every, holm([gain.p for gain in every]), strict=True)
-    known = [Gain(gain, verdict(gain.mean, p), p) for gain, p in pairs_of]
-    named = dict(zip(task.clients, known, strict=True))
-    for client, (count, _) in task.fewest.items():
-        if count < LEAST_CASES and client in named:  # all are small, or it would be left out
-            named[client] = named[client]._replace(verdict=UNDECIDED)
-    return Harm(
-        *harmed(every, LEVEL),
-        tuple(c for c, gain in named.items() if gain.difference.mean < 0),
-        tuple(c for c, gain in named.items() if gain.verdict == "worse"),
-        named,
-    )
+    every = [over_splits(*pair, task.overlap, count).within(task.gain_limits) for pair in pairs]
+    corrected = zip(task.clients, every, holm([gain.p for gain in every]), strict=True)
+    words = UNDECIDED if task.is_unsure else None
+    return share_harmed({c: Gain(d, words or verdict(d.mean, p), p) for c, d, p in corrected})
+
+
+def share_harmed(gains: Mapping[str, Gain]) -> Harm:
+    """Returns the share of hospitals that score worse than alone, and its interval.
+
+    At least those with the verdict ``worse`` are worse off, and at most all but those with the
+    verdict ``better``. As the chance that Holm's procedure is wrong with any of them is at most
+    5 %, the interval has the true share at least as often as it says. The share of resampled
+    hospitals below 0 would not do: what resampling adds draws every share towards a half.
+    """
+    known = [gain for gain in gains.values() if not math.isnan(gain.difference.mean)]
+    count = len(known) or math.nan
+    worse = tuple(c for c, gain in gains.items() if gain.difference.mean < 0)
+    surely = tuple(c for c, gain in gains.items() if gain.verdict == "worse")
+    better = sum(gain.verdict == "better" for gain in known)
+    ends = len(surely) / count, 1 - better / count
+    if all(math.isnan(gain.difference.low) for gain in known):  # too few splits for intervals
+        ends = math.nan, math.nan
+    return Harm(len(worse) / count, *ends, worse, surely, gains)
 
 
 def plain(verdict: Verdict) -> dict[str, Any]:

@@ -311,7 +311,7 @@ def show_subgroups(subgroups: Mapping[str, Any], folder: Path) -> None:
             f"{'' if high < least or most < low else chance}."
         ]
     if any(ends[name] == "–" for name in defined):
-        lines.append("A subgroup with a hospital of a single test patient has no interval.")
+        lines.append("–: a hospital has a single test patient there, or few resamples define it.")
     if hidden := [name for name in groups if name not in known]:
         what = "Not shown, of too few patients or as these would follow"
         lines.append(f"{what}: {few(hidden, 12)}; a lower least= shows more.")

@@ -252,9 +252,11 @@ def doubts(summary: Mapping[str, Any], metric: str) -> dict[str, Any]:
     lost = {c: names.get(metric, 0) for c, names in intervals["undefined"].items()}
     known = {c: not math.isnan(values[metric]) for c, values in summary["clients"].items()}
     count, ends = intervals["resamples"], [m[metric] for m in intervals["clients"].values()]
+    most = count - scores.LEAST_DEFINED * count
     return {
         "intervals": intervals,
-        "undefined": [f"{n} of {shown(c)}" for c, n in lost.items() if _SOME * count <= n < count],
+        "undefined": [f"{n} of {shown(c)}" for c, n in lost.items() if _SOME * count <= n <= most],
+        "rarely": [shown(c) for c, n in lost.items() if most < n and known[c]],
         "alone": [shown(c) for c, n in intervals["patients"].items() if n < 2 and known[c]],
         "flat": any(low == high for low, high in ends),
     }

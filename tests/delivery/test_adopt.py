@@ -22,7 +22,8 @@ from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.main import open_bundle
 from medfed.delivery.predict.prediction import predict
 from medfed.delivery.start.adopting import adopt
-from medfed.records.bundles import METADATA, MODEL, manifest_hash
+from medfed.records.bundles import MODEL, manifest_hash
+from medfed.records.places import METADATA
 from medfed.standalone.errors import MedfedError
 from medfed.studies.cohorts import Cohort, hospital_rows
 from medfed.studies.plan import Bundle, Plan

@@ -30,7 +30,8 @@ from medfed.delivery.bundle.networks import MIXTURE, TARGETS, describe
 from medfed.delivery.bundle.weights import kmeans, save_packed
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
-from medfed.records.bundles import MANIFEST, METADATA, MODEL, PACKED
+from medfed.records.bundles import MODEL, PACKED
+from medfed.records.places import MANIFEST, METADATA
 from medfed.records.tasks import build_task
 from medfed.standalone.errors import CheckpointError, DataError
 from medfed.standalone.masks import label_map, map_codes

@@ -161,5 +161,5 @@ def test_a_plan_of_bundles_alone_is_complete(hospital, tmp_path):
     with pytest.raises(ConfigError, match="has the manifest"):
         read_plan(path)
     path.write_text("bundles: [{name: new, path: nowhere}]\n")
-    with pytest.raises(ConfigError, match=r"is no bundle: it has no configs/manifest\.json"):
+    with pytest.raises(ConfigError, match=r"is no bundle \(it has no configs/manifest\.json"):
         read_plan(path)

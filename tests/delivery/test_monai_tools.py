@@ -29,7 +29,8 @@ from medfed.config.spelling import with_plugins
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.delivery.predict.prediction import predict
-from medfed.records.bundles import METADATA, MODEL, PACKED
+from medfed.records.bundles import MODEL, PACKED
+from medfed.records.places import METADATA
 from tests.datamodules.volume_files import affine, noise, write_series
 from tests.delivery.hospitals import (
     EXPERIMENTS,

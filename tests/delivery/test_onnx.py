@@ -23,7 +23,7 @@ from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.delivery.predict.options import PredictOptions
 from medfed.delivery.predict.prediction import make_predictor
 from medfed.federation.split import float_entries
-from medfed.records.bundles import METADATA
+from medfed.records.places import METADATA
 from medfed.records.tasks import build_task
 from medfed.standalone.errors import CheckpointError, ConfigError
 from tests.sweeps import sweep

@@ -11,7 +11,8 @@ from PIL import Image
 
 from medfed.delivery.bundle.bundle import write_manifest
 from medfed.delivery.bundle.metadata import FORMAT_VERSION
-from medfed.records.bundles import METADATA, MODEL
+from medfed.records.bundles import MODEL
+from medfed.records.places import METADATA
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError, MedfedError
 from tests.delivery.hospitals import run_by_monai
 from tests.processes import with_torch

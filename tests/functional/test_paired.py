@@ -11,10 +11,8 @@ from scipy.stats import binomtest, t, ttest_1samp
 
 from medfed.functional.statistics import (
     difference,
-    harmed,
     holm,
     noncentrality,
-    surely,
 )
 
 
@@ -76,36 +74,6 @@ def test_holm_is_the_closed_test_of_bonferroni():
         ]
         assert holm(p.tolist()) == pytest.approx(closed)
     assert holm([math.nan, 0.04, 0.03])[1:] == pytest.approx([0.06, 0.06])
-
-
-def test_the_interval_of_the_share_of_harmed_clients_has_the_true_one():
-    """Of six clients, two of whom are worse off; three of them so little that few see it."""
-    rng, true = np.random.default_rng(5), np.array([-0.2, -0.01, 0.005, 0.01, 0.1, 0.3])
-    inside, ends = 0, set()
-    for _ in range(400):
-        values = rng.normal(true, 0.05, (5, 6))
-        share, low, high = harmed([difference(column.tolist()) for column in values.T])
-        assert low <= share <= high
-        assert share == (values.mean(0) < 0).mean()
-        inside += low <= 2 / 6 <= high
-        ends.add((round(low * 6), round(high * 6)))
-    assert inside >= 0.95 * 400
-    assert {(1, 4), (1, 5)} <= ends  # and it says something
-
-
-def test_clients_of_whom_nothing_is_known_count_for_nothing():
-    unknown, one = difference([math.nan]), difference([-0.1])
-    assert all(map(math.isnan, harmed([unknown])))
-    share, low, high = harmed([one, unknown])  # of one split nothing is known but the mean
-    assert share == 1
-    assert math.isnan(low)
-    assert math.isnan(high)
-    assert harmed([difference([-0.1, -0.11, -0.12]), unknown, difference([0.0, 0.0])]) == (
-        0.5,
-        0.5,
-        1,
-    )
-    assert surely([unknown, difference([-0.1, -0.11, -0.12])], -1) == [False, True]
 
 
 def test_one_split_says_nothing_but_its_mean():

@@ -13,8 +13,16 @@ import numpy as np
 import pytest
 
 from medfed.functional.detection import ALARM, HIT, SCAN, lesion_scores
-from medfed.functional.scores import class_scores, finding_scores, froc_scores, outcome_scores
+from medfed.functional.scores import (
+    CLASS_SCORES,
+    class_scores,
+    finding_scores,
+    froc_scores,
+    outcome_scores,
+)
+from medfed.functional.statistics import draws, percentiles
 from medfed.functional.survival import survival_scores
+from medfed.models.segmentation_meter import overlap_scores
 
 WEIGHTS = np.array(list(itertools.product((0.0, 1.0, 3.0), repeat=4)))
 PROBS = np.array([[0.9, 0.1], [0.4, 0.6], [0.3, 0.7], [0.4, 0.6]])
@@ -80,6 +88,70 @@ def test_findings_of_which_nothing_is_known():
     np.testing.assert_array_equal(scores["auroc"][both], 1.0)
     assert np.isnan(scores["auroc/b"]).all()
     assert np.isnan(scores["auroc/c"]).all()
+
+
+def three_classes(rng, patients):
+    """Twelve patients of three classes, of which one is rare and a fourth has nobody."""
+    probs, label = rng.dirichlet(np.ones(4), patients), np.arange(patients) % 2
+    label[:2] = 2
+    each = np.eye(4)[label].T == 1
+    return lambda w: class_scores(probs, label, w), each[:3]
+
+
+def three_findings(rng, patients):
+    """Findings that few have, or all have, or nobody was asked about."""
+    known = [*itertools.product(range(patients), range(3))]
+    label = np.array([{0: n < 2, 1: n % 2, 2: True}[k] for n, k in known]).astype(int)
+    cases = {"finding": np.array([*"abc"])[[k for _, k in known]], "label": label}
+    cases["probability"] = rng.uniform(size=len(known))
+    each = [[n < 2 for n in range(patients)], [n % 2 == 1 for n in range(patients)]]
+    each = np.array([*each, *(~np.array(each))])
+    return lambda w: finding_scores(cases, [*"abcd"], w.repeat(3, axis=1)), each
+
+
+def two_regions(rng, patients):
+    """Regions of which one is outlined in two scans alone."""
+    rows = [(n, r) for n in range(patients) for r in "ab" if r == "a" or n < 2]
+    names = ("true_positive", "predicted", "labelled", "voxels")
+    counts = rng.integers(1, 9, (3, len(rows)))
+    counts = [counts[0], counts[0] + counts[1], counts[0] + counts[2], np.full(len(rows), 50)]
+    cases = {"region": np.array([r for _, r in rows]), **dict(zip(names, counts, strict=True))}
+    scan = [n for n, _ in rows]
+    each = np.array([[True] * patients, [n < 2 for n in range(patients)]])
+    return lambda w: overlap_scores(cases, [*"abc"], w[:, scan]), each
+
+
+@pytest.mark.parametrize("parts", [three_classes, three_findings, two_regions])
+def test_a_mean_over_parts_is_of_all_parts_or_of_none(parts):
+    """A resample without any patient of a class, finding or region has no mean over them."""
+    patients = 12
+    measure, each = parts(np.random.default_rng(2), patients)
+    weights = np.concatenate([np.ones((1, patients)), draws(patients, 400, 1)]).astype(float)
+    whole = (weights @ each.T > 0).all(axis=1)
+    assert 0 < (~whole).sum() < 200
+    scores = measure(weights)
+    plain = {"accuracy", "brier", "log_loss"}
+    means = {n: v for n, v in scores.items() if "/" not in n and n not in plain}
+    assert len(means) >= 1
+    for values in means.values():
+        np.testing.assert_array_equal(np.isnan(values), ~whole)
+    for name, values in means.items():  # and it is the mean of the parts that occur
+        of = np.stack([v for n, v in scores.items() if n.startswith(f"{name}/")] or [values])
+        of = of[~np.isnan(of[:, 0])]
+        np.testing.assert_allclose(values[whole], of[:, whole].mean(axis=0), rtol=1e-12)
+    assert {*plain, *means} == {*CLASS_SCORES} or parts is not three_classes
+
+
+def test_what_few_resamples_define_has_no_interval():
+    """Nine rare findings: the few resamples that draw each of them stand for no other patients."""
+    cases = {n: np.tile(np.arange(40), 9) for n in ("probability", "label")}
+    cases["finding"] = np.repeat([*"abcdefghi"], 40)
+    cases["label"] = (cases["label"] == np.repeat(range(9), 40)).astype(int)
+    weights = draws(40, 1000, 0).astype(float)
+    scores = finding_scores(cases, [*"abcdefghi"], np.tile(weights, 9))
+    assert 0 < (~np.isnan(scores["auroc"])).sum() < 100
+    assert all(map(math.isnan, percentiles(scores["auroc"])))
+    assert all(low <= high for low, high in (percentiles(scores[f"auroc/{n}"]) for n in "abi"))
 
 
 def test_outcomes():

@@ -28,8 +28,9 @@ from medfed.delivery.bundle.weights import save_packed
 from medfed.delivery.export.run_record import RunRecord
 from medfed.delivery.predict.prediction import predict
 from medfed.federation.wire.ledger import Entry, Ledger
-from medfed.records.bundles import MANIFEST, METADATA, MODEL, PACKED
+from medfed.records.bundles import MODEL, PACKED
 from medfed.records.folder import RunFolder
+from medfed.records.places import MANIFEST, METADATA
 from medfed.standalone.csv_files import csv_rows, read_features
 from medfed.standalone.errors import CheckpointError, MedfedError
 from medfed.standalone.files import csv_text, original, write_text

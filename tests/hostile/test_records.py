@@ -22,7 +22,7 @@ from medfed.delivery.export.export import export_run
 from medfed.delivery.export.run_record import RunRecord
 from medfed.delivery.predict.options import PredictOptions
 from medfed.delivery.predict.prediction import make_predictor
-from medfed.records.bundles import MANIFEST
+from medfed.records.places import MANIFEST
 from medfed.reports.comparison import compare_runs
 from medfed.reports.report import report_runs
 from medfed.run.evaluation import evaluate_run

@@ -84,7 +84,7 @@ def test_the_heads_are_personal_and_all_lesions_count(trained):
     assert hits
     for name in ("froc", "detections"):
         assert (folder / "run" / "pictures" / f"{name}.png").stat().st_size > 5000
-    resampled = resampled_of(Run(folder / "run"), "lesion_cpm", list(summary["clients"]))
+    resampled = resampled_of(Run(folder / "run"), "lesion_cpm", list(summary["clients"]), 0)
     assert resampled.shape[0] == 1000
 
 

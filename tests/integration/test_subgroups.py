@@ -146,7 +146,7 @@ def test_a_subgroup_is_all_hospitals_cases_of_it(clinical, tmp_path, capsys):
     show_subgroups(only, clinical)
     printed = capsys.readouterr().out
     assert "Worst by" not in printed  # of one group none is the worst
-    single = "A subgroup with a hospital of a single test patient has no interval."
+    single = "–: a hospital has a single test patient there, or few resamples define it."
     assert single not in printed
     only["groups"]["f"] = {**only["groups"]["f"], "intervals": {"auroc": [np.nan, np.nan]}}
     show_subgroups(only, clinical)

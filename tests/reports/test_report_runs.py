@@ -132,7 +132,7 @@ def test_patients_are_drawn_anew_alike_for_all_methods(sweep):
     """Against scikit-learn, on cases that are repeated as often as they were drawn."""
     for method in ("local", "fedavg"):
         own = Run(sweep / "split_0" / f"{method}_0")
-        found = resampled_of(own, "auroc", own.clients)
+        found = resampled_of(own, "auroc", own.clients, 0)
         for i, client in enumerate(own.clients):
             rows = [r for r in read_rows(own.folder / "cases.csv", ()) if r["client"] == client]
             patients = own.patients[client]["test"]
@@ -141,6 +141,18 @@ def test_patients_are_drawn_anew_alike_for_all_methods(sweep):
             label = [int(float(r["label"])) for r in again]
             score = [float(r["probability/1"]) for r in again]
             assert found[7, i] == pytest.approx(roc_auc_score(label, score))
+
+
+def test_seeds_on_one_split_do_not_narrow_the_interval_over_its_patients(sweep, tmp_path):
+    """Their mean is that of models on the same draws of patients, as wide as that of one seed."""
+    ((_, verdicts),) = report(sweep / "split_0", tmp_path / "out").tasks
+    for method in ("local", "fedavg"):
+        runs = [Run(sweep / "split_0" / f"{method}_{seed}") for seed in (0, 1)]
+        drawn = [resampled_of(one, "auroc", one.clients, 0) for one in runs]
+        found = verdicts[method].scores.resampled[0]
+        np.testing.assert_allclose(found, np.mean(drawn, axis=0), rtol=1e-12)
+        one, mean = drawn[0].mean(axis=1).std(), found.mean(axis=1).std()
+        assert mean > 0.8 * one  # draws of their own would give 0.7
 
 
 def test_reading_numbers_needs_no_pytorch(sweep, tmp_path):

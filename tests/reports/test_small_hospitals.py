@@ -91,7 +91,7 @@ def test_from_a_table_to_a_report_over_ten_seeds(tmp_path, monkeypatch, capsys):
         "p (Holm)",
     ):
         assert words in said
-    harmed = said.partition(" hospitals that decide are worse off than alone")
+    harmed = said.partition(" hospitals that decide have a lower auroc than alone")
     assert harmed[1], "the small ones are not among those of whom it is a share"
     assert "Zug" not in harmed[2].split(".")[0]
     main(["compare", f"runs={tmp_path}/sweep", "pictures.format=none"])

@@ -15,7 +15,7 @@ from medfed.functional.statistics import LEVEL, difference, noncentrality, split
 from medfed.reports.findings import judged
 from medfed.reports.sentences import about
 from medfed.reports.tasks import Moment, Scores, Task
-from medfed.reports.verdicts import verdict
+from medfed.reports.verdicts import harm_of, verdict
 from tests.pages import DOCS
 
 SPLITS, CLIENTS = 6, 2
@@ -178,6 +178,57 @@ def test_nothing_is_better_or_worse_beside_no_answer_is_sure(gain):
     assert "No method is shown to be better than local training" in found[0]
 
 
+def harm_with(gains: np.ndarray, fewest: int = 20):
+    """Whom a method harms whose gains over splits (S, C) are these."""
+    one = Task("toy", "", "auroc", clients=tuple("abcdef"[: gains.shape[1]]))
+    one.fewest = dict.fromkeys(one.clients, (fewest, "test patients"))
+    none = np.zeros((len(gains), 0, gains.shape[1]))
+    of = [Scores("x", values, none, (0.0, 0.0), 1.0) for values in (gains, 0 * gains)]
+    return harm_of(*of, one)
+
+
+def test_the_interval_of_the_share_of_harmed_clients_has_the_true_one():
+    """Of six clients, two of whom are worse off; three of them so little that few see it."""
+    rng, true = np.random.default_rng(5), np.array([-0.2, -0.01, 0.005, 0.01, 0.1, 0.3])
+    inside, ends = 0, set()
+    for _ in range(400):
+        values = rng.normal(true, 0.05, (5, 6))
+        harm = harm_with(values)
+        assert harm.low <= harm.share <= harm.high
+        assert harm.share == (values.mean(0) < 0).mean()
+        inside += harm.low <= 2 / 6 <= harm.high
+        ends.add((round(harm.low * 6), round(harm.high * 6)))
+    assert inside >= 0.95 * 400
+    assert {(1, 4), (1, 5)} <= ends  # and it says something
+
+
+def test_clients_of_whom_nothing_is_known_count_for_nothing():
+    unknown = [math.nan] * 4
+    nothing = harm_with(np.array([unknown]).T)
+    assert all(map(math.isnan, (nothing.share, nothing.low, nothing.high)))
+    one = harm_with(np.array([[-0.1, math.nan]]))  # of one split nothing is known but the mean
+    assert one.share == 1
+    assert math.isnan(one.low)
+    assert math.isnan(one.high)
+    some = harm_with(np.array([[-0.1, -0.11, -0.12, -0.11], unknown, [0.0] * 4]).T)
+    assert (some.share, some.low, some.high) == (0.5, 0.5, 1)
+    assert some.surely == ("a",)
+    few = harm_with(np.array([[-0.1, -0.11, -0.12], [0.1, -0.1, 0.2]]).T)
+    assert (few.surely, few.share) == (("a",), 0.5)
+    assert math.isnan(few.low), "fewer than four splits have no interval"
+
+
+@pytest.mark.parametrize("fewest", [3, 20], ids=["all small", "all large"])
+def test_the_interval_of_a_share_goes_by_the_verdicts_of_the_hospitals(fewest):
+    """Where nothing is called better or worse, no interval says that some hospital is."""
+    rng = np.random.default_rng(1)
+    harm = harm_with(rng.normal([-0.2, -0.1, 0.0, 0.2], 0.01, (5, 4)), fewest)
+    words = [gain.verdict for gain in harm.gains.values()]
+    assert (harm.low, harm.high) == (words.count("worse") / 4, 1 - words.count("better") / 4)
+    assert (harm.low, harm.high) == ((0, 1) if fewest < 10 else (0.5, 0.75))
+    assert harm.surely == (() if fewest < 10 else ("a", "b"))
+
+
 @pytest.mark.parametrize(
     ("small", "unknown", "of"),
     [
@@ -195,7 +246,7 @@ def test_a_share_says_of_which_hospitals_it_is(small, unknown, of):
     one.leave_out({f"hospital_{n:03}": "3 test patients" for n in range(small)})
     (found,) = judged([one]).answers.values()
     (harm,) = [line for line in found if "With FedAvg" in line]
-    assert f"{of} are worse off than alone" in harm
+    assert f"{of} have a lower auroc than alone" in harm
     words = "Worst, decile and share harmed are of the others."
     assert (words in " ".join(found)) == bool(small)
 

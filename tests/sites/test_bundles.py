@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from medfed.records.bundles import MANIFEST, METADATA, manifest_hash, packed, unpacked
+from medfed.records.bundles import manifest_hash, packed, unpacked
+from medfed.records.places import MANIFEST, METADATA
 from medfed.sites import wire
 from medfed.sites.calls import Caller
 from medfed.sites.policy import Policy, VetoError

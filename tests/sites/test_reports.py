@@ -29,4 +29,4 @@ def test_a_coordinators_runs_are_compared_and_reported(tmp_path, capsys):
     assert said in text
     assert said in printed
     assert report.tasks[0][0].clients == SITES[:2]
-    assert "2 splits, 2 hospitals, patients that only sites know tested over all splits" in text
+    assert "2 splits, 2 hospitals, patients that only sites know tested, summed over splits" in text

@@ -44,7 +44,8 @@ from medfed.common.untrusted import reading
 from medfed.delivery.bundle import metadata, onnx_file, weights
 from medfed.delivery.bundle.networks import bounded, build_network, check_state, is_known, is_own
 from medfed.delivery.bundle.weights import Codebook
-from medfed.records.bundles import MANIFEST, METADATA, MODEL, PACKED, Manifest
+from medfed.records.bundles import MODEL, PACKED, Manifest
+from medfed.records.places import MANIFEST, METADATA, refusal
 from medfed.standalone import files
 from medfed.standalone.columns import Columns
 from medfed.standalone.decode import fill
@@ -216,7 +217,7 @@ def write_bundle(
 def _read_metadata(folder: Path) -> dict[str, Any]:
     path = folder / METADATA
     if not path.is_file():
-        raise CheckpointError(f"{folder} is no bundle (it has no {METADATA}).")
+        raise CheckpointError(refusal(folder, METADATA))
     with reading(path, COPY_AGAIN):
         content: dict[str, Any] = parse_json(path)
     facts = content.get("medfed") if isinstance(content, dict) else None

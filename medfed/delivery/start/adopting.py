@@ -27,7 +27,8 @@ from medfed.delivery.bundle.bundle import COPY_AGAIN, Bundle, write_bundle
 from medfed.delivery.bundle.metadata import FORMAT_VERSION, check_facts
 from medfed.delivery.bundle.networks import describe, packages_of
 from medfed.delivery.start.pretrained import read_file
-from medfed.records.bundles import METADATA, MODEL
+from medfed.records.bundles import MODEL
+from medfed.records.places import METADATA
 from medfed.standalone.checks import check_fields, check_known
 from medfed.standalone.errors import ConfigError
 from medfed.standalone.normalization import rules_of
