@@ -9,6 +9,8 @@ as ``baseline`` and ``followup``, are no hospitals and no patients.
 
 from __future__ import annotations
 
+from itertools import permutations
+
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.samples import SPLIT_NAMES
@@ -67,8 +69,10 @@ def list_of(
             why = str(error)
         if 2 * len(found) > len(masks):
             break
+    words_of = _pieces if words_of is _pieces else _words
     counts = Counter(name for of in found.values() for name in of)
-    channels = [name for name, count in counts.items() if 2 * count >= len(found)]
+    # What one mask has is no contrast, perhaps an image of another mask, which is missing.
+    channels = [name for name, count in counts.items() if count > 1 and 2 * count >= len(found)]
     if len(found) < 2 or not channels:
         raise DataError(why)
     cases = {mask: cases[mask] for mask in sorted(found)}
@@ -76,6 +80,8 @@ def list_of(
     index: dict[str, Any] = {"modality": {str(n): name for n, name in enumerate(channels)}}
     for mask, (split, more) in zip(cases, facts, strict=True):
         of = found[mask]
+        there = [of[name] for name in channels if name in of]
+        _check_case(mask, cases[mask], {image: words_of(texts[image].lower()) for image in there})
         names = [of[c].relative_to(path).as_posix() if c in of else None for c in channels]
         entry = {"image": names, "label": mask.relative_to(path).as_posix(), **more}
         index.setdefault(split, []).append(entry)
@@ -100,20 +106,32 @@ def _in_all(words: Words) -> set[str]:
     return set.intersection(*map(set, words.values()))
 
 
-def _beyond(words: Sequence[str], case: Sequence[str]) -> list[str] | None:
-    """Returns the words that are not a case's, whose words must follow in their order.
+def _beyond(words: Sequence[str], case: Sequence[str]) -> dict[int, str] | None:
+    """Returns the words that are not a case's, by place; the case's must follow in their order.
 
     Example:
         >>> _beyond(["p1", "t2", "p1", "t1"], ["p1", "p1"]), _beyond(["p1", "t1"], ["p2"])
-        (['t2', 't1'], None)
+        ({1: 't2', 3: 't1'}, None)
     """
-    awaited, others = list(case), []
-    for word in words:
+    awaited, others = list(case), dict[int, str]()
+    for place, word in enumerate(words):
         if awaited and word == awaited[0]:
             awaited.pop(0)
         else:
-            others.append(word)
+            others[place] = word
     return None if awaited else others
+
+
+def _check_case(mask: Path, case: Sequence[str], images: Words) -> None:
+    """Refuses P1_post_T1_pre beside P1_pre_T1_pre: it is of P1_post_seg, which is missing."""
+    for (image, words), (other, usual) in permutations(images.items(), 2):
+        pairs = zip(words, usual, strict=False)
+        differ = {at: pair for at, pair in enumerate(pairs) if pair[0] != pair[1]}
+        of_case = len(words) == len(usual) and {word for _, word in differ.values()} <= {*case}
+        if of_case and differ.keys() - (_beyond(usual, case) or {}).keys():
+            there, here = next(iter(differ.values()))
+            what = f"{image} fits {mask}, but has {there} where {other} has {here}"
+            raise DataError(f"{what}; {_LISTED}.")
 
 
 def _contrasts(
@@ -124,7 +142,7 @@ def _contrasts(
     by_word: dict[str, list[Path]] = {}  # the rarest word of each mask
     for mask, of in cases.items():
         by_word.setdefault(min(of, key=lambda w: (often[w], w), default=""), []).append(mask)
-    beyond: dict[tuple[Path, Path], list[str]] = {}  # by mask and image
+    beyond: dict[tuple[Path, Path], Collection[str]] = {}  # by mask and image
     for image, of in images.items():
         near = {mask for word in (*of, "") for mask in by_word.get(word, ())}
         # In order, as sub-1/ses-2 and sub-2/ses-1 have the same words.
@@ -133,7 +151,7 @@ def _contrasts(
         best = sorted(mask for mask in rest if len(cases[mask]) == most)
         if len(best) > 1:
             raise DataError(f"{image} fits two masks, {best[0]} and {best[1]}; {_LISTED}.")
-        beyond |= {(mask, image): rest[mask] for mask in best}
+        beyond |= {(mask, image): rest[mask].values() for mask in best}
     twins = ""
     for whole in (False, True):  # pre/T1 and orig/T1 differ in their folders alone
         found: dict[Path, dict[str, Path]] = {}
