@@ -448,7 +448,10 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     else:
         return None
     if "data.reader.patient" not in guess.keys and not grouped:
-        guess.ask_names(names, answers, hospitals_of(path, names) or placed)
+        places = hospitals_of(path, names) or placed
+        if not any(places):
+            places = looks.sites_of(guess, names, answers) or places
+        guess.ask_names(names, answers, places)
     named = content.get("modality")
     channels = {str(c).lower() for c in named.values()} if isinstance(named, Mapping) else set()
     if guess.data == "datalist" and guess.path == path and channels == _BRAIN:

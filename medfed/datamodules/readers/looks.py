@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers.persons import BEGINNINGS, KNOWN, are_patients
+from medfed.datamodules.readers.samples import SPLIT_NAMES
 from medfed.datamodules.tables.columns import HOSPITAL, PATIENT
 from medfed.standalone import pictures, volumes
 from medfed.standalone.csv_files import like_a_number
@@ -230,6 +231,36 @@ def roles(guess: Guess, sheet: Sheet, prefix: str, answers: Answers, taken: Take
         elif choices := named or [c for c in others if c not in guess.keys.values()]:
             text = f"Does one of these columns {question}"
             guess.ask(key, text, named[0] if named else "null", (*choices, NO))
+
+
+def sites_of(guess: Guess, names: Names, answers: Answers) -> list[str]:
+    """Asks whether a table in the folder names the hospitals of cases; returns these if it does."""
+    key, tables, cases = "data.reader.sites.file", dict[Path, dict[str, Any]](), {*map(fold, names)}
+    for file in visible(guess.path):
+        if file.suffix.lower() not in (".csv", ".tsv"):
+            continue
+        columns = {c: [*map(fold, cells)] for c, cells in sheet_of(file).cells.items()}
+        case = next((c for c, of in columns.items() if 2 * len(cases & {*of}) > len(cases)), None)
+        places = [c for c in columns if HOSPITAL.fullmatch(c) or c.lower().startswith("partition")]
+        if case and places:
+            splits = (c for c, of in columns.items() if {*map(str.lower, of)} <= {*SPLIT_NAMES})
+            tables[file.resolve()] = {
+                "case": case,
+                "centre": places[0],
+                "split": next(splits, None),
+            }
+    if tables:
+        listed = few([f"{file.name} by {of['centre']}" for file, of in tables.items()], 6)
+        text = f"Which table names the hospitals of cases: {listed}?"
+        choices = [*map(str, tables)]
+        guess.ask(key, text, choices[0], (*choices, NO))
+    file = Path(str(answers.get(key))).expanduser().resolve()
+    if (of := tables.get(file)) is None:
+        return []
+    guess.reads(**{f"sites.{role}": column for role, column in of.items()})
+    sheet = sheet_of(file)
+    place = dict(zip(map(fold, sheet[of["case"]]), sheet[of["centre"]], strict=True))
+    return [place.get(fold(name), "") for name in names]
 
 
 def label_of(guess: Guess, sheet: Sheet, key: str, answers: Answers, taken: Taken) -> str | None:
