@@ -9,7 +9,7 @@ tumour, 2 oedema, 4 enhancing tumour (3 since 2023).
 from __future__ import annotations
 
 from medfed.datamodules.extending import *
-from medfed.datamodules.readers import looks
+from medfed.datamodules.readers import looks, trees
 from medfed.datamodules.readers.cases import CaseReader, hospitals_of, institutions
 from medfed.standalone.volumes import FILES, AbsentFileError, Pattern, alternatives, find_file
 
@@ -123,7 +123,7 @@ class BratsChallengeReader(FolderReader):
 
 def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     """Guesses by the names of volumes in the folders of cases; see `looks`."""
-    folders = [f for f in looks.visible(path) if f.is_dir() and not looks.folders_of(path)]
+    folders = [f for f in looks.visible(path) if f.is_dir() and not trees.folders_of(path)]
     groups = [f for f in folders if f.name in ("HGG", "LGG")]
     folders = [f for group in groups for f in looks.visible(group) if f.is_dir()] or folders
     of = {f: [v for v in looks.visible(f) if is_volume(v)] for f in folders if not is_volume(f)}

@@ -303,17 +303,13 @@ def _case_named(name: str, cases: Collection[str]) -> str:
     return next((form for form in forms if fold(form) in cases), name)
 
 
-def _is_case(name: str, cases: Collection[str]) -> bool:
-    return fold(_case_named(name, cases)) in cases
-
-
 def _from_csv(path: Path, cases: Collection[str]) -> dict[str, str]:
     named: dict[str, str] = {}
     rows = _rows(path)
-    # As in FeTS' partitioning_1.csv, the hospital first.
-    if not any(_is_case(row[0], cases) for row in rows) and any(
-        _is_case(row[-1], cases) for row in rows
-    ):
+    known = [
+        any(_case_named(cell, cases) in cases for cell in of) for of in zip(*rows, strict=False)
+    ]
+    if known == [False, True]:  # the hospital is first, as in FeTS' partitioning_1.csv
         rows = [row[::-1] for row in rows]
     rows = [[_case_named(name, cases), *others] for name, *others in rows]
     header = not rows or fold(rows[0][0]) not in cases

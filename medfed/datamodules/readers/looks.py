@@ -116,14 +116,6 @@ def visible(path: Path) -> list[Path]:
     return sorted(p for p in path.iterdir() if is_visible(p.name)) if path.is_dir() else []
 
 
-_FOLDERS = (("images", "masks"), ("images", "labels"), ("imagesTr", "labelsTr"))
-
-
-def folders_of(path: Path) -> tuple[str, str] | None:
-    """Finds the folders of images and of masks, by their names."""
-    return next((pair for pair in _FOLDERS if all((path / name).is_dir() for name in pair)), None)
-
-
 def words(text: str) -> set[str]:
     """Returns the words of a name."""
     return set(re.split(r"[\W_]+", text.lower()))
@@ -137,29 +129,6 @@ def may_be_mask(name: str) -> bool:
         (True, False)
     """
     return bool(INSIDE & words(name))
-
-
-def paired(
-    path: Path, names: tuple[str, str], wanted: Callable[[Path], bool], stem: Callable[[Path], str]
-) -> dict[str, tuple[Path, Path]]:
-    """Returns the image and the mask of each stem, from the files of two folders."""
-    sides: list[dict[str, Path]] = [{}, {}]
-    for name, side in zip(names, sides, strict=True):
-        for file in filter(wanted, visible(path / name)):
-            if (twin := side.setdefault(stem(file), file)) != file:
-                both = f"{twin.name} and {file.name}"
-                raise DataError(f"{path / name} has {both}; remove or rename one.")
-    images, masks = sides
-    if not images and not masks:
-        raise DataError(f"{path / names[0]} has no images; add them.")
-    sides_of = (images, masks, "mask", names[1]), (masks, images, "image", names[0])
-    for one, other, what, where in sides_of:
-        if lacking := sorted({*one} - {*other}):
-            raise DataError(
-                f"{one[lacking[0]]} has no {what} {path / where / lacking[0]}.* (of "
-                f"{len(lacking)} without one); add it, or remove the file."
-            )
-    return {name: (images[name], masks[name]) for name in sorted(images)}
 
 
 def is_picture(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Volumes in folders of folders: which images belong to a mask, and to which hospital, by names.
+"""Which images belong to a mask, by names: in two folders, or of volumes in folders of folders.
 
 As ``BASEL/case_1/t1.nii.gz`` beside ``seg.nii.gz``, ``BASEL/images/1.nii.gz`` with
 ``BASEL/labels/1.nii.gz``, ``BASEL/case_1_t1.nii.gz`` beside ``case_1_seg.nii.gz``, or BIDS. Words
@@ -28,6 +28,35 @@ _VISIT = re.compile(
 )
 _LISTED = 'list the pairs in a file: {"training": [{"image": FILE, "label": FILE}, ...]}'
 Words = dict[Path, tuple[str, ...]]
+_FOLDERS = (("images", "masks"), ("images", "labels"), ("imagesTr", "labelsTr"))
+
+
+def folders_of(path: Path) -> tuple[str, str] | None:
+    """Finds the folders of images and of masks, by their names."""
+    return next((pair for pair in _FOLDERS if all((path / name).is_dir() for name in pair)), None)
+
+
+def paired(
+    path: Path, names: tuple[str, str], wanted: Callable[[Path], bool], stem: Callable[[Path], str]
+) -> dict[str, tuple[Path, Path]]:
+    """Returns the image and the mask of each stem, from the files of two folders."""
+    sides: list[dict[str, Path]] = [{}, {}]
+    for name, side in zip(names, sides, strict=True):
+        for file in filter(wanted, looks.visible(path / name)):
+            if (twin := side.setdefault(stem(file), file)) != file:
+                both = f"{twin.name} and {file.name}"
+                raise DataError(f"{path / name} has {both}; remove or rename one.")
+    images, masks = sides
+    if not images and not masks:
+        raise DataError(f"{path / names[0]} has no images; add them.")
+    sides_of = (images, masks, "mask", names[1]), (masks, images, "image", names[0])
+    for one, other, what, where in sides_of:
+        if lacking := sorted({*one} - {*other}):
+            raise DataError(
+                f"{one[lacking[0]]} has no {what} {path / where / lacking[0]}.* (of "
+                f"{len(lacking)} without one); add it, or remove the file."
+            )
+    return {name: (images[name], masks[name]) for name in sorted(images)}
 
 
 def list_of(
