@@ -141,10 +141,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
             looks.sites_of(guess, names, answers)
         return guess
     listed = any(f.name != "centres.json" for f in path.glob("*.json"))
-    guess, patterns = (
-        looks.Guess("brats_folder", path, sure=not listed and not groups),
-        dict[str, list[Path]](),
-    )
+    guess = looks.Guess("brats_folder", path, sure=not listed and not groups)
+    patterns = dict[str, list[Path]]()
     named = Counter(v.name for v in scans)
     for scan in scans:
         rest = scan.name.removeprefix(scan.parent.name)

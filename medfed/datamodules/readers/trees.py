@@ -175,7 +175,7 @@ def _contrasts(
     for image, of in images.items():
         near = {mask for word in (*of, "") for mask in by_word.get(word, ())}
         # In order, as sub-1/ses-2 and sub-2/ses-1 have the same words.
-        rest = {m: more for m in near if (more := _beyond(of, cases[m])) is not None}
+        rest = {m: left for m in near if (left := _beyond(of, cases[m])) is not None}
         most = max((len(cases[mask]) for mask in rest), default=0)
         best = sorted(mask for mask in rest if len(cases[mask]) == most)
         if len(best) > 1:
