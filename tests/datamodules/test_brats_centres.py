@@ -5,8 +5,10 @@ import json
 import pytest
 
 from medfed.datamodules.readers.case_folders import BratsChallengeReader
+from medfed.datamodules.readers.datalist import DatalistReader
+from medfed.datamodules.splits import SPLITS
 from medfed.standalone.errors import DataError
-from tests.datamodules.brats_layouts import make_head, write_challenge
+from tests.datamodules.brats_layouts import make_head, write_challenge, write_msd
 from tests.sweeps import sweep
 
 HEADS = {name: make_head(seed) for seed, name in enumerate(["a", "b", "c"])}
@@ -50,6 +52,51 @@ def test_hospitals_of_2020_come_from_its_name_mapping(tmp_path):
     )
     found = centres_of(BratsChallengeReader(tmp_path, hospitals=1))
     assert list(found.values()) == ["CBICA", "TCIA13", "hospital_0"]
+
+
+SITES = {"case": "Subject_ID", "centre": "Partition_ID"}
+
+
+def test_a_table_of_any_columns_names_hospitals_and_splits(tmp_path):
+    names = [f"BraTS19_CBICA_{n}_1" for n in range(3)]
+    write_challenge(tmp_path, dict(zip(names, HEADS.values(), strict=True)))
+    table = tmp_path / "partitioning_1.csv"
+    rows = [
+        f"{n},{name},{split}" for (n, name), split in zip(enumerate(names), SPLITS, strict=True)
+    ]
+    table.write_text("\n".join(["Partition_ID,Subject_ID,TrainOrVal", *rows[:2]]))
+    reader = BratsChallengeReader(tmp_path, sites={"file": str(table), **SITES})
+    assert centres_of(reader) == dict(zip(names, "01", strict=False))  # not CBICA
+    assert table in reader.indices()
+    reader = BratsChallengeReader(
+        tmp_path, sites={"file": str(table), **SITES, "split": "TrainOrVal"}
+    )
+    assert {p.id: p.split for p in reader.patients()} == {names[0]: None, names[1]: "val"}
+    table.write_text(
+        "\n".join(["Partition_ID,Subject_ID,TrainOrVal", *rows, f"2,{names[0]},train"])
+    )
+    with pytest.raises(DataError, match=f"has case {names[0]} at 0 and at 2"):
+        BratsChallengeReader(tmp_path, sites={"file": str(table), **SITES}).patients()
+
+
+def test_a_table_of_hospitals_leaves_the_splits_of_a_list(tmp_path):
+    write_msd(tmp_path, HEADS)
+    content = json.loads((tmp_path / "dataset.json").read_text())
+    content["validation"] = [content["training"].pop()]
+    (tmp_path / "dataset.json").write_text(json.dumps(content))
+    table = tmp_path / "places.csv"
+    table.write_text("Partition_ID,Subject_ID\n1,a\n2,b\n2,c\n")
+    reader = DatalistReader(
+        tmp_path, regions={"tumour": [1, 2, 3]}, sites={"file": str(table), **SITES}
+    )
+    assert centres_of(reader) == {"a": "1", "b": "2", "c": "2"}
+    assert sorted(str(p.split) for p in reader.patients()) == ["None", "None", "val"]
+
+
+def test_the_hospital_may_come_first_in_centres_csv(tmp_path):
+    write_challenge(tmp_path, HEADS)
+    (tmp_path / "centres.csv").write_text("Partition_ID,Subject_ID\n1,a\n2,b\n2,c\n")
+    assert centres_of(BratsChallengeReader(tmp_path)) == {"a": "1", "b": "2", "c": "2"}
 
 
 @sweep(

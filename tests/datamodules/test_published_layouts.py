@@ -185,7 +185,9 @@ def test_tables_of_cases_that_cannot_be_used_are_refused(tmp_path):
         reader(**good)
     with pytest.raises(ConfigError, match="Unknown column site; known: case_ids"):
         reader(**good, centre="site").patients()
-    with pytest.raises(DataError, match=r"lists no folder of .*; it has 0, 1, and the folders"):
+    with pytest.raises(
+        DataError, match=r"lists no case of .*; it has 0, 1, 0, 1, .* and the cases"
+    ):
         reader(**{**good, "case": "site_ids"}, centre="case_ids").patients()
     found = {p.id: (p.centre, p.split) for p in reader(**good, centre="site_ids").patients()}
     assert found["case_00001"] == ("1", None)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import tempfile
+from itertools import product
 from pathlib import Path
 
 import nibabel
 import numpy as np
 import pytest
+from hypothesis import assume, event, example, given, settings
+from hypothesis import strategies as st
 
 from medfed.commands.init import guessed
 from medfed.datamodules.readers.datalist import DatalistReader
@@ -124,6 +129,11 @@ NAMELESS = {
     "no image": (["a/1_seg.nii", "a/2_seg.nii"], "each name of a volume has"),
     "two masks": (["a/1_t1.nii", "a/seg.nii", "a/mask.nii", "b/1_t1.nii", "b/seg.nii"], "fits two"),
     "a contrast twice": (["a/t1.nii", "a/t1.mha", "a/seg.nii", "b/t1.nii", "b/seg.nii"], "alike"),
+    "visits like contrasts": (
+        [f"{p}/pre_seg.nii" for p in "ab"]
+        + [f"{p}/{v}_t1_pre.nii" for p in "ab" for v in ("pre", "post")],
+        "fits .*, but has post where .* has pre",
+    ),
     "raters": ([f"{p}/{n}.nii" for p in "abc" for n in ("t1", "mask_1", "mask_2")], "do not tell"),
 }
 
@@ -136,7 +146,7 @@ def test_names_that_do_not_tell(tmp_path, files, why):
     with pytest.raises(DataError, match=why):
         DatalistReader(tmp_path, regions={"tumour": [1]})
     touch(tmp_path / "more", [f"hospital/{file}" for file in files])
-    assert why in str(guessed(tmp_path / "more", {}).refused)
+    assert re.search(why, str(guessed(tmp_path / "more", {}).refused))
 
 
 def test_pictures_are_no_volumes(tmp_path):
@@ -343,3 +353,61 @@ def test_the_reader_takes_a_folder_of_hospitals(tmp_path):
     guess = guessed(tmp_path, {})
     assert (guess.data, guess.keys["data.reader.regions"]) == ("datalist", {"foreground": [1]})
     assert guess.asks["data.reader.centre"].best == "centre"
+
+
+VISITS = [("",), ("pre", "post"), ("v1", "v2"), ("1", "2"), ("t1", "t2"), ("ses-1", "ses-2")]
+KINDS = [("t1",), ("t1", "t2"), ("t1_pre", "t1_post"), ("1", "2"), ("t1", "t1_v1"), ("", "post")]
+
+
+@st.composite
+def trees(draw):
+    """The images of each mask, and the files that are there: masks and some images are missing."""
+    visits, contrasts = draw(st.sampled_from(VISITS)), draw(st.sampled_from(KINDS))
+    patient = draw(st.sampled_from(["P{}", "{:03}", "sub-{}"])).format
+    places = draw(st.sampled_from([("",), PLACES[:1], PLACES[:2]]))
+    mask, join = draw(st.sampled_from(["seg", "mask"])), draw(st.sampled_from("_-")).join
+    kinds = draw(st.sampled_from([("", ""), ("images", "labels")]))
+    folders = draw(st.sampled_from(["pv", "p", "vp", "v", ""]))
+    in_file = [word for word in "pv" if word not in folders or draw(st.booleans())]
+    apart = draw(st.booleans())  # whether patients of two hospitals have different numbers
+
+    def named(place, kind, last):
+        name = join(filter(None, (*(words[w] for w in in_file), last))) or "image"
+        return "/".join(filter(None, (place, kind, *(words[w] for w in folders), f"{name}.nii")))
+
+    images: dict[str, list[str]] = {}
+    for (at, place), n, v in product(enumerate(places), range(1, 5), visits):
+        words = {"p": patient(n + 4 * at * apart), "v": v}
+        images[named(place, kinds[1], mask)] = [named(place, kinds[0], c) for c in contrasts]
+    every = [image for of in images.values() for image in of]
+    assume(len({*images, *every}) == len(images) + len(every))
+    missing = {
+        *draw(st.lists(st.sampled_from([*images]), max_size=4)),
+        draw(st.sampled_from(every)),
+    }
+    return images, [file for file in (*images, *every) if file not in missing]
+
+
+MASKED = ["P1_pre", "P2_pre", "P2_post", "P3_pre"]  # and P1_post and P3_post are not
+SHARED = {
+    f"{n}_{v}_seg.nii": [f"{n}_{v}_t1_{c}.nii" for c in ("pre", "post")]
+    for n, v in product(("P1", "P2", "P3"), ("pre", "post"))
+}
+THERE = [f"{case}_seg.nii" for case in MASKED] + [image for of in SHARED.values() for image in of]
+
+
+@settings(max_examples=100, deadline=None)
+@given(tree=trees())
+@example(tree=(SHARED, [file for file in THERE if file != "P2_pre_t1_post.nii"]))
+@example(tree=(SHARED, [file for file in THERE if not file.startswith("P2_post")]))
+def test_no_image_is_paired_with_the_mask_of_another(tree):
+    images, there = tree
+    with tempfile.TemporaryDirectory() as folder:
+        touch(Path(folder), there)
+        try:
+            index = list_of(Path(folder))
+        except DataError:
+            event("refused")
+            return
+    for entry in index["training"]:
+        assert {*entry["image"]} <= {*images[entry["label"]], None}

@@ -96,6 +96,26 @@ def challenge(folder, convention):
     return folder
 
 
+def fets(folder, write=write_challenge):
+    """FeTS' partitionings of its cases: by hospital, and by hospital and size of the tumour."""
+    names = [f"FeTS2022_{n:05d}" for n in range(8)]
+    write(folder, dict(zip(names, heads(8).values(), strict=True)))
+    for file, most in (("partitioning_1.csv", 5), ("partitioning_2.csv", 3)):
+        rows = (f"{1 + n // most},{name}" for n, name in enumerate(names))
+        (folder / file).write_text("\n".join(["Partition_ID,Subject_ID", *rows]) + "\n")
+    return folder
+
+
+def fets_in_two_folders(folder):
+    def write(folder, heads):
+        write_msd(folder, heads)
+        (folder / "dataset.json").unlink()
+        (folder / "imagesTr").rename(folder / "images")
+        (folder / "labelsTr").rename(folder / "labels")
+
+    return fets(folder, write)
+
+
 def msd(folder):
     write_msd(folder, heads())
     return folder
@@ -224,6 +244,12 @@ LAYOUTS = {  # the maker, the option of data=, and keys that are read off the fi
     ),
     "MSD brain": (msd, "brats", {"reader.regions": ["whole", "core", "enhancing"]}),
     "BraTS 2018": (lambda f: challenge(f, "2018"), "brats_challenge", {"reader.enhancing": 4}),
+    "FeTS": (
+        fets,
+        "brats_challenge",
+        {"reader.sites.case": "Subject_ID", "reader.sites.centre": "Partition_ID"},
+    ),
+    "FeTS in two folders": (fets_in_two_folders, "datalist", {"reader.sites.split": None}),
     "BraTS 2023": (lambda f: challenge(f, "2023"), "brats_challenge", {"reader.enhancing": 3}),
     "absent contrasts": (
         lambda f: absent_contrasts.write_folders(f, {0, 1}),
@@ -282,7 +308,13 @@ LAYOUTS = {  # the maker, the option of data=, and keys that are read off the fi
     ),
 }
 TABLES = ("table", "measurements", "Excel")
-HOSPITALS = {"no header": "Basel 3, Bern 3", "time points": "none named", "Excel": "A 20, B 20"}
+HOSPITALS = {
+    "FeTS": "1 5, 2 3",
+    "FeTS in two folders": "1 5, 2 3",
+    "no header": "Basel 3, Bern 3",
+    "time points": "none named",
+    "Excel": "A 20, B 20",
+}
 PATIENTS = {"time points": 4, "visits": 4, "no header": 6, "a CSV of findings": 12}
 
 

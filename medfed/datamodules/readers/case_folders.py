@@ -9,9 +9,8 @@ tumour, 2 oedema, 4 enhancing tumour (3 since 2023).
 from __future__ import annotations
 
 from medfed.datamodules.extending import *
-from medfed.datamodules.readers import looks
+from medfed.datamodules.readers import looks, trees
 from medfed.datamodules.readers.cases import CaseReader, hospitals_of, institutions
-from medfed.datamodules.readers.samples import official_splits
 from medfed.standalone.contrasts import FILES, AbsentFileError, Pattern, alternatives, find_file
 
 log = logging.getLogger(__name__)
@@ -33,7 +32,6 @@ class FolderReader(CaseReader):
         regions: Mapping[str, Sequence[int]] | None,
         channels: Sequence[str] | None = None,
         known_labels: Sequence[int] = (),
-        sites: Mapping[str, str | None] | None = None,
         **more: Any,
     ) -> None:
         modalities, regions = modalities or _FILES, regions or _WHOLE
@@ -46,10 +44,6 @@ class FolderReader(CaseReader):
         known = sorted(values.union(known_labels))
         super().__init__(path, names, regions, known, **more)
         self._patterns = {**{name: modalities[name] for name in names}, "label": label}
-        self._sites = sites if sites is not None and any(sites.values()) else None
-        if self._sites and not all(map(self._sites.get, ("file", "case", "centre"))):
-            needs = "file=PATH of a table, and the names of its columns"
-            raise ConfigError(f"data.reader.sites needs {needs}: case=COLUMN, centre=COLUMN.")
 
     def cases(self) -> list[Patient]:
         """See `CaseReader.cases`; the id is the folder's name."""
@@ -58,34 +52,8 @@ class FolderReader(CaseReader):
         folders = self.case_folders()
         if not folders:
             raise DataError(f"{self.path} has no case folders; set data.path to their parent.")
-        ordered = sorted(folders, key=lambda folder: folder.name)
-        if self._sites is None:
-            return [self._case(folder) for folder in ordered]
-        listed, table = self._listed(self._sites), self._sites["file"]
-        left = [folder.name for folder in ordered if fold(folder.name) not in listed]
-        if len(left) == len(ordered):
-            what = f"{table} lists no folder of {self.path}"
-            raise DataError(f"{what}; it has {few(list(listed))}, and the folders are {few(left)}.")
-        if left:
-            log.warning("%s does not list %s, which are left out.", table, few(left))
-        placed = ((folder, listed.get(fold(folder.name))) for folder in ordered)
-        return [replace(self._case(f), centre=of[0], split=of[1]) for f, of in placed if of]
-
-    def indices(self) -> list[Path]:
-        """See `Reader.indices`."""
-        table = [] if self._sites is None else [Path(str(self._sites["file"])).expanduser()]
-        return [*super().indices(), *table]
-
-    def _listed(self, sites: Mapping[str, str | None]) -> dict[str, tuple[str, Split | None]]:
-        """Hospital and official split by case, as the table says."""
-        sheet = Sheet.read(Path(str(sites["file"])).expanduser())
-        columns = [str(sites[key]) for key in ("case", "centre", "split") if sites.get(key)]
-        where = f"{sheet.path}, data.reader.sites: "
-        named = check_names("column", columns, sheet.columns, where)
-        cases, centres = (sheet.names(name) for name in named[:2])
-        splits = official_splits(sheet, named[2]) if named[2:] else ()
-        placed = zip(centres, splits or [None] * len(cases), strict=True)
-        return dict(zip(cases, placed, strict=True))
+        placed = self.placed(sorted(folder.name for folder in folders))
+        return [self._case(folder) for folder in folders if folder.name in placed]
 
     def _case(self, folder: Path) -> Patient:
         files, lacks = {}, {}
@@ -155,25 +123,26 @@ class BratsChallengeReader(FolderReader):
 
 def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     """Guesses by the names of volumes in the folders of cases; see `looks`."""
-    folders = [f for f in looks.visible(path) if f.is_dir() and not looks.folders_of(path)]
+    folders = [f for f in looks.visible(path) if f.is_dir() and not trees.folders_of(path)]
     groups = [f for f in folders if f.name in ("HGG", "LGG")]
     folders = [f for group in groups for f in looks.visible(group) if f.is_dir()] or folders
     of = {f: [v for v in looks.visible(f) if is_volume(v)] for f in folders if not is_volume(f)}
     scans = [v for case in of.values() for v in case if len(case) > 1]
     if not scans:
         return None
-    known = [c for c, names in FILES.items() if any(v.match(n) for v in scans for n in names)]
+    names = [folder.name for folder in of]
+    known = [c for c, such in FILES.items() if any(v.match(n) for v in scans for n in such)]
     if len(known) > 1 and any(v.match(p) for v in scans for p in MASK):
         enhancing = 3 if any(v.match("*-seg.*") for v in scans) else 4
         keys = {"data.reader.channels": known, "data.reader.enhancing": enhancing}
         guess = looks.Guess("brats_challenge", path, keys)
         guess.asks["data.reader.regions"] = looks.brats_regions()
+        if not (hospitals_of(path, names) or institutions(path, names)):
+            looks.sites_of(guess, names, answers)
         return guess
     listed = any(f.name != "centres.json" for f in path.glob("*.json"))
-    guess, patterns = (
-        looks.Guess("brats_folder", path, sure=not listed and not groups),
-        dict[str, list[Path]](),
-    )
+    guess = looks.Guess("brats_folder", path, sure=not listed and not groups)
+    patterns = dict[str, list[Path]]()
     named = Counter(v.name for v in scans)
     for scan in scans:
         rest = scan.name.removeprefix(scan.parent.name)
@@ -187,8 +156,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     # Folders of several masks each are rather pairs of any kind.
     guess.sure &= best is not None and not any(looks.may_be_mask(stem_of(Path(p))) for p in rare)
     mask = answers.get("data.reader.label", best)
-    names = [folder.name for folder in of]
-    guess.ask_names(names, answers, hospitals_of(path, names))
+    places = hospitals_of(path, names) or looks.sites_of(guess, names, answers)
+    guess.ask_names(names, answers, places)
     if best is None:
         text = "Which file of a case is the mask?"
         guess.ask("data.reader.label", text, None, masks or [*patterns])

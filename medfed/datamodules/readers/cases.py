@@ -13,9 +13,13 @@ import torch
 from torch import Tensor
 
 from medfed.datamodules.extending import *
+from medfed.datamodules.readers.base import expanded
+from medfed.datamodules.readers.samples import official_splits
 from medfed.standalone import volumes
 from medfed.standalone.normalization import zscore
 from medfed.standalone.preparation import Preparation, among
+
+log = logging.getLogger(__name__)
 
 
 class CaseReader(VolumeReader):
@@ -24,6 +28,7 @@ class CaseReader(VolumeReader):
     A case's files are its images in channel order (one file with all channels, or one each), and
     its mask under the role ``"label"``. `hospitals`: into how many blocks cases without a hospital
     are cut. `series`: description or UID of the DICOM series to read, where a folder has several.
+    `sites`: a table of cases, and the columns that name case, hospital and split.
     """
 
     normalize: object = "zscore_nonzero"
@@ -39,6 +44,7 @@ class CaseReader(VolumeReader):
         patient_pattern: str | None = None,
         series: str | Sequence[str] | None = None,
         centre_pattern: str | None = None,
+        sites: Mapping[str, str | None] | None = None,
     ) -> None:
         check_known("data.reader.missing", missing, get_args(Missing))
         self.path = path
@@ -54,6 +60,11 @@ class CaseReader(VolumeReader):
         self._pattern, self._centre_pattern = patient_pattern, centre_pattern
         self.series = as_names(series)
         self._person: dict[str, str] = {}  # by case, where a subclass knows whose it is
+        self._sites = sites or {}
+        if any(self._sites.values()) and not all(map(self._sites.get, ("file", "case", "centre"))):
+            needs = "file=PATH of a table, and the names of its columns"
+            raise ConfigError(f"data.reader.sites needs {needs}: case=COLUMN, centre=COLUMN.")
+        self._table = expanded(self._sites.get("file"))
 
     @abstractmethod
     def cases(self) -> list[Patient]:
@@ -61,7 +72,39 @@ class CaseReader(VolumeReader):
 
     def indices(self) -> list[Path]:
         """See `Reader.indices`."""
-        return [self.path / name for name in ("centres.json", "centres.csv", "name_mapping.csv")]
+        files = [self.path / name for name in ("centres.json", "centres.csv", "name_mapping.csv")]
+        return [*files, *([self._table] if self._table else [])]
+
+    @cached_property
+    def _rows(self) -> list[tuple[str, str, Split | None]]:
+        """Case, hospital and official split of each row in the table of `sites`."""
+        sheet = Sheet.read(self._table or self.path)
+        columns = [name for key in ("case", "centre", "split") if (name := self._sites.get(key))]
+        where = f"{sheet.path}, data.reader.sites: "
+        named = check_names("column", columns, sheet.columns, where)
+        cases, centres = (sheet.names(name) for name in named[:2])
+        splits = official_splits(sheet, named[2]) if named[2:] else ()
+        return list(zip(cases, centres, splits or [None] * len(cases), strict=True))
+
+    def placed(self, cases: Sequence[str]) -> dict[str, tuple[str | None, Split | None]]:
+        """Returns hospital and split of each case to read, which the table of `sites` lists."""
+        if self._table is None:
+            centres = self.centres(cases)
+            return {case: (centres.get(case), None) for case in cases}
+        known = {fold(case): case for case in cases}
+        listed = dict[str, tuple[str | None, Split | None]]()
+        for case, centre, split in self._rows:
+            if case in known and listed.setdefault(known[case], (centre, split)) != (centre, split):
+                what = f"{self._table} has case {case} at {listed[known[case]][0]} and at {centre}"
+                raise DataError(f"{what}, or in two splits; remove one row.")
+        left = [case for case in cases if case not in listed]
+        if not listed:
+            what = f"{self._table} lists no case of {self.path}"
+            those = few([row[0] for row in self._rows])
+            raise DataError(f"{what}; it has {those}, and the cases are {few(left)}.")
+        if left:
+            log.warning("%s does not list %s, which are left out.", self._table, few(left))
+        return listed
 
     def centres(self, cases: Sequence[str]) -> Mapping[str, str]:
         """Returns the hospital of each case that is known to come from one."""
@@ -72,14 +115,15 @@ class CaseReader(VolumeReader):
     def patients(self) -> list[Patient]:
         """See `Reader.patients`."""
         cases = sorted(self.cases(), key=lambda case: case.id)
+        placed = self.placed([case.id for case in cases])
+        of = ((case, *placed[case.id]) for case in cases if case.id in placed)
+        cases = [replace(c, centre=at or c.centre, split=split or c.split) for c, at, split in of]
         ids = [case.id for case in cases if case.id not in self._person]
         self._person |= zip(ids, persons_of(ids, self._pattern, self.path), strict=True)
-        centres = self.centres([case.id for case in cases])
         for case in cases:
             if set(case.lacks) == set(self.channels):
                 raise DataError(next(iter(case.lacks.values())))
-        placed = [replace(case, centre=centres.get(case.id, case.centre)) for case in cases]
-        return with_hospitals(self._persons(placed), self.hospitals)
+        return with_hospitals(self._persons(cases), self.hospitals)
 
     def _persons(self, cases: Sequence[Patient]) -> list[Patient]:
         """Joins the cases of each patient that has several."""
@@ -262,7 +306,13 @@ def _case_named(name: str, cases: Collection[str]) -> str:
 
 def _from_csv(path: Path, cases: Collection[str]) -> dict[str, str]:
     named: dict[str, str] = {}
-    rows = [[_case_named(name, cases), *others] for name, *others in _rows(path)]
+    rows = _rows(path)
+    known = [
+        any(_case_named(cell, cases) in cases for cell in of) for of in zip(*rows, strict=False)
+    ]
+    if known == [False, True]:  # the hospital is first, as in FeTS' partitioning_1.csv
+        rows = [row[::-1] for row in rows]
+    rows = [[_case_named(name, cases), *others] for name, *others in rows]
     header = not rows or fold(rows[0][0]) not in cases
     for number, row in enumerate(rows[header:], start=1 + header):
         if len(row) != 2:

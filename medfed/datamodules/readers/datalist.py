@@ -127,9 +127,9 @@ class DatalistReader(CaseReader):
         if self._file.exists():
             self._index = read_json(self._file)
             self._listed = self._list(fold)
-        elif isinstance(regions, Mapping) and (pair := looks.folders_of(path)):
+        elif isinstance(regions, Mapping) and (pair := trees.folders_of(path)):
             self._file, self._index = path / pair[0], dict[str, Any]()
-            pairs = looks.paired(path, pair, is_volume, _stem).values()
+            pairs = trees.paired(path, pair, is_volume, _stem).values()
             self._listed = self._split([_Case([image], mask, {}) for image, mask in pairs], fold)
         elif isinstance(regions, Mapping) and (listed := trees.list_of(path, centre, patient)):
             self._file = path / Path(listed["training"][0]["label"]).parts[0]
@@ -416,7 +416,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         looks.roles(guess, sheet, "data.reader.", answers, others)
         if centre := {**guess.keys, **answers}.get("data.reader.centre"):
             placed = [str(e.get(centre, "")) for e in entries if _first(e)]
-    elif (pair := looks.folders_of(path)) and (
+    elif (pair := trees.folders_of(path)) and (
         masks := [file for file in looks.visible(path / pair[1]) if is_volume(file)]
     ):
         guess, content, names = looks.Guess("datalist", path), {}, [stem_of(f) for f in masks]
@@ -448,7 +448,10 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     else:
         return None
     if "data.reader.patient" not in guess.keys and not grouped:
-        guess.ask_names(names, answers, hospitals_of(path, names) or placed)
+        places = hospitals_of(path, names) or placed
+        if not any(places):
+            places = looks.sites_of(guess, names, answers) or places
+        guess.ask_names(names, answers, places)
     named = content.get("modality")
     channels = {str(c).lower() for c in named.values()} if isinstance(named, Mapping) else set()
     if guess.data == "datalist" and guess.path == path and channels == _BRAIN:

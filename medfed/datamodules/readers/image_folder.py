@@ -8,7 +8,7 @@ from itertools import product
 from typing import Literal
 
 from medfed.datamodules.extending import *
-from medfed.datamodules.readers import looks
+from medfed.datamodules.readers import looks, trees
 from medfed.datamodules.readers.samples import (
     SPLIT_NAMES,
     ImageSet,
@@ -264,7 +264,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         guess.took.append(("masks beside pictures", which, "left out: named as their pictures"))
     images = [file for files in below.values() for file in files if file not in {*masks}]
     looks.colours(guess, images)
-    if not split and all(looks.folders_of(path / name) for name in below):
+    if not split and all(trees.folders_of(path / name) for name in below):
         what = f"The folders {few([*below], 4)} each hold images and masks"
         if answers.get("data.reader.outer") == "hospitals":
             mend = "write an images.csv with the columns image, mask, patient and centre"

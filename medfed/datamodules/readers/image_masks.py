@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from medfed.datamodules.extending import *
-from medfed.datamodules.readers import looks
+from medfed.datamodules.readers import looks, trees
 from medfed.datamodules.readers.cases import named_centres
 from medfed.datamodules.readers.samples import channel_names
 from medfed.standalone import pictures
@@ -40,7 +40,7 @@ def _list_pairs(
     if index.is_file():
         sheet = Sheet.read(index).placed(columns["centre"], unplaced)
         pairs = _from_csv(sheet, columns, pattern)
-    elif (folders := looks.folders_of(path)) is not None:
+    elif (folders := trees.folders_of(path)) is not None:
         pairs = _from_folders(path, folders, pattern)
     else:
         what = f"{path} is no CSV file and has neither {_INDEX} nor the folders images and masks"
@@ -73,7 +73,7 @@ def _from_folders(path: Path, folders: tuple[str, str], pattern: str | None) -> 
     def stem(file: Path) -> str:
         return file.stem.removesuffix("_0000") if file.parent.name == "imagesTr" else file.stem
 
-    paired = looks.paired(path, folders, looks.is_picture, stem)
+    paired = trees.paired(path, folders, looks.is_picture, stem)
     names = [image.name for image, _ in paired.values()]
     centres = named_centres(path, paired)
     of = zip(names, persons_of(names, pattern, path), strict=True)
@@ -291,7 +291,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         looks.roles(guess, sheet, "data.reader.", answers, [image, *others])
         images, masks = (looks.files_in(sheet, column) for column in (image, mask))
     else:
-        folders = looks.folders_of(path) or ()
+        folders = trees.folders_of(path) or ()
         both = [list(filter(looks.is_picture, looks.visible(path / name))) for name in folders]
         if not both or not all(both):
             return None

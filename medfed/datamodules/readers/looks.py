@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers.persons import BEGINNINGS, KNOWN, are_patients
+from medfed.datamodules.readers.samples import SPLIT_NAMES
 from medfed.datamodules.tables.columns import HOSPITAL, PATIENT
 from medfed.standalone import pictures, volumes
 from medfed.standalone.csv_files import like_a_number
@@ -115,14 +116,6 @@ def visible(path: Path) -> list[Path]:
     return sorted(p for p in path.iterdir() if is_visible(p.name)) if path.is_dir() else []
 
 
-_FOLDERS = (("images", "masks"), ("images", "labels"), ("imagesTr", "labelsTr"))
-
-
-def folders_of(path: Path) -> tuple[str, str] | None:
-    """Finds the folders of images and of masks, by their names."""
-    return next((pair for pair in _FOLDERS if all((path / name).is_dir() for name in pair)), None)
-
-
 def words(text: str) -> set[str]:
     """Returns the words of a name."""
     return set(re.split(r"[\W_]+", text.lower()))
@@ -136,29 +129,6 @@ def may_be_mask(name: str) -> bool:
         (True, False)
     """
     return bool(INSIDE & words(name))
-
-
-def paired(
-    path: Path, names: tuple[str, str], wanted: Callable[[Path], bool], stem: Callable[[Path], str]
-) -> dict[str, tuple[Path, Path]]:
-    """Returns the image and the mask of each stem, from the files of two folders."""
-    sides: list[dict[str, Path]] = [{}, {}]
-    for name, side in zip(names, sides, strict=True):
-        for file in filter(wanted, visible(path / name)):
-            if (twin := side.setdefault(stem(file), file)) != file:
-                both = f"{twin.name} and {file.name}"
-                raise DataError(f"{path / name} has {both}; remove or rename one.")
-    images, masks = sides
-    if not images and not masks:
-        raise DataError(f"{path / names[0]} has no images; add them.")
-    sides_of = (images, masks, "mask", names[1]), (masks, images, "image", names[0])
-    for one, other, what, where in sides_of:
-        if lacking := sorted({*one} - {*other}):
-            raise DataError(
-                f"{one[lacking[0]]} has no {what} {path / where / lacking[0]}.* (of "
-                f"{len(lacking)} without one); add it, or remove the file."
-            )
-    return {name: (images[name], masks[name]) for name in sorted(images)}
 
 
 def is_picture(path: Path) -> bool:
@@ -230,6 +200,36 @@ def roles(guess: Guess, sheet: Sheet, prefix: str, answers: Answers, taken: Take
         elif choices := named or [c for c in others if c not in guess.keys.values()]:
             text = f"Does one of these columns {question}"
             guess.ask(key, text, named[0] if named else "null", (*choices, NO))
+
+
+def sites_of(guess: Guess, names: Names, answers: Answers) -> list[str]:
+    """Asks whether a table in the folder names the hospitals of cases; returns these if it does."""
+    key, tables, cases = "data.reader.sites.file", dict[Path, dict[str, Any]](), {*map(fold, names)}
+    for file in visible(guess.path):
+        if file.suffix.lower() not in (".csv", ".tsv"):
+            continue
+        columns = {c: [*map(fold, cells)] for c, cells in sheet_of(file).cells.items()}
+        case = next((c for c, of in columns.items() if 2 * len(cases & {*of}) > len(cases)), None)
+        places = [c for c in columns if HOSPITAL.fullmatch(c) or c.lower().startswith("partition")]
+        if case and places:
+            splits = (c for c, of in columns.items() if {*map(str.lower, of)} <= {*SPLIT_NAMES})
+            tables[file.resolve()] = {
+                "case": case,
+                "centre": places[0],
+                "split": next(splits, None),
+            }
+    if tables:
+        listed = few([f"{file.name} by {of['centre']}" for file, of in tables.items()], 6)
+        text = f"Which table names the hospitals of cases: {listed}?"
+        choices = [*map(str, tables)]
+        guess.ask(key, text, choices[0], (*choices, NO))
+    file = Path(str(answers.get(key))).expanduser().resolve()
+    if (of := tables.get(file)) is None:
+        return []
+    guess.reads(**{f"sites.{role}": column for role, column in of.items()})
+    sheet = sheet_of(file)
+    place = dict(zip(map(fold, sheet[of["case"]]), sheet[of["centre"]], strict=True))
+    return [place.get(fold(name), "") for name in names]
 
 
 def label_of(guess: Guess, sheet: Sheet, key: str, answers: Answers, taken: Taken) -> str | None:

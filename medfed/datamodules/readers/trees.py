@@ -1,4 +1,4 @@
-"""Volumes in folders of folders: which images belong to a mask, and to which hospital, by names.
+"""Which images belong to a mask, by names: in two folders, or of volumes in folders of folders.
 
 As ``BASEL/case_1/t1.nii.gz`` beside ``seg.nii.gz``, ``BASEL/images/1.nii.gz`` with
 ``BASEL/labels/1.nii.gz``, ``BASEL/case_1_t1.nii.gz`` beside ``case_1_seg.nii.gz``, or BIDS. Words
@@ -8,6 +8,8 @@ as ``baseline`` and ``followup``, are no hospitals and no patients.
 """
 
 from __future__ import annotations
+
+from itertools import permutations
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
@@ -26,6 +28,35 @@ _VISIT = re.compile(
 )
 _LISTED = 'list the pairs in a file: {"training": [{"image": FILE, "label": FILE}, ...]}'
 Words = dict[Path, tuple[str, ...]]
+_FOLDERS = (("images", "masks"), ("images", "labels"), ("imagesTr", "labelsTr"))
+
+
+def folders_of(path: Path) -> tuple[str, str] | None:
+    """Finds the folders of images and of masks, by their names."""
+    return next((pair for pair in _FOLDERS if all((path / name).is_dir() for name in pair)), None)
+
+
+def paired(
+    path: Path, names: tuple[str, str], wanted: Callable[[Path], bool], stem: Callable[[Path], str]
+) -> dict[str, tuple[Path, Path]]:
+    """Returns the image and the mask of each stem, from the files of two folders."""
+    sides: list[dict[str, Path]] = [{}, {}]
+    for name, side in zip(names, sides, strict=True):
+        for file in filter(wanted, looks.visible(path / name)):
+            if (twin := side.setdefault(stem(file), file)) != file:
+                both = f"{twin.name} and {file.name}"
+                raise DataError(f"{path / name} has {both}; remove or rename one.")
+    images, masks = sides
+    if not images and not masks:
+        raise DataError(f"{path / names[0]} has no images; add them.")
+    sides_of = (images, masks, "mask", names[1]), (masks, images, "image", names[0])
+    for one, other, what, where in sides_of:
+        if lacking := sorted({*one} - {*other}):
+            raise DataError(
+                f"{one[lacking[0]]} has no {what} {path / where / lacking[0]}.* (of "
+                f"{len(lacking)} without one); add it, or remove the file."
+            )
+    return {name: (images[name], masks[name]) for name in sorted(images)}
 
 
 def list_of(
@@ -67,8 +98,10 @@ def list_of(
             why = str(error)
         if 2 * len(found) > len(masks):
             break
+    words_of = _pieces if words_of is _pieces else _words
     counts = Counter(name for of in found.values() for name in of)
-    channels = [name for name, count in counts.items() if 2 * count >= len(found)]
+    # What one mask has is no contrast, perhaps an image of another mask, which is missing.
+    channels = [name for name, count in counts.items() if count > 1 and 2 * count >= len(found)]
     if len(found) < 2 or not channels:
         raise DataError(why)
     cases = {mask: cases[mask] for mask in sorted(found)}
@@ -76,6 +109,8 @@ def list_of(
     index: dict[str, Any] = {"modality": {str(n): name for n, name in enumerate(channels)}}
     for mask, (split, more) in zip(cases, facts, strict=True):
         of = found[mask]
+        there = [of[name] for name in channels if name in of]
+        _check_case(mask, cases[mask], {image: words_of(texts[image].lower()) for image in there})
         names = [of[c].relative_to(path).as_posix() if c in of else None for c in channels]
         entry = {"image": names, "label": mask.relative_to(path).as_posix(), **more}
         index.setdefault(split, []).append(entry)
@@ -100,20 +135,32 @@ def _in_all(words: Words) -> set[str]:
     return set.intersection(*map(set, words.values()))
 
 
-def _beyond(words: Sequence[str], case: Sequence[str]) -> list[str] | None:
-    """Returns the words that are not a case's, whose words must follow in their order.
+def _beyond(words: Sequence[str], case: Sequence[str]) -> dict[int, str] | None:
+    """Returns the words that are not a case's, by place; the case's must follow in their order.
 
     Example:
         >>> _beyond(["p1", "t2", "p1", "t1"], ["p1", "p1"]), _beyond(["p1", "t1"], ["p2"])
-        (['t2', 't1'], None)
+        ({1: 't2', 3: 't1'}, None)
     """
-    awaited, others = list(case), []
-    for word in words:
+    awaited, others = list(case), dict[int, str]()
+    for place, word in enumerate(words):
         if awaited and word == awaited[0]:
             awaited.pop(0)
         else:
-            others.append(word)
+            others[place] = word
     return None if awaited else others
+
+
+def _check_case(mask: Path, case: Sequence[str], images: Words) -> None:
+    """Refuses P1_post_T1_pre beside P1_pre_T1_pre: it is of P1_post_seg, which is missing."""
+    for (image, words), (other, usual) in permutations(images.items(), 2):
+        pairs = zip(words, usual, strict=False)
+        differ = {at: pair for at, pair in enumerate(pairs) if pair[0] != pair[1]}
+        of_case = len(words) == len(usual) and {word for _, word in differ.values()} <= {*case}
+        if of_case and differ.keys() - (_beyond(usual, case) or {}).keys():
+            there, here = next(iter(differ.values()))
+            what = f"{image} fits {mask}, but has {there} where {other} has {here}"
+            raise DataError(f"{what}; {_LISTED}.")
 
 
 def _contrasts(
@@ -124,16 +171,16 @@ def _contrasts(
     by_word: dict[str, list[Path]] = {}  # the rarest word of each mask
     for mask, of in cases.items():
         by_word.setdefault(min(of, key=lambda w: (often[w], w), default=""), []).append(mask)
-    beyond: dict[tuple[Path, Path], list[str]] = {}  # by mask and image
+    beyond: dict[tuple[Path, Path], Collection[str]] = {}  # by mask and image
     for image, of in images.items():
         near = {mask for word in (*of, "") for mask in by_word.get(word, ())}
         # In order, as sub-1/ses-2 and sub-2/ses-1 have the same words.
-        rest = {m: more for m in near if (more := _beyond(of, cases[m])) is not None}
+        rest = {m: left for m in near if (left := _beyond(of, cases[m])) is not None}
         most = max((len(cases[mask]) for mask in rest), default=0)
         best = sorted(mask for mask in rest if len(cases[mask]) == most)
         if len(best) > 1:
             raise DataError(f"{image} fits two masks, {best[0]} and {best[1]}; {_LISTED}.")
-        beyond |= {(mask, image): rest[mask] for mask in best}
+        beyond |= {(mask, image): rest[mask].values() for mask in best}
     twins = ""
     for whole in (False, True):  # pre/T1 and orig/T1 differ in their folders alone
         found: dict[Path, dict[str, Path]] = {}
