@@ -5,7 +5,7 @@ Clients that join after training are planned here, too, with only a few of their
 
 from __future__ import annotations
 
-from itertools import compress
+from itertools import combinations, compress
 
 import torch
 from torch import Tensor
@@ -17,6 +17,10 @@ from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.patches import label_counts
 from medfed.datamodules.scanner import Scanner
 from medfed.datamodules.splits import check_leakage, split_patients, warn_small
+
+_ZEROS = re.compile(r"(?<!\d)(?<!\d\.)0+(?=\d)", re.ASCII)  # that lead a number, not decimals
+_WORD = re.compile("[a-z\u00df-\u024f\u0370-\u04ff]{5,}")  # long enough for a slip
+_FEW, _TENTH = 5, 0.1  # patients of a hospital whose name may be a slip of another
 
 
 @dataclass(frozen=True)
@@ -226,7 +230,60 @@ data.reader.hospitals cuts the sorted list into blocks.']
         what = f"The hospitals of {count} of {len(patients)} patients are invented"
         why = "the data name none, and data.reader.hospitals cuts the sorted list into blocks"
         sentences.append(f"{what}: {why}.")
-    return sentences
+    return [*sentences, *name_remarks(patients)]
+
+
+def name_remarks(patients: Sequence[Patient]) -> list[str]:
+    """Remarks on names that may be two spellings of one patient, or of one hospital.
+
+    Example:
+        >>> name_remarks([Patient("P7", centre="Basel"), Patient("P07", centre="Bassel")])
+        ['Patients whose ids differ only in leading zeros count as two: P7 and P07. If they are \
+one, write one id.', 'Hospitals whose names differ only in a sign, a leading zero or a letter \
+count as two: Basel (1 patient) and Bassel (1). If they are one, write one name.']
+    """
+    size = Counter(str(p.centre) for p in patients if p.centre is not None and not p.invented)
+    ids = [f"{one} and {other}" for one, other in _pairs([p.id for p in patients], _unpadded)]
+    hospitals = [
+        f"{one} ({size[one]} patient{'s' * (size[one] > 1)}) and {other} ({size[other]})"
+        for one, other in _pairs([name for name, _ in size.most_common()], _spellings)
+        if _without_signs(one) == _without_signs(other)
+        or size[other] <= max(_FEW, _TENTH * size[one])
+    ]
+    who = ("Patients whose ids differ only in leading zeros", "id", ids)
+    where = "Hospitals whose names differ only in a sign, a leading zero or a letter"
+    kinds = (who, (where, "name", hospitals))
+    text = "{} count as two: {}. If they are one, write one {}."
+    return [text.format(what, few(names, 4), word) for what, word, names in kinds if names]
+
+
+def _pairs(
+    names: Iterable[str], spellings: Callable[[str], Collection[str]]
+) -> list[tuple[str, str]]:
+    """The pairs of different names that have a spelling in common."""
+    groups: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        for spelled in spellings(name):
+            groups.setdefault(spelled, []).append(name)
+    return sorted({pair for group in groups.values() for pair in combinations(group, 2)})
+
+
+def _unpadded(name: str) -> set[str]:
+    return {_ZEROS.sub("", name.casefold())}
+
+
+def _without_signs(name: str) -> str:
+    """A name without signs, spaces and leading zeros; of numbers alone the signs stay."""
+    (number,) = _unpadded(name)
+    bare = re.sub(r"[\W_]+", "", number)
+    return number if bare.isdigit() else bare
+
+
+def _spellings(hospital: str) -> set[str]:
+    """How a name may be misspelt: also less a letter of a word, but the last, as in site A, B."""
+    key = hospital.casefold()
+    places = [at for word in _WORD.finditer(key) for at in range(word.start(), word.end() - 1)]
+    return {key, _without_signs(hospital), *(key[:at] + key[at + 1 :] for at in places)}
 
 
 def check_keep_out(keep_out: Sequence[str], clients: Sequence[str]) -> None:
