@@ -22,6 +22,7 @@ from torch import Tensor
 from medfed.common.console import shown
 from medfed.common.floors import Statistic
 from medfed.common.processes import WatchedPool, start_worker
+from medfed.common.streams import globals_seeded, seeded
 from medfed.datamodules.augmentation import Augment, Augmentation, ChannelDropout
 from medfed.datamodules.client_data import Batch, BatchSize, Block, ClientData
 from medfed.datamodules.duplicates import Sample
@@ -247,7 +248,9 @@ class FederatedDataModule(ABC):
         names = self.plan_names, self.class_names
         sizes = (self.val_fraction, self.test_fraction), self.fold, self.most_patients
         how = (self.seed, *sizes, self.stratify)
-        self.plans = plan_clients(self.partition, self.patients, names, *how)
+        stream = derive_seed(self.seed, "partition")  # for what a partition draws without a seed
+        with seeded(stream), globals_seeded(stream):
+            self.plans = plan_clients(self.partition, self.patients, names, *how)
         check_keep_out(self.keep_out, list(self.plans))
         from_partition = remarks(self.partition, list(self.patients.values()))
         self.remarks = [*self.data_remarks(), *from_partition]

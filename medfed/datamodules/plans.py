@@ -10,10 +10,9 @@ from itertools import combinations, compress
 import torch
 from torch import Tensor
 
-from medfed.common.streams import globals_seeded, seeded
 from medfed.datamodules.client_data import ArrayRows, Block, ClientData, Rows, gather
 from medfed.datamodules.extending import *
-from medfed.datamodules.partitions.base import Partition
+from medfed.datamodules.partitions.base import Partition, answer
 from medfed.datamodules.patches import label_counts
 from medfed.datamodules.scanner import Scanner
 from medfed.datamodules.splits import check_leakage, split_patients, warn_small
@@ -91,7 +90,8 @@ def plan_clients(
 ) -> dict[str, ClientPlan]:
     """Assigns patients to clients; splits them as the partition, the data, or the seed says."""
     assigned = _assigned(partition, patients, seed)
-    clients, fixed = list(assigned), partition.splits(list(assigned))
+    clients = list(assigned)
+    fixed = answer(partition, "splits", clients)
     official = {p.split for p in patients.values()}
     shares = {s: 0.0 if s in official else f for s, f in zip(SPLITS[1:], fractions, strict=True)}
     splits: dict[str, dict[Split, list[str]]] = {}
@@ -100,6 +100,9 @@ def plan_clients(
             raise DataError(f"Client {client} has no patients; set another partition.")
         # A client in `fixed` is already split; the data may have official splits for others.
         parts = fixed.get(client) or {s: [i for i in ids if patients[i].split == s] for s in SPLITS}
+        if client in fixed and {i for part in parts.values() for i in part} != {*ids}:
+            what = f"The partition's splits must divide the patients of {client}"
+            raise ConfigError(f"{what}, all {len(ids)} and no others, among train, val and test.")
         if client not in fixed and (open_ids := [i for i in ids if patients[i].split is None]):
             labels = {i: patients[i].label for i in ids} if stratify else None
             ends = shares["val"], shares["test"]
@@ -112,11 +115,11 @@ def plan_clients(
         splits[client] = parts
     warn_small(splits)
     check_leakage(splits)
-    channels, classes = names
-    present = partition.availability(clients, channels, seed)
-    classes_of = partition.class_shares(clients, len(classes), seed)
-    scanners = partition.scanners_of(clients, seed)
-    orders = partition.label_orders(clients, len(classes), seed)
+    channels, k = names[0], len(names[1])
+    present = answer(partition, "availability", clients, channels, seed, size=len(channels))
+    classes_of = answer(partition, "class_shares", clients, k, seed, size=k)
+    scanners = answer(partition, "scanners_of", clients, seed)
+    orders = answer(partition, "label_orders", clients, k, seed, size=k)
     return {
         c: ClientPlan(splits[c], present[c], classes_of.get(c), scanners.get(c), orders.get(c))
         for c in clients
@@ -126,14 +129,12 @@ def plan_clients(
 def _assigned(
     partition: Partition, patients: Mapping[str, Patient], seed: int
 ) -> dict[str, list[str]]:
-    """Returns each client's patients; global generators that a partition uses follow the seed."""
-    stream = derive_seed(seed, "partition")
-    with seeded(stream), globals_seeded(stream):
-        given: Any = partition.assign(list(patients.values()), seed)
-        who = f"{type(partition).__name__}.assign"
-        if not isinstance(given, Mapping) or not given:
-            raise ConfigError(f"{who} returns {given!r:.60}; it must return {{client: [ids]}}.")
-        lists = {c: [*ids] if isinstance(ids, Iterable) else [ids] for c, ids in given.items()}
+    """Returns each client's patients."""
+    given: Any = partition.assign(list(patients.values()), seed)
+    who = f"{type(partition).__name__}.assign"
+    if not isinstance(given, Mapping) or not given:
+        raise ConfigError(f"{who} returns {given!r:.60}; it must return {{client: [ids]}}.")
+    lists = {c: [*ids] if isinstance(ids, Iterable) else [ids] for c, ids in given.items()}
     for client, ids in lists.items():
         if odd := [i for i in ids if not (isinstance(i, str) and i in patients)]:
             what = f"{who} gives {client} {odd[0]!r:.60}, which is no patient's id"

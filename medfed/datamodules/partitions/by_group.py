@@ -196,7 +196,8 @@ class ChannelMissing(base.Wrapped):
             missing = {c: self._at_random(c, len(channels), seed) for c in clients}
         elif self.preset == "table":
             missing = self._from_table(clients, channels)
-        present = self.assignment.availability(clients, channels, seed)
+        facts = clients, channels, seed
+        present = base.answer(self.assignment, "availability", *facts, size=len(channels))
         for client, indices in missing.items():
             present[client][indices] = False
             if not present[client].any():
