@@ -22,6 +22,7 @@ from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.last_read import read_once
 from medfed.datamodules.readers.samples import ImageSet, Index
 from medfed.datamodules.tables.agreement import converse_here, packed, unpacked
+from medfed.datamodules.tables.columns import class_remarks
 from medfed.standalone.columns import Array
 from medfed.standalone.pictures import SUFFIXES, unit_range
 
@@ -164,6 +165,10 @@ class ImageDataModule(OnDiskDataModule):
     def list_patients(self) -> list[Patient]:
         """See the base class."""
         return self.data.samples.list_patients()
+
+    def data_remarks(self) -> list[str]:
+        """See the base class: classes that are perhaps outcomes."""
+        return class_remarks(self.class_names, "join them to a few classes")
 
     @property
     def accounts(self) -> Sequence[Account]:

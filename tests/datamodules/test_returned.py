@@ -36,7 +36,9 @@ def table(**other):
 
 
 def images(pixels=PIXELS, classes=("no", "yes"), channels=("grey",), **other):
-    return ImageSet(pixels, channels, classes, Samples(**{**ROWS, "num_classes": 2, **other}), "")
+    return ImageSet(
+        pixels, channels, classes, Samples(**{**ROWS, "num_classes": len(classes), **other}), ""
+    )
 
 
 def data_of(reader, partition=None, kind=None, rows=None):
@@ -154,6 +156,17 @@ ASSIGNED = {
 @pytest.mark.parametrize("make", ASSIGNED.values(), ids=ASSIGNED)
 def test_patients_of_a_client_in_any_usual_type(make):
     assert plans_of(make) == plans_of(lambda ids: {"a": ids[:9], "b": ids[9:]})
+
+
+@pytest.mark.parametrize("kind", [table, images])
+def test_classes_of_a_reader_that_look_like_a_measurement_are_said(kind):
+    for classes, said in (
+        ((*map(str, range(40, 64)),), True),
+        ((*"abcdefghijklmnopqrstuvwx",), False),
+    ):
+        made = data_of(kind, rows={"labels": np.arange(COUNT), "classes": classes})
+        made.plan()
+        assert ("The labels are 24 different numbers" in " ".join(made.remarks)) == said
 
 
 NOT_ASSIGNED = {

@@ -415,6 +415,22 @@ def test_rows_without_a_label_are_left_out_by_a_key_and_named(tmp_path, caplog):
         module(path, label="ill", centre=None, partition=RoundRobin(1), unlabelled="keep")
 
 
+def test_labels_that_look_like_a_measurement_are_said(tmp_path):
+    path = tmp_path / "t.csv"
+    given = {"centre": None, "partition": RoundRobin(2)}
+    for count, said in ((44, True), (10, False)):
+        ages = [f"{40 + n % count},{n % 7}" for n in range(176)]
+        path.write_text("\n".join(["age,x", *ages]))
+        remarks = " ".join(module(path, **given, label="age").remarks)
+        assert ("The labels are 44 different numbers, each of which is a class" in remarks) == said
+        assert ("set data.outcome=continuous model=linear." in remarks) == said
+        outcome = module(path, **given, label="age", outcome="continuous")
+        assert "different numbers" not in " ".join(outcome.remarks)
+        path.write_text(path.read_text().replace("\n", "\nclass "))
+        named = module(path, **given, label="age")
+        assert "different numbers" not in " ".join(named.remarks)
+
+
 def test_columns_that_tell_the_label_or_number_the_rows_are_said(tmp_path):
     rng = np.random.default_rng(0)
     dead = rng.random(120) < 0.4

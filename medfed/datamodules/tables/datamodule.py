@@ -168,15 +168,16 @@ class TabularDataModule(FederatedDataModule, tables.CsvOptions):
         return self.table.accounts or (tables.counted(path, self.table.features) if path else ())
 
     def data_remarks(self) -> list[str]:
-        """See the base class: columns that are perhaps not features."""
-        path = expanded(self.path)
+        """See the base class: labels that are perhaps outcomes, columns that are no features."""
+        path, keys = expanded(self.path), "set data.outcome=continuous model=linear"
+        remarks = columns.class_remarks(self.class_names, keys)
         if path is None or self.reader is not None or self.features is not None:
-            return []
+            return remarks
         header = [c.strip() for c in self.header or next(csv_rows(path))]
         answers = (self.event or self.label, self.time or "")
         other = {name.lower() for name in (*answers, *self.drop)}
         free = [c for c in header if c.lower() not in other]
-        return columns.role_remarks(free, self.centre, self.patient)
+        return [*remarks, *columns.role_remarks(free, self.centre, self.patient)]
 
     def contents(self) -> tuple[str, Iterator[Sample]]:
         """See the base class: rows, if equal ones are unlikely by chance."""
