@@ -36,15 +36,13 @@ columns that have at most two values everywhere, are not adjusted.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
-from typing import Literal, TypedDict, TypeVar
+from typing import Literal, TypedDict
 
 from msgspec import Meta
 
 from medfed.common.floors import CATEGORY
-from medfed.datamodules.base import Exchanged
 from medfed.datamodules.extending import *
-from medfed.datamodules.one_site import Claims, Merging
+from medfed.datamodules.one_site import Claims, Half, Merging
 from medfed.datamodules.readers.samples import Index
 from medfed.datamodules.readers.table import in_order
 from medfed.datamodules.tables import columns
@@ -53,7 +51,6 @@ from medfed.functional.survival import BINS, histogram, quantile_cuts
 from medfed.standalone.columns import Array, Columns, MinMax, Scaling, Standard
 from medfed.standalone.csv_files import Categories
 
-Agreed = TypeVar("Agreed")
 _map: Any = TypedDict  # made of what a run asks for
 _Sum = Annotated[float, Meta(gt=-1e300, lt=1e300)]  # of table cells, which are below 1e30
 _ENOUGH = 3  # columns from which a prior can be fitted
@@ -149,33 +146,6 @@ def _location_and_scale(apart: Array) -> tuple[Array, Array]:
         if max(np.abs(gamma - last[0]).max(), np.abs(delta - last[1]).max()) < _CLOSE:
             break
     return gamma, np.sqrt(delta)
-
-
-def converse_here(
-    server: Merging, halves: Mapping[str, Generator[bytes, bytes, Agreed]]
-) -> tuple[Agreed, list[Exchanged]]:
-    """Passes messages between clients, in order, and the server's half until both have ended."""
-    exchanged, agreed, answer = list[Exchanged](), list[Agreed](), None
-    next(server, None)
-    while True:
-        messages: dict[str, bytes] = {}
-        for client, half in halves.items():
-            try:
-                messages[client] = next(half) if answer is None else half.send(answer)
-            except StopIteration as stop:
-                agreed.append(stop.value)
-        if len(messages) < len(halves):
-            break
-        exchanged += [(c, "up", len(content)) for c, content in messages.items()]
-        try:
-            answer = server.send([*messages.values()])
-        except StopIteration:
-            break
-        exchanged += [(c, "down", len(answer)) for c in halves]
-    if messages:
-        what = f"{next(iter(messages))} shares other facts about its data than the others"
-        raise DataError(f"{what}; read all data alike.")
-    return agreed[0], exchanged
 
 
 def packed(content: Mapping[str, Any]) -> bytes:
@@ -295,17 +265,6 @@ class AgreementSettings:
         """The statistics of each column of numbers for pooled scaling."""
         standard = self.normalization == "standard"
         return ("low", "median", "high") if standard else ("minimum", "maximum")
-
-
-Half = Generator[bytes, bytes, Agreement]
-
-
-def agree(
-    settings: AgreementSettings, train: Mapping[str, TrainRows]
-) -> tuple[Agreement, list[Exchanged]]:
-    """Runs the agreement of clients in this process, of their training rows."""
-    halves = {client: client_side(settings, rows) for client, rows in train.items()}
-    return converse_here(server_side(settings, Claims([*train])), halves)
 
 
 @dataclass(frozen=True)
@@ -566,7 +525,7 @@ def _steps(settings: AgreementSettings) -> list[list[Fact]]:
     return [first, [Moments(settings, sums, fitted | slopes)]]
 
 
-def client_side(settings: AgreementSettings, rows: TrainRows) -> Half:
+def client_side(settings: AgreementSettings, rows: TrainRows) -> Half[Agreement]:
     """A client's half: yields its messages, receives the server's answers."""
     agreed = dict[str, Any]()
     for facts in _steps(settings):
