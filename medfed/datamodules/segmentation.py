@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cached_property, partial
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from medfed.common.floors import Statistic
-from medfed.common.seeding import derive_seed, numpy_rng, torch_rng
 from medfed.datamodules import patches
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache import volumes as cached
 from medfed.datamodules.cache.store import Item, Recipe
 from medfed.datamodules.client_data import Batch, Block, BlocksOnDemand, ClientData, gather
 from medfed.datamodules.duplicates import Sample, content
+from medfed.datamodules.extending import *
 from medfed.datamodules.one_site import Claims, Half, Merging, OwnData
 from medfed.datamodules.patches import BoxedVolume, FreshPatches, volume_of, volume_of_cache
 from medfed.datamodules.planning import Agreed, Planning, facts_of
 from medfed.datamodules.plans import ClientPlan, by_id, has_channels, labels_of_clients, match_files
-from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
-from medfed.datamodules.splits import SPLITS, Split
-from medfed.standalone.checks import check_count, check_known, check_not_negative, within
-from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.files import sha256
 from medfed.standalone.preparation import (
     BLANK,
@@ -45,7 +35,7 @@ from medfed.standalone.preparation import (
     rules_of,
     with_neighbours,
 )
-from medfed.standalone.volumes import files_of, files_of_case, is_volume, read_volume
+from medfed.standalone.volumes import files_of, files_of_case, read_volume
 
 log = logging.getLogger(__name__)
 _ALIKE = 1.1  # voxels of hospitals differ if their medians' ratio along an axis is larger
@@ -415,12 +405,9 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         """
         if self.spacing or self.planning or self.scans.normalize == "own" or len(self.plans) < 2:
             return None
-        parts = {client: plan.patients.values() for client, plan in self.plans.items()}
-        cases = {
-            client: [case for ids in of for i in ids for case in self._cases_by_patient[i]]
-            for client, of in parts.items()
-        }
-        every = iter(self.scans.spacings([case for of in cases.values() for case in of]))
+        cases = {c: self.cases_among(plan.every) for c, plan in self.plans.items()}
+        names = [case for of in cases.values() for case, _ in of]
+        every = iter(self.scans.spacings([self.cases[case] for case in names]))
         sizes: dict[str, Any] = {
             client: np.median([*islice(every, len(of))], axis=0) for client, of in cases.items()
         }

@@ -302,7 +302,7 @@ def answer(
         raise ConfigError(f"{what}; the clients are {few(known)}.")
     if name == "availability" and (lost := [c for c in clients if c not in given]):
         raise ConfigError(f"{who} leaves out {few(lost)}; it must give every client {form}.")
-    taken = {}
+    taken: dict[str, Any] = {}
     for client, value in given.items():
         try:
             taken[client] = take(value, size)
