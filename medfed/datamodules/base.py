@@ -45,20 +45,17 @@ class BatchWorkers:
     def __init__(self, clients: Mapping[str, ClientData], workers: int) -> None:
         self.clients = {name: replace(client, evaluation={}) for name, client in clients.items()}
         self.workers = workers
-        self._pool: WatchedPool | None = None
 
-    @property
+    @cached_property
     def pool(self) -> WatchedPool:
         """The processes; the first use starts them."""
-        if self._pool is None:
-            # Fork, where the platform has it, takes 0.1 s instead of 8 s and shares the data. A
-            # worker runs PyTorch on one thread, so it misses no thread of its parent, and never
-            # uses a GPU.
-            forks = "fork" in multiprocessing.get_all_start_methods()
-            context = multiprocessing.get_context("fork" if forks else "spawn")
-            self._pool = WatchedPool(self.workers, context, _start, (self.clients,))
-            weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
-        return self._pool
+        # Fork, where the platform has it, takes 0.1 s instead of 8 s and shares the data. A worker
+        # runs PyTorch on one thread, so it misses no thread of its parent, and never uses a GPU.
+        forks = "fork" in multiprocessing.get_all_start_methods()
+        context = multiprocessing.get_context("fork" if forks else "spawn")
+        pool = WatchedPool(self.workers, context, _start, (self.clients,))
+        weakref.finalize(self, pool.shutdown, wait=False, cancel_futures=True)
+        return pool
 
     def batches(self, client: str, seed: int, order: Sequence[Tensor]) -> Iterator[Batch]:
         """One epoch of a client; see `ClientData.train_batches`."""
@@ -79,7 +76,7 @@ class BatchWorkers:
                 future.cancel()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_pool": None}
+        return {name: value for name, value in vars(self).items() if name != "pool"}
 
 
 def _start(clients: dict[str, ClientData]) -> None:

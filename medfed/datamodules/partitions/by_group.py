@@ -159,10 +159,8 @@ class SiteGroups(base.Dealt):
         if not self.label_shift:
             return {}
         if self.label_shift % num_classes == 0:
-            classes = f"{num_classes} class{'es' * (num_classes > 1)} (or regions)"
-            what = (
-                f"partition.label_shift={self.label_shift} leaves the order of {classes} as it is"
-            )
+            classes = f"{num_classes} class{'es' * (num_classes > 1)} (or regions) as it is"
+            what = f"partition.label_shift={self.label_shift} leaves the order of {classes}"
             raise ConfigError(f"{what}; choose a number below theirs, or 0.")
         shifts = {c: self.label_shift * group_of(c) % num_classes for c in clients}
         order = tuple(range(num_classes))
