@@ -187,28 +187,6 @@ def unpacked(content: bytes, form: Mapping[str, Any]) -> dict[str, Any]:
 SUMS, SCALE = 3, 2  # how many numbers a client sends, and receives
 
 
-def sums_of(outcomes: Array) -> list[float]:
-    """Returns the count of (N,) outcomes, their sum and the sum of their squares.
-
-    Example:
-        >>> sums_of(np.array([5.0, 7.0]))
-        [2.0, 12.0, 74.0]
-    """
-    return [float(len(outcomes)), float(outcomes.sum()), float(np.square(outcomes).sum())]
-
-
-def _scale_of(sums: Sequence[Sequence[float]]) -> list[float]:
-    """Returns mean and deviation (divided by N; 1 where it is 0) of all outcomes together.
-
-    Example:
-        >>> _scale_of([sums_of(np.array([5.0, 7.0])), sums_of(np.array([3.0, 9.0]))])
-        [6.0, 2.23606797749979]
-    """
-    count, total, squares = (np.array([column]) for column in np.sum(sums, axis=0))
-    mean, sd = columns.moments(count, np.zeros(1), total, squares)
-    return [float(mean[0]), float(sd[0])]
-
-
 Indicator = bool | Literal["auto"]
 
 
@@ -357,7 +335,8 @@ class OutcomeScale(Fact):
 
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: a count and two sums."""
-        return {"outcome": sums_of(rows.outcomes)}
+        sums = len(rows.outcomes), rows.outcomes.sum(), np.square(rows.outcomes).sum()
+        return {"outcome": [*map(float, sums)]}
 
     def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
         """See the base class: mean and deviation of all."""
@@ -373,7 +352,9 @@ class OutcomeScale(Fact):
         if len(means) > 2 and reach:  # of two nobody knows which is wrong
             far = np.maximum(distance, sds) > _BEYOND * reach
             claims.refuse(far, "outcomes far from those of all others")
-        return {"outcome": _scale_of(sums.tolist())}
+        whole = np.sum(sums, axis=0)[:, None]
+        mean, sd = columns.moments(whole[0], np.zeros(1), whole[1], whole[2])
+        return {"outcome": [float(mean[0]), float(sd[0])]}
 
 
 class Cuts(Fact):

@@ -193,8 +193,8 @@ class TabularDataModule(FederatedDataModule, tables.CsvOptions):
     @property
     def columns(self) -> Columns:
         """The inputs; call `setup` first."""
-        columns_: Columns = self.agreed.columns
-        return columns_
+        inputs: Columns = self.agreed.columns
+        return inputs
 
     @property
     def agreed_outcome_scale(self) -> list[float] | None:
