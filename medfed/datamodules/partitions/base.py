@@ -332,8 +332,8 @@ def _order(value: Any, size: int) -> Order:
     return order
 
 
-def _scanner(value: Any, size: int) -> Scanner:
-    if not isinstance(value, Scanner):
+def _scanner(value: Any, size: int) -> Any:
+    if not all(callable(getattr(value, name, None)) for name in ("apply", "record")):
         raise TypeError
     return value
 
@@ -348,7 +348,7 @@ _FORMS: dict[str, tuple[Callable[[Any, int], Any], str]] = {
     "availability": (_channels, "True or False for each of {} channels, at least one True"),
     "class_shares": (_shares, "{} shares that sum to 1, one per class"),
     "label_orders": (_order, "the {} numbers of the classes from 0, each once"),
-    "scanners_of": (_scanner, "a Scanner"),
+    "scanners_of": (_scanner, "a Scanner, or what has its methods apply and record"),
     "splits": (_parts, "lists of patient ids by train, val and test"),
 }
 
