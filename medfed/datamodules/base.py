@@ -14,7 +14,6 @@ from collections.abc import Generator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,11 +21,12 @@ from torch import Tensor
 from medfed.common.console import shown
 from medfed.common.floors import Statistic
 from medfed.common.processes import WatchedPool, start_worker
+from medfed.common.streams import globals_seeded, seeded
 from medfed.datamodules.augmentation import Augment, Augmentation, ChannelDropout
 from medfed.datamodules.client_data import Batch, BatchSize, Block, ClientData
 from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.extending import *
-from medfed.datamodules.one_site import Claims, Merging
+from medfed.datamodules.one_site import Claims, Exchanged, Half, Merging, converse_here
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.patches import label_counts
 from medfed.datamodules.plans import ClientPlan, by_id, check_keep_out, plan_clients, remarks
@@ -45,20 +45,17 @@ class BatchWorkers:
     def __init__(self, clients: Mapping[str, ClientData], workers: int) -> None:
         self.clients = {name: replace(client, evaluation={}) for name, client in clients.items()}
         self.workers = workers
-        self._pool: WatchedPool | None = None
 
-    @property
+    @cached_property
     def pool(self) -> WatchedPool:
         """The processes; the first use starts them."""
-        if self._pool is None:
-            # Fork, where the platform has it, takes 0.1 s instead of 8 s and shares the data. A
-            # worker runs PyTorch on one thread, so it misses no thread of its parent, and never
-            # uses a GPU.
-            forks = "fork" in multiprocessing.get_all_start_methods()
-            context = multiprocessing.get_context("fork" if forks else "spawn")
-            self._pool = WatchedPool(self.workers, context, _start, (self.clients,))
-            weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
-        return self._pool
+        # Fork, where the platform has it, takes 0.1 s instead of 8 s and shares the data. A worker
+        # runs PyTorch on one thread, so it misses no thread of its parent, and never uses a GPU.
+        forks = "fork" in multiprocessing.get_all_start_methods()
+        context = multiprocessing.get_context("fork" if forks else "spawn")
+        pool = WatchedPool(self.workers, context, _start, (self.clients,))
+        weakref.finalize(self, pool.shutdown, wait=False, cancel_futures=True)
+        return pool
 
     def batches(self, client: str, seed: int, order: Sequence[Tensor]) -> Iterator[Batch]:
         """One epoch of a client; see `ClientData.train_batches`."""
@@ -79,7 +76,7 @@ class BatchWorkers:
                 future.cancel()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_pool": None}
+        return {name: value for name, value in vars(self).items() if name != "pool"}
 
 
 def _start(clients: dict[str, ClientData]) -> None:
@@ -93,7 +90,6 @@ def _make(client: str, seed: int, number: int, index: NDArray[np.int64]) -> dict
 
 
 Blocks = Mapping[Split, Block]
-Exchanged = tuple[str, Literal["up", "down"], int]
 log = logging.getLogger(__name__)
 
 
@@ -144,8 +140,9 @@ class FederatedDataModule(ABC):
         self.remarks: list[str] = []
         # For data generated as mixtures, each client's true mixture; filled by `setup`.
         self.mixtures: dict[str, tuple[float, ...]] = {}
-        # Client, direction and bytes of the messages before the first round in which clients agreed
-        # on the inputs; filled by `setup`.
+        # What clients have agreed on before the first round, and the client, direction and bytes of
+        # their messages; filled by `setup`.
+        self.agreed: Any = None
         self.exchanged: list[Exchanged] = []
         # All patients by id, including those without a client; filled by `setup`.
         self.patients: dict[str, Patient] = {}
@@ -221,19 +218,31 @@ class FederatedDataModule(ABC):
             what = f"{site} is no client of these data{did_you_mean(site, self.plans)}"
             raise ConfigError(f"{what}; the clients are {few(list(self.plans))}.")
         self.plans = {site: self.plans[site]}
-        yield from self.agreeing()
+        if self.agreed is None:
+            self.agreed = yield from self.half(site)
         self.build()
 
-    def agreeing(self) -> Generator[bytes, bytes, None]:
-        """Yields the planned client's messages before its data are read; see `one_site`."""
+    def half(self, client: str) -> Half[Any]:
+        """A planned client's half of the agreement before its data are read; see `one_site`."""
         yield from ()
 
     def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
-        """The server's half of `agreeing`, for clients with these common `facts`."""
+        """The server's half of it, for clients with these common `facts`."""
         yield from ()
 
+    def agree(self) -> None:
+        """Lets the planned clients agree in this process, unless they have."""
+        if self.agreed is None:
+            halves = {c: self.half(c) for c in self.plans if c not in self.keep_out}
+            server = self.merging(self.facts(), Claims([*halves]))
+            self.agreed, self.exchanged = converse_here(server, halves)
+
+    def join(self, federation: FederatedDataModule) -> None:
+        """Takes over what a federation has agreed on, for a hospital that joins it later."""
+        self.agreed = federation.agreed
+
     def summaries(self, client: str) -> Sequence[Statistic]:
-        """Returns what a client's messages of `agreeing` hold, with the patients behind it."""
+        """Returns what a client's messages of `half` hold, with the patients behind it."""
         return ()
 
     def facts(self) -> dict[str, Any]:
@@ -247,7 +256,9 @@ class FederatedDataModule(ABC):
         names = self.plan_names, self.class_names
         sizes = (self.val_fraction, self.test_fraction), self.fold, self.most_patients
         how = (self.seed, *sizes, self.stratify)
-        self.plans = plan_clients(self.partition, self.patients, names, *how)
+        stream = derive_seed(self.seed, "partition")  # for what a partition draws without a seed
+        with seeded(stream), globals_seeded(stream):
+            self.plans = plan_clients(self.partition, self.patients, names, *how)
         check_keep_out(self.keep_out, list(self.plans))
         from_partition = remarks(self.partition, list(self.patients.values()))
         self.remarks = [*self.data_remarks(), *from_partition]
@@ -271,6 +282,7 @@ class FederatedDataModule(ABC):
     def build(self) -> None:
         """The second half of `setup`: reads the patients of the planned clients."""
         with one_thread():
+            self.agree()
             built = self.build_clients(self.plans)
         self._warn_of_classes(built)
         if self.workers:

@@ -295,16 +295,11 @@ class ArrayRows:
     index: NDArray[np.int64]  # (n,) the numbers of the client's rows, in order
     # Converts gathered rows for a batch, such as int16 HU to [-1, 1].
     convert: Callable[[NDArray[Any]], NDArray[Any]]
-    _mapped: NDArray[Any] | None = field(default=None, init=False, repr=False)
 
-    @property
+    @cached_property
     def array(self) -> NDArray[Any]:
         """The whole array, (N, ...)."""
-        if not isinstance(self.source, Path):
-            return self.source
-        if self._mapped is None:
-            self._mapped = map_array(self.source)
-        return self._mapped
+        return map_array(self.source) if isinstance(self.source, Path) else self.source
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -320,7 +315,7 @@ class ArrayRows:
         return ArrayRows(self.source, self.index[index.numpy()], self.convert)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_mapped": None}
+        return {name: value for name, value in vars(self).items() if name != "array"}
 
 
 @dataclass(frozen=True)

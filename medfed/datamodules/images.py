@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from inspect import signature
 from itertools import compress
 from typing import Literal
@@ -12,16 +11,18 @@ from torch import Tensor
 
 from medfed.common.floors import Statistic
 from medfed.datamodules import channel_statistics as channels
+from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache.volumes import OnDiskDataModule
 from medfed.datamodules.client_data import ArrayRows, ClientData, finding_counts
 from medfed.datamodules.duplicates import Sample, content, one_patient_each
 from medfed.datamodules.extending import *
-from medfed.datamodules.one_site import Claims, Merging
+from medfed.datamodules.one_site import Claims, Half, Merging
 from medfed.datamodules.plans import ClientPlan, client_images
 from medfed.datamodules.readers.account import Account
 from medfed.datamodules.readers.last_read import read_once
 from medfed.datamodules.readers.samples import ImageSet, Index
-from medfed.datamodules.tables.agreement import converse_here, packed, unpacked
+from medfed.datamodules.tables.agreement import packed, unpacked
+from medfed.datamodules.tables.columns import class_remarks
 from medfed.standalone.columns import Array
 from medfed.standalone.pictures import SUFFIXES, unit_range
 
@@ -49,8 +50,9 @@ class ImageDataModule(OnDiskDataModule):
     scaling: Literal["range", "client", "fedrdn"] = "range"
     # (2, C) means and deviations of each client, if they scale its images.
     statistics: dict[str, Array] = field(default_factory=dict, init=False)
-    answer: dict[str, Any] | None = field(default=None, init=False)  # the server's answer to all
     joined: tuple[str, ...] | None = field(default=None, init=False)  # a federation's classes
+    # (N,) of each client's training images, if it sends statistics of them.
+    train_patients: dict[str, Index] = field(default_factory=dict, init=False)
 
     @cached_property
     def data(self) -> ImageSet:
@@ -63,6 +65,11 @@ class ImageDataModule(OnDiskDataModule):
             one = one_patient_each(_by_content(data))
             samples = replace(samples, patients=[one.get(p, p) for p in samples.patients])
         return replace(data, samples=samples)
+
+    def join(self, federation: FederatedDataModule) -> None:
+        """See the base class."""
+        super().join(federation)
+        self.joined = federation.class_names
 
     @property
     def findings(self) -> bool:
@@ -106,13 +113,6 @@ class ImageDataModule(OnDiskDataModule):
     def _select(self, patients: Sequence[str]) -> tuple[Index, Index]:
         return self.data.samples.select(patients, None, 0)
 
-    def agreeing(self) -> Generator[bytes, bytes, None]:
-        """See the base class: counts of findings if they are balanced; channel statistics."""
-        if self._form(self.facts()):
-            ((site, plan),) = self.plans.items()
-            self.train_patients = {site: self._select(plan.patients["train"])[1]}
-            self.answer = yield from self._agree(site, plan)
-
     def _form(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """The form of a client's message before training; empty if it sends none."""
         counts = self.balanced and facts.get("findings")
@@ -120,9 +120,12 @@ class ImageDataModule(OnDiskDataModule):
         size = 2 * len(facts["channels"])
         return form | ({"channels": size} if self.scaling == "fedrdn" else {})
 
-    def _agree(self, client: str, plan: ClientPlan) -> Generator[bytes, bytes, dict[str, Any]]:
-        """A client's half of the agreement."""
-        form, message = self._form(self.facts()), dict[str, Any]()
+    def half(self, client: str) -> Half[dict[str, Any] | None]:
+        """See the base class: counts of findings if they are balanced; channel statistics."""
+        form, message, plan = self._form(self.facts()), dict[str, Any](), self.plans[client]
+        if not form:
+            return None
+        self.train_patients[client] = self._select(plan.patients["train"])[1]
         if "counts" in form:
             message["counts"] = finding_counts(self._labels_of(plan.patients["train"])).tolist()
         if "channels" in form:
@@ -134,9 +137,9 @@ class ImageDataModule(OnDiskDataModule):
     @property
     def positive_weights(self) -> Tensor | None:
         """The agreed weights of positive findings; None without."""
-        if self.answer is None or "counts" not in self.answer:
+        if self.agreed is None or "counts" not in self.agreed:
             return None
-        absent, present = torch.tensor(self.answer["counts"]).chunk(2)
+        absent, present = torch.tensor(self.agreed["counts"]).chunk(2)
         return torch.where(present > 0, absent / present, 1.0).clamp(1 / _HEAVIEST, _HEAVIEST)
 
     def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
@@ -164,6 +167,10 @@ class ImageDataModule(OnDiskDataModule):
     def list_patients(self) -> list[Patient]:
         """See the base class."""
         return self.data.samples.list_patients()
+
+    def data_remarks(self) -> list[str]:
+        """See the base class: classes that are perhaps outcomes."""
+        return class_remarks(self.class_names, "join them to a few classes")
 
     @property
     def accounts(self) -> Sequence[Account]:
@@ -196,11 +203,6 @@ class ImageDataModule(OnDiskDataModule):
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """See the base class."""
-        if self._form(self.facts()) and self.answer is None:
-            trained = {c: plan for c, plan in plans.items() if c not in self.keep_out}
-            halves = {c: self._agree(c, plan) for c, plan in trained.items()}
-            server = self.merging(self.facts(), Claims([*trained]))
-            self.answer, self.exchanged = converse_here(server, halves)
         blocks = {n: {s: self._block(n, p, s) for s in SPLITS} for n, p in plans.items()}
         if self.scaling != "range":
             for name, of in blocks.items():
@@ -208,7 +210,7 @@ class ImageDataModule(OnDiskDataModule):
                 for block in of.values():
                     block["image"] = channels.normalized(block["image"], self.statistics[name])
         clients = {name: self.labelled_client(name, p, blocks[name]) for name, p in plans.items()}
-        weights, every = self.positive_weights, (self.answer or {}).get("channels")
+        weights, every = self.positive_weights, (self.agreed or {}).get("channels")
         for name, client in clients.items():
             client.positive_weights = weights
             if every is not None:

@@ -22,6 +22,7 @@ one patient at two clients             not checked; the sites must prevent it
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Literal, TypeVar
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.partitions.base import Ids, Partition, Wrapped
@@ -30,6 +31,37 @@ from medfed.standalone.columns import Array
 _MOST = 1 << 48
 Merging = Generator[bytes, Sequence[bytes], None]
 """The server's half of an agreement: receives all clients' messages, yields its answers."""
+Agreed = TypeVar("Agreed")
+Half = Generator[bytes, bytes, Agreed]
+"""A client's half: yields its messages, receives the answers, returns what is agreed."""
+Exchanged = tuple[str, Literal["up", "down"], int]
+
+
+def converse_here(
+    server: Merging, halves: Mapping[str, Half[Agreed]]
+) -> tuple[Agreed, list[Exchanged]]:
+    """Passes messages between clients, in order, and the server's half until both have ended."""
+    exchanged, agreed, answer = list[Exchanged](), list[Agreed](), None
+    next(server, None)
+    while True:
+        messages: dict[str, bytes] = {}
+        for client, half in halves.items():
+            try:
+                messages[client] = next(half) if answer is None else half.send(answer)
+            except StopIteration as stop:
+                agreed.append(stop.value)
+        if len(messages) < len(halves):
+            break
+        exchanged += [(c, "up", len(content)) for c, content in messages.items()]
+        try:
+            answer = server.send([*messages.values()])
+        except StopIteration:
+            break
+        exchanged += [(c, "down", len(answer)) for c in halves]
+    if messages:
+        what = f"{next(iter(messages))} shares other facts about its data than the others"
+        raise DataError(f"{what}; read all data alike.")
+    return agreed[0], exchanged
 
 
 @dataclass

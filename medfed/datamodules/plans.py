@@ -5,19 +5,22 @@ Clients that join after training are planned here, too, with only a few of their
 
 from __future__ import annotations
 
-from itertools import compress
+from itertools import combinations, compress
 
 import torch
 from torch import Tensor
 
-from medfed.common.streams import globals_seeded, seeded
 from medfed.datamodules.client_data import ArrayRows, Block, ClientData, Rows, gather
 from medfed.datamodules.extending import *
-from medfed.datamodules.partitions.base import Partition
+from medfed.datamodules.partitions.base import Partition, answer
 from medfed.datamodules.patches import label_counts
 from medfed.datamodules.scanner import Scanner
 from medfed.datamodules.splits import check_leakage, split_patients, warn_small
 from medfed.standalone.errors import quoted
+
+_ZEROS = re.compile(r"(?<!\d)(?<!\d\.)0+(?=\d)", re.ASCII)  # that lead a number, not decimals
+_WORD = re.compile("[a-z\u00df-\u024f\u0370-\u04ff]{5,}")  # long enough for a slip
+_FEW, _TENTH = 5, 0.1  # patients of a hospital whose name may be a slip of another
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,8 @@ def plan_clients(
 ) -> dict[str, ClientPlan]:
     """Assigns patients to clients; splits them as the partition, the data, or the seed says."""
     assigned = _assigned(partition, patients, seed)
-    clients, fixed = list(assigned), partition.splits(list(assigned))
+    clients = list(assigned)
+    fixed = answer(partition, "splits", clients)
     official = {p.split for p in patients.values()}
     shares = {s: 0.0 if s in official else f for s, f in zip(SPLITS[1:], fractions, strict=True)}
     splits: dict[str, dict[Split, list[str]]] = {}
@@ -97,6 +101,9 @@ def plan_clients(
             raise DataError(f"Client {client} has no patients; set another partition.")
         # A client in `fixed` is already split; the data may have official splits for others.
         parts = fixed.get(client) or {s: [i for i in ids if patients[i].split == s] for s in SPLITS}
+        if client in fixed and {i for part in parts.values() for i in part} != {*ids}:
+            what = f"The partition's splits must divide the patients of {client}"
+            raise ConfigError(f"{what}, all {len(ids)} and no others, among train, val and test.")
         if client not in fixed and (open_ids := [i for i in ids if patients[i].split is None]):
             labels = {i: patients[i].label for i in ids} if stratify else None
             ends = shares["val"], shares["test"]
@@ -109,11 +116,11 @@ def plan_clients(
         splits[client] = parts
     warn_small(splits)
     check_leakage(splits)
-    channels, classes = names
-    present = partition.availability(clients, channels, seed)
-    classes_of = partition.class_shares(clients, len(classes), seed)
-    scanners = partition.scanners_of(clients, seed)
-    orders = partition.label_orders(clients, len(classes), seed)
+    channels, k = names[0], len(names[1])
+    present = answer(partition, "availability", clients, channels, seed, size=len(channels))
+    classes_of = answer(partition, "class_shares", clients, k, seed, size=k)
+    scanners = answer(partition, "scanners_of", clients, seed)
+    orders = answer(partition, "label_orders", clients, k, seed, size=k)
     return {
         c: ClientPlan(splits[c], present[c], classes_of.get(c), scanners.get(c), orders.get(c))
         for c in clients
@@ -123,14 +130,12 @@ def plan_clients(
 def _assigned(
     partition: Partition, patients: Mapping[str, Patient], seed: int
 ) -> dict[str, list[str]]:
-    """Returns each client's patients; global generators that a partition uses follow the seed."""
-    stream = derive_seed(seed, "partition")
-    with seeded(stream), globals_seeded(stream):
-        given: Any = partition.assign(list(patients.values()), seed)
-        who = f"{type(partition).__name__}.assign"
-        if not isinstance(given, Mapping) or not given:
-            raise ConfigError(f"{who} returns {given!r:.60}; it must return {{client: [ids]}}.")
-        lists = {c: [*ids] if isinstance(ids, Iterable) else [ids] for c, ids in given.items()}
+    """Returns each client's patients."""
+    given: Any = partition.assign(list(patients.values()), seed)
+    who = f"{type(partition).__name__}.assign"
+    if not isinstance(given, Mapping) or not given:
+        raise ConfigError(f"{who} returns {given!r:.60}; it must return {{client: [ids]}}.")
+    lists = {c: [*ids] if isinstance(ids, Iterable) else [ids] for c, ids in given.items()}
     for client, ids in lists.items():
         if odd := [i for i in ids if not (isinstance(i, str) and i in patients)]:
             what = f"{who} gives {client} {odd[0]!r:.60}, which is no patient's id"
@@ -227,7 +232,60 @@ data.reader.hospitals cuts the sorted list into blocks.']
         what = f"The hospitals of {count} of {len(patients)} patients are invented"
         why = "the data name none, and data.reader.hospitals cuts the sorted list into blocks"
         sentences.append(f"{what}: {why}.")
-    return sentences
+    return [*sentences, *name_remarks(patients)]
+
+
+def name_remarks(patients: Sequence[Patient]) -> list[str]:
+    """Remarks on names that may be two spellings of one patient, or of one hospital.
+
+    Example:
+        >>> name_remarks([Patient("P7", centre="Basel"), Patient("P07", centre="Bassel")])
+        ['Patients whose ids differ only in leading zeros count as two: P7 and P07. If they are \
+one, write one id.', 'Hospitals whose names differ only in a sign, a leading zero or a letter \
+count as two: Basel (1 patient) and Bassel (1). If they are one, write one name.']
+    """
+    size = Counter(str(p.centre) for p in patients if p.centre is not None and not p.invented)
+    ids = [f"{one} and {other}" for one, other in _pairs([p.id for p in patients], _unpadded)]
+    hospitals = [
+        f"{one} ({size[one]} patient{'s' * (size[one] > 1)}) and {other} ({size[other]})"
+        for one, other in _pairs([name for name, _ in size.most_common()], _spellings)
+        if _without_signs(one) == _without_signs(other)
+        or size[other] <= max(_FEW, _TENTH * size[one])
+    ]
+    who = ("Patients whose ids differ only in leading zeros", "id", ids)
+    where = "Hospitals whose names differ only in a sign, a leading zero or a letter"
+    kinds = (who, (where, "name", hospitals))
+    text = "{} count as two: {}. If they are one, write one {}."
+    return [text.format(what, few(names, 4), word) for what, word, names in kinds if names]
+
+
+def _pairs(
+    names: Iterable[str], spellings: Callable[[str], Collection[str]]
+) -> list[tuple[str, str]]:
+    """The pairs of different names that have a spelling in common."""
+    groups: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        for spelled in spellings(name):
+            groups.setdefault(spelled, []).append(name)
+    return sorted({pair for group in groups.values() for pair in combinations(group, 2)})
+
+
+def _unpadded(name: str) -> set[str]:
+    return {_ZEROS.sub("", name.casefold())}
+
+
+def _without_signs(name: str) -> str:
+    """A name without signs, spaces and leading zeros; of numbers alone the signs stay."""
+    (number,) = _unpadded(name)
+    bare = re.sub(r"[\W_]+", "", number)
+    return number if bare.isdigit() else bare
+
+
+def _spellings(hospital: str) -> set[str]:
+    """How a name may be misspelt: also less a letter of a word, but the last, as in site A, B."""
+    key = hospital.casefold()
+    places = [at for word in _WORD.finditer(key) for at in range(word.start(), word.end() - 1)]
+    return {key, _without_signs(hospital), *(key[:at] + key[at + 1 :] for at in places)}
 
 
 def check_keep_out(keep_out: Sequence[str], clients: Sequence[str]) -> None:

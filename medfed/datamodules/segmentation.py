@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
-from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cached_property, partial
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from medfed.common.floors import Statistic
-from medfed.common.seeding import derive_seed, numpy_rng, torch_rng
 from medfed.datamodules import patches
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache import volumes as cached
 from medfed.datamodules.cache.store import Item, Recipe
 from medfed.datamodules.client_data import Batch, Block, BlocksOnDemand, ClientData, gather
 from medfed.datamodules.duplicates import Sample, content
-from medfed.datamodules.one_site import Claims, Merging, OwnData
+from medfed.datamodules.extending import *
+from medfed.datamodules.one_site import Claims, Half, Merging, OwnData
 from medfed.datamodules.patches import BoxedVolume, FreshPatches, volume_of, volume_of_cache
 from medfed.datamodules.planning import Agreed, Planning, facts_of
 from medfed.datamodules.plans import ClientPlan, by_id, has_channels, labels_of_clients, match_files
-from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
-from medfed.datamodules.splits import SPLITS, Split
-from medfed.datamodules.tables.agreement import converse_here
-from medfed.standalone.checks import check_count, check_known, check_not_negative, within
-from medfed.standalone.errors import ConfigError, DataError, few
 from medfed.standalone.files import sha256
 from medfed.standalone.normalization import Rule, rules_of
 from medfed.standalone.preparation import (
@@ -45,7 +34,7 @@ from medfed.standalone.preparation import (
     plane_of,
     with_neighbours,
 )
-from medfed.standalone.volumes import files_of, files_of_case, is_volume, read_volume
+from medfed.standalone.volumes import files_of, files_of_case, read_volume
 
 log = logging.getLogger(__name__)
 _ALIKE = 1.1  # voxels of hospitals differ if their medians' ratio along an axis is larger
@@ -118,7 +107,6 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
     # How clients agree on `patch_size`, `batch_size`, `spacing`, `normalize` and the network, of
     # which the first three are then None unless the user sets them; None: they do not.
     planning: Planning | None = None
-    agreed: Agreed | None = field(default=None, init=False)  # the plan on which clients have agreed
 
     def __post_init__(self) -> None:
         planned = {name: getattr(self, name) for name in ("spacing", "patch_size", "batch_size")}
@@ -174,21 +162,18 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         plain = chosen.keeps_grid and {rule.name for rule in rules} == {"zscore_nonzero"}
         return None if plain else chosen
 
-    @property
-    def _waits(self) -> bool:
-        """Whether clients have yet to agree on a plan."""
-        return self.planning is not None and self.agreed is None
-
-    def _client_half(self, client: str) -> Generator[bytes, bytes, None]:
-        """A client's half: facts about its training cases, and what follows from the answer."""
-        assert self.planning is not None
+    def half(self, client: str) -> Half[Agreed | None]:
+        """See the base class: facts about its training cases, if clients agree on a plan."""
+        if self.planning is None:
+            return None
         plan = self.plans[client]
         cases = [case for case, _ in self.cases_among(plan.patients["train"])]
         plain = ((case, self.unprepared(case, plan)) for case in cases)
         spacing, names = self.scans.spacing, self.channel_names
         measured = (facts_of(*of, spacing(self.cases[case]), names) for case, of in plain)
         answer = yield self.planning.client_message(measured)
-        self.follow(Agreed.read(answer))
+        self.follow(agreed := Agreed.read(answer))
+        return agreed
 
     def follow(self, agreed: Agreed) -> None:
         """Takes the settings of a plan on which clients have agreed."""
@@ -200,17 +185,13 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         rules = rules_of(self.normalize, self.scans.channels) if by_user else agreed.rules()
         self.preparation = Preparation(rules, plan.spacing, crop=True)
 
-    def _agree(self) -> None:
-        if self._waits:
-            if not self.plans:
-                self.plan()
-            halves = {c: self._client_half(c) for c in self.plans if c not in self.keep_out}
-            _, self.exchanged = converse_here(self.merging(self.facts()), halves)
-
-    def agreeing(self) -> Generator[bytes, bytes, None]:
-        """See the base class: facts for a plan, if clients agree on one."""
-        if self._waits:
-            yield from self._client_half(next(iter(self.plans)))
+    def join(self, federation: FederatedDataModule) -> None:
+        """See the base class."""
+        assert isinstance(federation, SegmentationDataModule)
+        if federation.agreed is not None:
+            self.follow(federation.agreed)
+        self.preparation = federation.preparation  # on which clients may have agreed
+        self.joins = True
 
     def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """See the base class."""
@@ -307,9 +288,11 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         """The cache's recipe: every patient's volume from the reader."""
         reader, path = self.scans, given_path(self.source).resolve()
         patients = list(self.patients.values()) or reader.patients()
-        if not self.plans and any(case.lacks for p in patients for case in reader.cases_of(p)):
+        lacking = any(case.lacks for p in patients for case in reader.cases_of(p))
+        if not self.plans and (lacking or self.planning is not None):
             self.plan()  # which refuses files that are missing
-        self._agree()
+        if self.planning is not None:
+            self.agree()
         prepared = self.preparation
         cases = [case for patient in patients for case in reader.cases_of(patient)]
         files = [tuple(files_of_case(c.files.values(), reader.series)) for c in cases]
@@ -421,12 +404,9 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         """
         if self.spacing or self.planning or self.scans.normalize == "own" or len(self.plans) < 2:
             return None
-        parts = {client: plan.patients.values() for client, plan in self.plans.items()}
-        cases = {
-            client: [case for ids in of for i in ids for case in self._cases_by_patient[i]]
-            for client, of in parts.items()
-        }
-        every = iter(self.scans.spacings([case for of in cases.values() for case in of]))
+        cases = {c: self.cases_among(plan.every) for c, plan in self.plans.items()}
+        names = [case for of in cases.values() for case, _ in of]
+        every = iter(self.scans.spacings([self.cases[case] for case in names]))
         sizes: dict[str, Any] = {
             client: np.median([*islice(every, len(of))], axis=0) for client, of in cases.items()
         }
@@ -451,7 +431,6 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """See the base class."""
-        self._agree()
         patients = {s: [i for plan in plans.values() for i in plan.patients[s]] for s in SPLITS}
         cases = {s: [case for case, _ in self.cases_among(of)] for s, of in patients.items()}
         every = iter(self.resampled_shapes([case for of in cases.values() for case in of]))

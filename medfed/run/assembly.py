@@ -274,7 +274,7 @@ def resolve_facts(config: RunDescription, data: FederatedDataModule) -> RunDescr
         "outcome_scale": getattr(data, "agreed_outcome_scale", None),
         "spatial_dims": getattr(data, "spatial_dims", 2),
         "patch_size": getattr(data, "window", None),
-        "plan": agreed.plan.record() if (agreed := getattr(data, "agreed", None)) else None,
+        "plan": plan.record() if (plan := getattr(data.agreed, "plan", None)) else None,
     }
     from_data = {key: list(v) if isinstance(v, tuple) else v for key, v in from_data.items()}
     from_user = {key: v for key, v in vars(config.facts).items() if v is not None}

@@ -291,9 +291,9 @@ def print_cohort(cohort: CohortRecord, console: Console | None = None, lines: in
 
 def print_plan(data: FederatedDataModule, network: str) -> None:
     """Prints the plan on which the clients of segmentation agreed, if they did."""
-    if (agreed := getattr(data, "agreed", None)) is None:
+    if (plan := getattr(data.agreed, "plan", None)) is None:
         return
-    plan, module = agreed.plan, cast(Any, data)
+    module = cast(Any, data)
     sizes = " × ".join(map(str, plan.patch_size)), " × ".join(f"{mm:.3g}" for mm in plan.spacing)
     say(
         wide_console(),

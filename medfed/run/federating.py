@@ -14,7 +14,8 @@ from medfed.common.tensors import Tensors
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.config.sections import Section
-from medfed.datamodules.base import Exchanged, FederatedDataModule
+from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.one_site import Exchanged
 from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Algorithm, ClientInfo
 from medfed.federation.client import Batch, ClientData

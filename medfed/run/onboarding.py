@@ -22,11 +22,8 @@ from medfed.common.untrusted import read_json
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
-from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.plans import first_patients
-from medfed.datamodules.segmentation import SegmentationDataModule
-from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient
 from medfed.federation.onboarding import rules_of
@@ -170,16 +167,7 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
     one = {"_target_": f"{RoundRobin.__module__}.RoundRobin", "num_clients": 1}
     config = config.replacing({"data.path": str(path), "data.partition": one})
     data: FederatedDataModule = build(config.data)
-    if isinstance(data, TabularDataModule) and isinstance(experiment.data, TabularDataModule):
-        data.join(experiment.data)
-    trained = experiment.data
-    if isinstance(data, ImageDataModule) and isinstance(trained, ImageDataModule):
-        data.joined, data.answer = trained.class_names, trained.answer
-    if isinstance(data, SegmentationDataModule) and isinstance(trained, SegmentationDataModule):
-        if trained.agreed is not None:
-            data.follow(trained.agreed)
-        data.preparation = trained.preparation  # whose clients may have agreed on a plan
-        data.joins = True
+    data.join(experiment.data)
     data.balanced = experiment.data.balanced
     data.setup()
     for name in ("channel_names", "class_names"):

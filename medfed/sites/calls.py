@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeVar, cast
 
 from medfed.common.console import shown
-from medfed.datamodules.base import Exchanged
-from medfed.datamodules.one_site import Claims, Merging
+from medfed.datamodules.one_site import Claims, Exchanged, Merging
 from medfed.sites import agreement, status, wire
 from medfed.sites.wire import Answer, Asking, Facts, Greeting, Silent, Transport
 from medfed.standalone.checks import check_fields, within

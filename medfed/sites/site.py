@@ -22,8 +22,8 @@ from medfed.common import schemas, scores, untrusted
 from medfed.common.tensors import Tensors, digest, to_device
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
-from medfed.datamodules.base import Exchanged, FederatedDataModule
-from medfed.datamodules.one_site import OwnData
+from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.one_site import Exchanged, OwnData
 from medfed.federation import algorithm, budget, local_client, onboarding, split
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.checkpoint import digest_file, is_whole, save_sealed

@@ -123,8 +123,8 @@ def test_only_means_and_deviations_travel_and_all_see_them(file):
         numbers = data.statistics[name].ravel().tolist()
         np.testing.assert_allclose(numbers, [*mean.ravel(), *sd.ravel()], atol=2e-7)  # float32
         assert (other, size) == (name, len(packed({"channels": numbers})))
-        assert answer == len(packed({"channels": data.answer["channels"]}))
-    assert len(data.answer["channels"]) == 3 * 2 * 3
+        assert answer == len(packed({"channels": data.agreed["channels"]}))
+    assert len(data.agreed["channels"]) == 3 * 2 * 3
 
 
 def test_a_site_has_the_bits_of_the_simulation(file):

@@ -156,11 +156,6 @@ def module(path, **keys):
             "-9 in 1 cells of x; 'data.missing=[-9]' reads them so",
         ),
         (
-            {"place": ["St Gallen", "St. Gallen"] * (COUNT // 2)},
-            {},
-            "'St Gallen', 'St. Gallen' count as different hospitals",
-        ),
-        (
             {"dead": ["dead", "alive", "lost", "alive"] * (COUNT // 4)},
             {"positive": ["dead"]},
             "all labels count as negative: alive (20), lost (10); see data.negative",
@@ -170,7 +165,7 @@ def module(path, **keys):
         ({"x": ["1. Mai 2019"] * COUNT}, {}, "left out x (dates or times)"),
     ],
     ids=[
-        *("-999", "-9 as outcome", "signs", "third label", "digits of a date"),
+        *("-999", "-9 as outcome", "third label", "digits of a date"),
         *("a month in letters", "a German month"),
     ],
 )

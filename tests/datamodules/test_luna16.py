@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -155,13 +155,11 @@ def test_a_label_ratio_thins_every_split(make):
 
 
 def test_shares_that_nothing_suffices_for(make):
-    @dataclass(frozen=True)
-    class Absent(ByCentre):
-        def class_shares(self, clients, num_classes, seed):
-            return {"hospital_1": (0.0, 0.0, 1.0)}
-
+    data = make()
+    data.plan()
+    data.plans["hospital_1"] = replace(data.plans["hospital_1"], shares=(0.0, 0.0, 1.0))
     with pytest.raises(DataError, match="Client hospital_1 has no training patch; give it more"):
-        make(partition=Absent()).setup()
+        data.build()
 
 
 def test_a_one_class_client_is_warned_of(make, caplog):

@@ -156,6 +156,63 @@ def test_one_exponent_among_numbers_changes_no_column(tmp_path):
     assert read.features[:2, 0].tolist() == [100, 50]
 
 
+def remarks_of(column, names, folder):
+    path = table(folder / "t.csv", cells(column, *names, count=len(names)))
+    data = TabularDataModule(
+        path=str(path), partition=ByCentre(), label="ill", centre="place", patient="who"
+    )
+    data.plan()
+    return " ".join(remark for remark in data.remarks if "count as two" in remark)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("7", "007"), ("P7", "P07"), ("p7", "P07"), ("case_1_2", "case_1_02")]
+)
+def test_ids_that_differ_in_leading_zeros_are_two_patients_and_said(one, other, tmp_path):
+    names = [one, other, *(f"q{n}" for n in range(20))]
+    assert f"leading zeros count as two: {one} and {other}. If" in remarks_of(
+        "who", names, tmp_path
+    )
+
+
+SLIPS = {  # the rarer name last
+    "a letter more": ("Basel", "Bassel"),
+    "a letter less": ("Zürich", "Zrich"),
+    "another letter": ("Zürich", "Zurich"),
+    "two that swapped": ("Lausanne", "Luasanne"),
+    "a sign": ("St. Gallen", "St Gallen"),
+    "a leading zero": ("clinic 1", "clinic 01"),
+}
+
+
+@pytest.mark.parametrize("kind", SLIPS)
+def test_names_of_hospitals_that_may_be_slips_are_said_with_their_patients(kind, tmp_path):
+    one, other = SLIPS[kind]
+    said = remarks_of("place", [one] * 60 + [other, "Bern"] * 3, tmp_path)
+    assert f"count as two: {one} (60 patients) and {other} (3). If they are one" in said
+    of_the_same_size = remarks_of("place", [one] * 30 + [other] * 30, tmp_path)
+    assert bool(of_the_same_size) == (kind in ("a sign", "a leading zero"))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("clinic 1", "clinic 2"),
+        ("site A", "site B"),
+        ("hospitalA", "hospitalB"),
+        ("clinic II", "clinic III"),
+        ("1-2", "12"),
+        ("10", "100"),
+        ("Ulm", "Elm"),
+        ("北京大学第一医院", "北京大学第二医院"),
+    ],
+    ids=lambda names: names[0],
+)
+def test_hospitals_and_patients_that_are_numbered_are_not_said(names, tmp_path):
+    assert not remarks_of("place", [*names] * 10, tmp_path)
+    assert not remarks_of("who", [*names, *(f"p{n}" for n in range(20))], tmp_path)
+
+
 USUAL = ["", "?", ".", "NaN", "-nan", "NA", "<NA>", "N/A", "n.a.", "#N/A", "#NA", "None", "NULL"]
 USUAL += ["NaT", "#NULL!", "#DIV/0!", "#VALUE!", "#REF!", "#NUM!", "#NAME?", "1.#QNAN", "#N/A N/A"]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from medfed.datamodules.images import ImageDataModule
-from medfed.datamodules.one_site import OwnData
+from medfed.datamodules.one_site import OwnData, converse_here
 from medfed.datamodules.partitions.by_centre import Auto, ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.partitions.by_label import Dirichlet, LabelImbalance
@@ -19,7 +19,6 @@ from medfed.datamodules.tables.agreement import (
     AgreementSettings,
     TrainRows,
     client_side,
-    converse_here,
     server_side,
 )
 from medfed.datamodules.tables.datamodule import TabularDataModule

@@ -9,11 +9,12 @@ from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_label import Dirichlet, LabelImbalance, QuantitySkew
 from medfed.datamodules.readers.table import read_csv
-from medfed.datamodules.tables.agreement import AgreementSettings, TrainRows, agree
+from medfed.datamodules.tables.agreement import AgreementSettings, TrainRows
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.datamodules.tables.mixture import MixtureDataModule
 from medfed.run.cohort import cohort_record
 from medfed.standalone.errors import ConfigError, DataError
+from tests.agreeing import agree
 from tests.sweeps import sweep
 
 CSV = """id,site,age,score

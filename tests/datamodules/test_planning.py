@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from medfed.config.compose import build, described
-from medfed.datamodules.one_site import OwnData
+from medfed.datamodules.one_site import OwnData, converse_here
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.planning import Agreed, Planning
-from medfed.datamodules.tables.agreement import converse_here
 from medfed.functional.planning import Fingerprint, Planner
 from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.preparation import Preparation

@@ -15,6 +15,7 @@ from medfed.datamodules.client_data import gather
 from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.partitions.base import Dealt, Partition, RoundRobin
 from medfed.datamodules.partitions.by_centre import Auto
+from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.readers.samples import ImageSet, Samples
 from medfed.datamodules.readers.table import Table
 from medfed.datamodules.tables.datamodule import TabularDataModule
@@ -35,7 +36,9 @@ def table(**other):
 
 
 def images(pixels=PIXELS, classes=("no", "yes"), channels=("grey",), **other):
-    return ImageSet(pixels, channels, classes, Samples(**{**ROWS, "num_classes": 2, **other}), "")
+    return ImageSet(
+        pixels, channels, classes, Samples(**{**ROWS, "num_classes": len(classes), **other}), ""
+    )
 
 
 def data_of(reader, partition=None, kind=None, rows=None):
@@ -155,6 +158,17 @@ def test_patients_of_a_client_in_any_usual_type(make):
     assert plans_of(make) == plans_of(lambda ids: {"a": ids[:9], "b": ids[9:]})
 
 
+@pytest.mark.parametrize("kind", [table, images])
+def test_classes_of_a_reader_that_look_like_a_measurement_are_said(kind):
+    for classes, said in (
+        ((*map(str, range(40, 64)),), True),
+        ((*"abcdefghijklmnopqrstuvwx",), False),
+    ):
+        made = data_of(kind, rows={"labels": np.arange(COUNT), "classes": classes})
+        made.plan()
+        assert ("The labels are 24 different numbers" in " ".join(made.remarks)) == said
+
+
 NOT_ASSIGNED = {
     "nothing": (lambda ids: None, "Own.assign returns None; it must return {client"),
     "no client": (lambda ids: {}, "Own.assign returns {}"),
@@ -204,6 +218,109 @@ def replace_seed(made, seed):
     made.seed = seed
     made.plan()
     return made
+
+
+def answering(name, value):
+    """Three clients, for which one method of a partition returns `value` of them."""
+
+    def method(self, clients, *facts):
+        return value(clients) if callable(value) else value
+
+    kind = type("Answers", (Dealt,), {"deal": lambda self, of, seed: np.arange(len(of)) % 3})
+    setattr(kind, name, method)
+    return dataclass(frozen=True)(kind)(3)
+
+
+def each(value):
+    return lambda clients: dict.fromkeys(clients, value)
+
+
+TRUTH, FIGURES = (
+    "not True or False for each of 2 channels, at least one",
+    "not 2 shares that sum to 1",
+)
+NUMBERS, LISTS = "not the 2 numbers of the classes from 0", "not lists of patient ids by train, val"
+NO_ANSWERS = {
+    "availability: names": ("availability", each(["x", "y"]), TRUTH),
+    "availability: positions": ("availability", each([0, 1]), TRUTH),
+    "availability: fewer": ("availability", each([True]), TRUTH),
+    "availability: no channel": ("availability", each([False, False]), TRUTH),
+    "availability: one client": (
+        "availability",
+        {"hospital_0": [True, True]},
+        "leaves out hospital_1, hospital_2; it must give every client True or False",
+    ),
+    "class_shares: percent": ("class_shares", each([40, 60]), FIGURES),
+    "class_shares: fewer": ("class_shares", each([1.0]), FIGURES),
+    "class_shares: negative": ("class_shares", each([-0.5, 1.5]), FIGURES),
+    "class_shares: NaN": ("class_shares", each([float("nan"), 1.0]), FIGURES),
+    "class_shares: a number": ("class_shares", each(0.5), FIGURES),
+    "label_orders: from 1": ("label_orders", each([1, 2]), NUMBERS),
+    "label_orders: twice": ("label_orders", each([0, 0]), NUMBERS),
+    "label_orders: halves": ("label_orders", each([0.5, 1]), NUMBERS),
+    "label_orders: names": ("label_orders", each(["no", "yes"]), NUMBERS),
+    "scanners_of: settings": ("scanners_of", each({"gamma": 2.0}), "not a Scanner"),
+    "splits: lists": ("splits", each(["100"]), LISTS),
+    "splits: dev": ("splits", each({"dev": IDS}), LISTS),
+    "splits: one id": ("splits", each({"train": "100"}), LISTS),
+    "splits: others": (
+        "splits",
+        each({"train": IDS}),
+        "must divide the patients of hospital_0, all 8",
+    ),
+    "splits: fewer": ("splits", each({"train": IDS[:1]}), "must divide the patients of hospital_0"),
+}
+OPTIONAL = ("availability", "class_shares", "label_orders", "scanners_of", "splits")
+for method in OPTIONAL:
+    stranger = {"hospital_0": None, "hospitl_1": None}
+    NO_ANSWERS[f"{method}: nothing"] = (method, None, f"{method} returns None; it must return")
+    NO_ANSWERS[f"{method}: a list"] = (method, [1, 2, 3], f"{method} returns .*; it must return")
+    NO_ANSWERS[f"{method}: a stranger"] = (
+        method,
+        stranger,
+        f"{method} names 'hospitl_1', which is no client .did you mean hospital_1",
+    )
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "wrapped"])
+@pytest.mark.parametrize(("name", "value", "says"), NO_ANSWERS.values(), ids=NO_ANSWERS)
+def test_an_optional_answer_that_cannot_be_used(name, value, says, wrapped):
+    partition = answering(name, value)
+    if wrapped:
+        partition = ChannelMissing(partition, "lack_k", channel="x", clients=["hospital_1"])
+    with pytest.raises(MedfedError, match=f"(Answers|The partition's splits).*{says}"):
+        data_of(table, partition).plan()
+
+
+USABLE = {
+    "availability: array": ("availability", each(np.array([True, False])), "channels", [1, 0]),
+    "availability: tensor": ("availability", each(torch.tensor([True, False])), "channels", [1, 0]),
+    "availability: list": ("availability", each([True, False]), "channels", [1, 0]),
+    "class_shares: array": ("class_shares", each(np.array([0.25, 0.75])), "shares", [0.25, 0.75]),
+    "class_shares: some": ("class_shares", {"hospital_0": (1, 0)}, "shares", [1.0, 0.0]),
+    "label_orders: array": ("label_orders", each(np.array([1, 0])), "label_order", [1, 0]),
+    "label_orders: tensor": ("label_orders", each(torch.tensor([1, 0])), "label_order", [1, 0]),
+}
+
+
+@pytest.mark.parametrize(("name", "value", "part", "wanted"), USABLE.values(), ids=USABLE)
+def test_an_optional_answer_in_any_usual_type(name, value, part, wanted):
+    made = data_of(table, answering(name, value))
+    made.plan()
+    assert [*map(float, getattr(made.plans["hospital_0"], part))] == wanted
+
+
+def test_an_optional_answer_that_is_drawn_follows_the_seed():
+    def drawn(clients):
+        return {client: [True, random.random() < 0.5] for client in clients}
+
+    made = data_of(table, answering("availability", drawn))
+    seen = [
+        [plan.channels.tolist() for plan in replace_seed(made, seed).plans.values()]
+        for seed in (*range(6), *range(6))
+    ]
+    assert seen[:6] == seen[6:]
+    assert seen[0] != seen[1] or seen[1] != seen[2]
 
 
 @dataclass(frozen=True)

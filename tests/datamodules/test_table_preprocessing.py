@@ -14,13 +14,14 @@ from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.readers.table import read_csv
-from medfed.datamodules.tables.agreement import AgreementSettings, TrainRows, agree
+from medfed.datamodules.tables.agreement import AgreementSettings, TrainRows
 from medfed.datamodules.tables.columns import fit, fit_standard, limits, value_range
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.cohort import cohort_record
 from medfed.standalone.columns import Columns
 from medfed.standalone.csv_files import read_features
 from medfed.standalone.errors import ConfigError, DataError
+from tests.agreeing import agree
 from tests.sweeps import sweep
 
 HEADER = "hospital,age,sex,grade,crp,outcome"
@@ -138,7 +139,7 @@ def test_every_hospital_is_scaled_by_its_own_rows_or_all_by_those_of_all(path):
         there = ~np.isnan(z)
         np.testing.assert_allclose(images(data)[:, [0, 5]][there], z[there], atol=1e-6)
     rows = np.concatenate([all_.train[c].rows[:, [0, 3]] for c in all_.clients])
-    scaling = all_.agreement.scaling
+    scaling = all_.agreed.scaling
     z = StandardScaler().fit_transform(np.clip(rows, scaling.low, scaling.high))
     there = ~np.isnan(z)
     found = np.concatenate([images(c)[:, [0, 5]] for c in all_.clients.values()])
@@ -358,7 +359,7 @@ def test_who_is_kept_out_is_not_asked(path):
     data.setup()
     assert {client for client, *_ in data.exchanged} == {"Basel", "Bern"}
     rows = np.concatenate([data.train[c].rows[:, 3] for c in ("Basel", "Bern")])
-    scaling = data.agreement.scaling
+    scaling = data.agreed.scaling
     clipped = np.clip(rows, scaling.low[1], scaling.high[1])
     assert scaling.mean[1] == pytest.approx(clipped.mean(), rel=1e-12)
     assert torch.isfinite(data.kept_out["Chur"].train["image"]).all()
@@ -413,6 +414,22 @@ def test_rows_without_a_label_are_left_out_by_a_key_and_named(tmp_path, caplog):
         read_csv(path, "ill", unlabelled="drop")
     with pytest.raises(ConfigError, match=r"data\.unlabelled='keep' is unknown"):
         module(path, label="ill", centre=None, partition=RoundRobin(1), unlabelled="keep")
+
+
+def test_labels_that_look_like_a_measurement_are_said(tmp_path):
+    path = tmp_path / "t.csv"
+    given = {"centre": None, "partition": RoundRobin(2)}
+    for count, said in ((44, True), (10, False)):
+        ages = [f"{40 + n % count},{n % 7}" for n in range(176)]
+        path.write_text("\n".join(["age,x", *ages]))
+        remarks = " ".join(module(path, **given, label="age").remarks)
+        assert ("The labels are 44 different numbers, each of which is a class" in remarks) == said
+        assert ("set data.outcome=continuous model=linear." in remarks) == said
+        outcome = module(path, **given, label="age", outcome="continuous")
+        assert "different numbers" not in " ".join(outcome.remarks)
+        path.write_text(path.read_text().replace("\n", "\nclass "))
+        named = module(path, **given, label="age")
+        assert "different numbers" not in " ".join(named.remarks)
 
 
 def test_columns_that_tell_the_label_or_number_the_rows_are_said(tmp_path):

@@ -196,7 +196,7 @@ def test_a_hospital_that_the_run_has_never_seen(tables, tmp_path):
     old = np.array([[float(v) for v in line.split(",")[:3]] for line in lines])
     ids = [p for c in experiment.data.clients.values() for p in c.patients["train"]]
     seen = old[[int(p.removeprefix("row_")) for p in ids]]
-    ends = experiment.data.agreement.scaling.low, experiment.data.agreement.scaling.high
+    ends = experiment.data.agreed.scaling.low, experiment.data.agreed.scaling.high
     seen, found = np.clip(seen, *ends), np.clip(rows[chosen], *ends)
     expected = (found - seen.mean(0)) / seen.std(0)
     np.testing.assert_allclose(client.train["image"].numpy(), expected, atol=1e-6)

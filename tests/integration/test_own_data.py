@@ -92,7 +92,7 @@ def test_every_row_of_a_table_is_used(table, centre, tmp_path, capsys):
 
 def test_columns_that_look_like_hospitals_or_patients_are_named(table):
     lines = table.read_text().replace("place", "Hospital", 1).splitlines()
-    rows = [f"{lines[0]},patient_id", *(f"{a},p{n % 2}{n // 4}" for n, a in enumerate(lines[1:]))]
+    rows = [f"{lines[0]},patient_id", *(f"{a},p{n % 2}_{n // 4}" for n, a in enumerate(lines[1:]))]
     table.write_text("\n".join(rows) + "\n")
     own = ["data=csv", f"data.path={table}", "data.label=ill"]
     data, _ = data_and_task(described([*CLINICAL, *own]))
@@ -103,7 +103,7 @@ def test_columns_that_look_like_hospitals_or_patients_are_named(table):
     named = ["data.centre=Hospital", "data.patient=patient_id"]
     data, _ = data_and_task(described([*CLINICAL, *own, *named]))
     assert len(data.remarks) == 1
-    assert sorted(data.patients) == sorted(f"p{a}{b}" for a in range(2) for b in range(15))
+    assert sorted(data.patients) == sorted(f"p{a}_{b}" for a in range(2) for b in range(15))
 
 
 def test_every_image_is_used(tmp_path):

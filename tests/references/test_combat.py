@@ -11,8 +11,9 @@ import json
 import numpy as np
 import pytest
 
-from medfed.datamodules.tables.agreement import AgreementSettings, TrainRows, agree
+from medfed.datamodules.tables.agreement import AgreementSettings, TrainRows
 from medfed.standalone.columns import from_facts
+from tests.agreeing import agree
 
 SITES, COLUMNS = ("a", "b", "c"), 6
 

@@ -15,13 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.datamodules.one_site import Claims
+from medfed.datamodules.one_site import Claims, converse_here
 from medfed.datamodules.tables.agreement import (
     AgreementSettings,
     TrainRows,
-    agree,
     client_side,
-    converse_here,
     server_side,
 )
 from medfed.delivery.main import keep_bundle
@@ -39,6 +37,7 @@ from medfed.sites.gate import RULES, table
 from medfed.sites.policy import Counted, FullError, Policy, Spending, fewest_in_combinations
 from medfed.sites.site_folder import hospital
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError, SiteError
+from tests.agreeing import agree
 from tests.integration.runs import resume, run
 from tests.sites.hospitals import QUICK
 from tests.sites.tables import EXPERIMENT, write_table

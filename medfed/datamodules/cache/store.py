@@ -12,20 +12,14 @@ import json
 import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
 from itertools import accumulate, chain
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from medfed.common.console import Steps
 from medfed.common.processes import Here, WatchedPool, finished, start_worker
+from medfed.datamodules.extending import *
 from medfed.standalone import files
-from medfed.standalone.errors import DataError, MedfedError
+from medfed.standalone.errors import MedfedError
 
 Arrays = Mapping[str, NDArray[Any]]
 Read = Callable[..., Arrays]

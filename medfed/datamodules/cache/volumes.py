@@ -8,9 +8,7 @@ channel's values. Reading restores the stored volume bit by bit.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import KW_ONLY, dataclass, field
-from functools import cached_property
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor

@@ -8,15 +8,13 @@ changes one aspect of another partition's clients extends `Wrapped`; any other e
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from operator import index
 
 import torch
 from torch import Tensor
 
 from medfed.datamodules.extending import *
-
-if TYPE_CHECKING:
-    from medfed.datamodules.scanner import Scanner
+from medfed.datamodules.scanner import Scanner
 
 Ids = Sequence[str]
 Shares = tuple[float, ...]  # (K,) of sum 1
@@ -280,6 +278,79 @@ class Wrapped(Partition):
     def splits(self, clients: Ids) -> dict[str, dict[Split, list[str]]]:
         """Leaves the splits to `assignment`."""
         return self.assignment.splits(clients)
+
+
+def answer(
+    partition: Partition, name: str, clients: Ids, *facts: Any, size: int = 0
+) -> dict[str, Any]:
+    """Returns what a method of a partition answers for clients, or refuses it.
+
+    Example:
+        >>> answer(RoundRobin(1), "availability", ["a"], ["T1", "T2"], 0, size=2)
+        {'a': tensor([True, True])}
+    """
+    given: Any = getattr(partition, name)(clients, *facts)
+    known = [*clients]
+    while isinstance(partition, Wrapped) and getattr(type(partition), name) is vars(Wrapped)[name]:
+        known, partition = [*partition.among(known)], partition.assignment  # which answers
+    take, form = _FORMS[name]
+    who, form = f"{type(partition).__name__}.{name}", form.format(size)
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{who} returns {given!r:.60}; it must return {{client: {form}}}.")
+    if odd := [client for client in given if client not in known]:
+        what = f"{who} names {odd[0]!r:.60}, which is no client{did_you_mean(str(odd[0]), known)}"
+        raise ConfigError(f"{what}; the clients are {few(known)}.")
+    if name == "availability" and (lost := [c for c in clients if c not in given]):
+        raise ConfigError(f"{who} leaves out {few(lost)}; it must give every client {form}.")
+    taken: dict[str, Any] = {}
+    for client, value in given.items():
+        try:
+            taken[client] = take(value, size)
+        except (TypeError, ValueError):
+            raise ConfigError(f"{who} gives {client} {value!r:.60}, not {form}.") from None
+    return taken
+
+
+def _channels(value: Any, size: int) -> Tensor:
+    has = np.asarray(value)
+    if has.shape != (size,) or has.dtype != bool or not has.any():
+        raise ValueError
+    return torch.tensor(has)
+
+
+def _shares(value: Any, size: int) -> Shares:
+    shares = tuple(map(float, value))
+    if len(shares) != size or not min(shares) >= 0 or not abs(sum(shares) - 1) < 1e-6:
+        raise ValueError
+    return shares
+
+
+def _order(value: Any, size: int) -> Order:
+    order = tuple(map(index, value))
+    if sorted(order) != [*range(size)]:
+        raise ValueError
+    return order
+
+
+def _scanner(value: Any, size: int) -> Any:
+    if not all(callable(getattr(value, name, None)) for name in ("apply", "record")):
+        raise TypeError
+    return value
+
+
+def _parts(value: Any, size: int) -> dict[Split, list[str]]:
+    if {*value} - {*SPLITS} or any(isinstance(ids, str) for ids in value.values()):
+        raise ValueError
+    return {split: sorted(map(str, value.get(split, ()))) for split in SPLITS}
+
+
+_FORMS: dict[str, tuple[Callable[[Any, int], Any], str]] = {
+    "availability": (_channels, "True or False for each of {} channels, at least one True"),
+    "class_shares": (_shares, "{} shares that sum to 1, one per class"),
+    "label_orders": (_order, "the {} numbers of the classes from 0, each once"),
+    "scanners_of": (_scanner, "a Scanner, or what has its methods apply and record"),
+    "splits": (_parts, "lists of patient ids by train, val and test"),
+}
 
 
 def in_order(patients: Sequence[Patient]) -> list[Patient]:

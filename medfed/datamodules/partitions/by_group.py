@@ -159,10 +159,8 @@ class SiteGroups(base.Dealt):
         if not self.label_shift:
             return {}
         if self.label_shift % num_classes == 0:
-            classes = f"{num_classes} class{'es' * (num_classes > 1)} (or regions)"
-            what = (
-                f"partition.label_shift={self.label_shift} leaves the order of {classes} as it is"
-            )
+            classes = f"{num_classes} class{'es' * (num_classes > 1)} (or regions) as it is"
+            what = f"partition.label_shift={self.label_shift} leaves the order of {classes}"
             raise ConfigError(f"{what}; choose a number below theirs, or 0.")
         shifts = {c: self.label_shift * group_of(c) % num_classes for c in clients}
         order = tuple(range(num_classes))
@@ -196,7 +194,8 @@ class ChannelMissing(base.Wrapped):
             missing = {c: self._at_random(c, len(channels), seed) for c in clients}
         elif self.preset == "table":
             missing = self._from_table(clients, channels)
-        present = self.assignment.availability(clients, channels, seed)
+        facts = clients, channels, seed
+        present = base.answer(self.assignment, "availability", *facts, size=len(channels))
         for client, indices in missing.items():
             present[client][indices] = False
             if not present[client].any():

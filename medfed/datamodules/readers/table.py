@@ -293,7 +293,6 @@ def read_csv(
     whose = replace(sheet, missing=missing_words(words))
     patients = whose.names(patient) if patient else rows
     centres = whose.names(centre, csv_files.NOWHERE.format("data")) if centre else ()
-    _say_nearly_alike(f"{path}, column {centre}", centres)
     files = [path] * len(sheet)
     cells = csv_files.read_cells(sheet, names, categories)
     columns_of = {n: cells[:, at] for at, n in enumerate(names) if n not in categories}
@@ -341,16 +340,6 @@ def _say_codes_of_missing(sheet: Sheet, columns: Mapping[str, NDArray[np.float64
         codes = ",".join(sorted({*cells.values()}))
         text = "%s: numbers that may mean missing cells: %s; 'data.missing=[%s]' reads them so."
         log.warning(text, sheet.path, few([*cells], 8), codes)
-
-
-def _say_nearly_alike(where: str, hospitals: Sequence[str]) -> None:
-    """Names hospitals whose names differ only in signs and spaces, such as St Gallen."""
-    groups: dict[str, list[str]] = {}
-    for name in dict.fromkeys(hospitals):
-        groups.setdefault(re.sub(r"[\W_]+", "", name.casefold()), []).append(name)
-    for bare, group in groups.items():
-        if len(group) > 1 and not bare.isdigit():
-            log.warning("%s: %s count as different hospitals.", where, few([*map(repr, group)], 4))
 
 
 def _accounts_of(sheet: Sheet, names: Sequence[str], categories: Categories) -> list[Account]:

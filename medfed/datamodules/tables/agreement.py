@@ -36,15 +36,13 @@ columns that have at most two values everywhere, are not adjusted.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
-from typing import Literal, TypedDict, TypeVar
+from typing import Literal, TypedDict
 
 from msgspec import Meta
 
 from medfed.common.floors import CATEGORY
-from medfed.datamodules.base import Exchanged
 from medfed.datamodules.extending import *
-from medfed.datamodules.one_site import Claims, Merging
+from medfed.datamodules.one_site import Claims, Half, Merging
 from medfed.datamodules.readers.samples import Index
 from medfed.datamodules.readers.table import in_order
 from medfed.datamodules.tables import columns
@@ -53,7 +51,6 @@ from medfed.functional.survival import BINS, histogram, quantile_cuts
 from medfed.standalone.columns import Array, Columns, MinMax, Scaling, Standard
 from medfed.standalone.csv_files import Categories
 
-Agreed = TypeVar("Agreed")
 _map: Any = TypedDict  # made of what a run asks for
 _Sum = Annotated[float, Meta(gt=-1e300, lt=1e300)]  # of table cells, which are below 1e30
 _ENOUGH = 3  # columns from which a prior can be fitted
@@ -151,33 +148,6 @@ def _location_and_scale(apart: Array) -> tuple[Array, Array]:
     return gamma, np.sqrt(delta)
 
 
-def converse_here(
-    server: Merging, halves: Mapping[str, Generator[bytes, bytes, Agreed]]
-) -> tuple[Agreed, list[Exchanged]]:
-    """Passes messages between clients, in order, and the server's half until both have ended."""
-    exchanged, agreed, answer = list[Exchanged](), list[Agreed](), None
-    next(server, None)
-    while True:
-        messages: dict[str, bytes] = {}
-        for client, half in halves.items():
-            try:
-                messages[client] = next(half) if answer is None else half.send(answer)
-            except StopIteration as stop:
-                agreed.append(stop.value)
-        if len(messages) < len(halves):
-            break
-        exchanged += [(c, "up", len(content)) for c, content in messages.items()]
-        try:
-            answer = server.send([*messages.values()])
-        except StopIteration:
-            break
-        exchanged += [(c, "down", len(answer)) for c in halves]
-    if messages:
-        what = f"{next(iter(messages))} shares other facts about its data than the others"
-        raise DataError(f"{what}; read all data alike.")
-    return agreed[0], exchanged
-
-
 def packed(content: Mapping[str, Any]) -> bytes:
     """Returns a message as bytes."""
     try:
@@ -215,28 +185,6 @@ def unpacked(content: bytes, form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 SUMS, SCALE = 3, 2  # how many numbers a client sends, and receives
-
-
-def sums_of(outcomes: Array) -> list[float]:
-    """Returns the count of (N,) outcomes, their sum and the sum of their squares.
-
-    Example:
-        >>> sums_of(np.array([5.0, 7.0]))
-        [2.0, 12.0, 74.0]
-    """
-    return [float(len(outcomes)), float(outcomes.sum()), float(np.square(outcomes).sum())]
-
-
-def _scale_of(sums: Sequence[Sequence[float]]) -> list[float]:
-    """Returns mean and deviation (divided by N; 1 where it is 0) of all outcomes together.
-
-    Example:
-        >>> _scale_of([sums_of(np.array([5.0, 7.0])), sums_of(np.array([3.0, 9.0]))])
-        [6.0, 2.23606797749979]
-    """
-    count, total, squares = (np.array([column]) for column in np.sum(sums, axis=0))
-    mean, sd = columns.moments(count, np.zeros(1), total, squares)
-    return [float(mean[0]), float(sd[0])]
 
 
 Indicator = bool | Literal["auto"]
@@ -295,17 +243,6 @@ class AgreementSettings:
         """The statistics of each column of numbers for pooled scaling."""
         standard = self.normalization == "standard"
         return ("low", "median", "high") if standard else ("minimum", "maximum")
-
-
-Half = Generator[bytes, bytes, Agreement]
-
-
-def agree(
-    settings: AgreementSettings, train: Mapping[str, TrainRows]
-) -> tuple[Agreement, list[Exchanged]]:
-    """Runs the agreement of clients in this process, of their training rows."""
-    halves = {client: client_side(settings, rows) for client, rows in train.items()}
-    return converse_here(server_side(settings, Claims([*train])), halves)
 
 
 @dataclass(frozen=True)
@@ -398,7 +335,8 @@ class OutcomeScale(Fact):
 
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """See the base class: a count and two sums."""
-        return {"outcome": sums_of(rows.outcomes)}
+        sums = len(rows.outcomes), rows.outcomes.sum(), np.square(rows.outcomes).sum()
+        return {"outcome": [*map(float, sums)]}
 
     def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
         """See the base class: mean and deviation of all."""
@@ -414,7 +352,9 @@ class OutcomeScale(Fact):
         if len(means) > 2 and reach:  # of two nobody knows which is wrong
             far = np.maximum(distance, sds) > _BEYOND * reach
             claims.refuse(far, "outcomes far from those of all others")
-        return {"outcome": _scale_of(sums.tolist())}
+        whole = np.sum(sums, axis=0)[:, None]
+        mean, sd = columns.moments(whole[0], np.zeros(1), whole[1], whole[2])
+        return {"outcome": [float(mean[0]), float(sd[0])]}
 
 
 class Cuts(Fact):
@@ -566,7 +506,7 @@ def _steps(settings: AgreementSettings) -> list[list[Fact]]:
     return [first, [Moments(settings, sums, fitted | slopes)]]
 
 
-def client_side(settings: AgreementSettings, rows: TrainRows) -> Half:
+def client_side(settings: AgreementSettings, rows: TrainRows) -> Half[Agreement]:
     """A client's half: yields its messages, receives the server's answers."""
     agreed = dict[str, Any]()
     for facts in _steps(settings):

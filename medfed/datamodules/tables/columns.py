@@ -28,7 +28,7 @@ Normalization = Literal["standard", "minmax", "exact_minmax", "none"]
 ByClient = Mapping[str, Array]
 _ANY = 1e30  # readers refuse larger numbers
 _FAR = 3.0  # interquartile ranges
-_CODES = 10  # different values of a column that may be codes
+_CODES = 10  # different values of a column, or of a label, that may be codes
 _TELLS = 0.99  # AUROC or rank correlation of a possible leak
 _FEWEST = 10  # rows of a class and of all others
 _ROWS = 50  # from which different whole numbers in all rows are remarkable
@@ -198,6 +198,22 @@ def outcome_remarks(mean: float, sd: float) -> list[str]:
         )
     shown = "less than tables show; change its unit."
     return [f"The outcome deviates by {sd:.2g}, {shown}"] * (sd < 0.01)
+
+
+def class_remarks(classes: Names, mend: str) -> list[str]:
+    """Says of classes that are many different numbers that they look like a measurement.
+
+    Example:
+        >>> class_remarks([str(age) for age in range(40, 84)], "set model=linear")
+        ['The labels are 44 different numbers, each of which is a class; if they measure \
+something, such as an age, set model=linear.']
+        >>> class_remarks([str(digit) for digit in range(10)], "set model=linear")
+        []
+    """
+    if len(classes) <= _CODES or not all(as_number(name) < math.inf for name in classes):
+        return []
+    what = f"The labels are {len(classes)} different numbers, each of which is a class"
+    return [f"{what}; if they measure something, such as an age, {mend}."]
 
 
 def constant_remarks(names: Sequence[str], train: ByClient) -> list[str]:

@@ -5,7 +5,6 @@ The user or the reader names the columns of features, labels, hospitals and pati
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from itertools import pairwise
 from typing import Literal
 
@@ -17,7 +16,7 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import Batch, ClientData
 from medfed.datamodules.duplicates import Sample, rows_mean_something
 from medfed.datamodules.extending import *
-from medfed.datamodules.one_site import Claims, Merging
+from medfed.datamodules.one_site import Claims, Half, Merging
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers import table as tables
 from medfed.datamodules.readers.account import Account
@@ -101,12 +100,10 @@ class TabularDataModule(FederatedDataModule, tables.CsvOptions):
             raise ConfigError("data.covariates are for data.scaling=combat; leave them out.")
         if self.outcome_scale is not None:
             self.outcome_scale = checked_scale(self.outcome_scale, "data.outcome_scale")
-        self.agreement: agreement.Agreement | None = None
         self.joined: tuple[str, ...] | None = None
         self.scalings: dict[str, Scaling] = {}
         self.train: dict[str, agreement.TrainRows] = {}
         self.train_patients: dict[str, Index] = {}  # (N,) of each client's training rows
-        self.contributing: dict[str, int] = {}  # patients behind sums that this process sends
 
     @cached_property
     def table(self) -> Table:
@@ -168,15 +165,16 @@ class TabularDataModule(FederatedDataModule, tables.CsvOptions):
         return self.table.accounts or (tables.counted(path, self.table.features) if path else ())
 
     def data_remarks(self) -> list[str]:
-        """See the base class: columns that are perhaps not features."""
-        path = expanded(self.path)
+        """See the base class: labels that are perhaps outcomes, columns that are no features."""
+        path, keys = expanded(self.path), "set data.outcome=continuous model=linear"
+        remarks = columns.class_remarks(self.class_names, keys)
         if path is None or self.reader is not None or self.features is not None:
-            return []
+            return remarks
         header = [c.strip() for c in self.header or next(csv_rows(path))]
         answers = (self.event or self.label, self.time or "")
         other = {name.lower() for name in (*answers, *self.drop)}
         free = [c for c in header if c.lower() not in other]
-        return columns.role_remarks(free, self.centre, self.patient)
+        return [*remarks, *columns.role_remarks(free, self.centre, self.patient)]
 
     def contents(self) -> tuple[str, Iterator[Sample]]:
         """See the base class: rows, if equal ones are unlikely by chance."""
@@ -195,14 +193,13 @@ class TabularDataModule(FederatedDataModule, tables.CsvOptions):
     @property
     def columns(self) -> Columns:
         """The inputs; call `setup` first."""
-        assert self.agreement is not None
-        return self.agreement.columns
+        inputs: Columns = self.agreed.columns
+        return inputs
 
     @property
     def agreed_outcome_scale(self) -> list[float] | None:
         """Mean and deviation of continuous outcomes, None for classes; call `setup` first."""
-        assert self.agreement is not None
-        scale = self.outcome_scale or self.agreement.outcome
+        scale = self.outcome_scale or self.agreed.outcome
         return None if scale is None else list(scale)
 
     @property
@@ -210,24 +207,22 @@ class TabularDataModule(FederatedDataModule, tables.CsvOptions):
         """Whether labels are times and events."""
         return self.samples.survival
 
-    def join(self, other: TabularDataModule) -> None:
-        """Takes over the agreement of a federation, for a hospital that joins it later."""
-        self.agreement, self.outcome_scale = other.agreement, other.outcome_scale
-        self.categorical = tuple(other.columns.categories)
+    def join(self, federation: FederatedDataModule) -> None:
+        """See the base class."""
+        assert isinstance(federation, TabularDataModule)
+        super().join(federation)
+        self.outcome_scale = federation.outcome_scale
+        self.categorical = tuple(federation.columns.categories)
         if self.path is not None and self.reader is None:
-            self.features = other.columns.names
-            self.joined = other.table.classes
+            self.features = federation.columns.names
+            self.joined = federation.table.classes
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
-        """Runs the clients' agreement and scales by training statistics; see the base class."""
-        table, chosen = self.table, self._chosen(plans)
-        if self.agreement is None:
-            trained = {c: rows for c, rows in self.train.items() if c not in self.keep_out}
-            settings = self._agreement_settings(self.facts())
-            self.agreement, self.exchanged = agreement.agree(settings, trained)
+        """Scales by training statistics, as agreed; see the base class."""
+        table, agreed = self.table, self.columns
+        chosen = {name: self._choose(name, plan) for name, plan in plans.items()}
         if self.survival:
-            self.class_names = tuple(f"{cut:g}" for cut in self.cuts or self.agreement.cuts)
-        agreed = self.columns
+            self.class_names = tuple(f"{cut:g}" for cut in self.cuts or self.agreed.cuts)
         rows = tables.recode(table.features, table.names, table.categories, agreed.categories)
         self.channel_names = tuple(name for name, _ in agreed.inputs())
         sources = [table.names.index(column) for _, column in agreed.inputs()]
@@ -235,7 +230,7 @@ class TabularDataModule(FederatedDataModule, tables.CsvOptions):
         for name, plan in plans.items():
             # Only training rows: a test row that changes the scale would leak into training.
             numbers = self._numbers(name)
-            scaling = self.agreement.scaling_of(numbers) or columns.fit(self.normalization, numbers)
+            scaling = self.agreed.scaling_of(numbers) or columns.fit(self.normalization, numbers)
             self.scalings[name] = scaling
             present = plan.channels[sources]
             blocks = {s: self._block(rows, *chosen[name][s], scaling, present) for s in SPLITS}
@@ -250,24 +245,25 @@ class TabularDataModule(FederatedDataModule, tables.CsvOptions):
         columns.say_unknown(agreed, rows)
         return clients
 
-    def _chosen(self, plans: Mapping[str, ClientPlan]) -> dict[str, dict[Split, Rows]]:
-        """The rows of every client and split; training rows are kept."""
-        chosen = {client: self._select(client, plan) for client, plan in plans.items()}
-        table, labels, self.train = self.table, self.samples.labels, {}
-        for client, rows in chosen.items():
-            index, self.train_patients[client] = rows["train"]
-            facts = table.features[index], table.categories, labels[index], rows["train"][1]
-            self.train[client] = agreement.TrainRows(*facts)
-        return chosen
+    def _choose(self, client: str, plan: ClientPlan) -> dict[Split, Rows]:
+        """The rows of a client's splits; training rows are kept."""
+        if plan.scanner is not None:
+            what = f"Client {client} has a scanner, but tables have no images"
+            raise ConfigError(f"{what}; set partition.scanners=null.")
+        seeds = {s: derive_seed(self.seed, client, s) for s in SPLITS}
+        of = {s: self.samples.select(plan.patients[s], plan.shares, seeds[s]) for s in SPLITS}
+        if client not in self.train:
+            index, patients = of["train"]
+            facts = self.table.features[index], self.table.categories, self.samples.labels[index]
+            self.train[client] = agreement.TrainRows(*facts, patients)
+            self.train_patients[client] = patients
+        return of
 
-    def agreeing(self) -> Generator[bytes, bytes, None]:
+    def half(self, client: str) -> Half[agreement.Agreement]:
         """See the base class: missing cells, categories, sums of outcomes, pooled scaling."""
-        self._chosen(self.plans)
-        (train,) = self.train.values()
-        if self.agreement is None:
-            self.contributing = train.contributing
-            settings = self._agreement_settings(self.facts())
-            self.agreement = yield from agreement.client_side(settings, train)
+        self._choose(client, self.plans[client])
+        settings = self._agreement_settings(self.facts())
+        return (yield from agreement.client_side(settings, self.train[client]))
 
     def merging(self, facts: Mapping[str, Any], claims: Claims | None = None) -> Merging:
         """See the base class."""
@@ -301,8 +297,8 @@ class TabularDataModule(FederatedDataModule, tables.CsvOptions):
                 what = f"the range of {name}"
             size = len(settings.ends) + len(settings.positions) ** 2
             sent.append((what, key, size, known))
-            if name in self.contributing:
-                most, known = known, self.contributing[name]
+            if name in self.train[client].contributing:
+                most, known = known, self.train[client].contributing[name]
                 far = ", beyond which most values lie (another unit?)" * (2 * known < most)
                 what = f"the sums of {name} within the limits{far}"
                 sent.append((what, key, size, known))
@@ -347,13 +343,6 @@ class TabularDataModule(FederatedDataModule, tables.CsvOptions):
         """How cells are read, where it is not the usual way."""
         words = {"missing": list(map(str, self.missing))} if self.missing else {}
         return words | ({"limits": self.limits} if self.limits != "refuse" else {})
-
-    def _select(self, client: str, plan: ClientPlan) -> dict[Split, Rows]:
-        if plan.scanner is not None:
-            what = f"Client {client} has a scanner, but tables have no images"
-            raise ConfigError(f"{what}; set partition.scanners=null.")
-        seeds = {s: derive_seed(self.seed, client, s) for s in SPLITS}
-        return {s: self.samples.select(plan.patients[s], plan.shares, seeds[s]) for s in SPLITS}
 
     def _block(
         self, rows: Array, index: Index, case: Index, scaling: Scaling, present: Tensor

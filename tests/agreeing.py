@@ -1,0 +1,9 @@
+"""Clients with tables that agree in this process, from their training rows alone."""
+
+from medfed.datamodules.one_site import Claims, converse_here
+from medfed.datamodules.tables.agreement import client_side, server_side
+
+
+def agree(settings, train):
+    halves = {client: client_side(settings, rows) for client, rows in train.items()}
+    return converse_here(server_side(settings, Claims([*train])), halves)
