@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -53,8 +53,7 @@ class Section(dict[str, Any]):
 
     def plain(self) -> dict[str, Any]:
         """Returns a copy of the section as mappings and lists."""
-        copied = copy.deepcopy
-        return {k: v.plain() if isinstance(v, Section) else copied(v) for k, v in self.items()}
+        return {k: v.plain() if isinstance(v, Section) else deepcopy(v) for k, v in self.items()}
 
 
 def select(node: Mapping[str, Any], key: str, default: Any = None) -> Any:

@@ -109,8 +109,7 @@ def build_experiment(config: RunDescription) -> Experiment:
             RunFolder(Path(config.folder)).check_data(data.splits())
         raise
     federation, local = federate(config, data, task)
-    for entry in base_entries(config, task, federation.ids):
-        federation.ledger.add(entry)
+    federation.ledger.add(*base_entries(config, task, federation.ids))
     module = FederatedModule(task, federation, local)
     module.chooser = chooser_of(config, task)
     folder = Path(config.folder)
