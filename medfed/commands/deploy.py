@@ -45,8 +45,9 @@ def split(words: Sequence[str]) -> tuple[sections.Section, list[str]]:
     rest = [a for a in words if a.partition("=")[0].partition(".")[0] not in known]
     listed = (re.sub(r"^sites=([^\[].*)", r"sites=[\1]", a) for a in words if a not in rest)
     settings = sections.Section(description.resolved(compose.load(list(listed), NAME)))
-    check.check_keys(settings)
-    check.check_paths(settings.plain())
+    every = dict(sections.walk(settings))
+    check.check_keys(every)
+    check.check_paths(every)
     if settings.run is not None or settings.onboard is not None:
         _check_joining(settings, [*rest, *(a for a in words if a.startswith(_OF_A_RUN))])
     elif settings.sites in ("???", []) and settings.provision is None:

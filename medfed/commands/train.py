@@ -23,13 +23,13 @@ def check(configs: Sequence[RunDescription], sweep: bool) -> None:
     """Checks the algorithm, budget and cohort by building them before anything large is loaded."""
     for config in configs:
         check_gpu(config.trainer["accelerator"])
-        ranks = config.trainer["devices"]
-        if sweep and several(config.trainer):
+        ranks, parallel = config.trainer["devices"], several(config.trainer)
+        if sweep and parallel:
             raise ConfigError(
                 f"-m cannot be combined with trainer.devices={ranks}; sweep with one rank per run, "
                 "or start the runs one by one."
             )
-        if several(config.trainer) and (starter := launched()) is not None:
+        if parallel and (starter := launched()) is not None:
             if not any(a.startswith(("hydra.run.dir=", "resume=")) for a in sys.argv[1:]):
                 raise ConfigError(
                     f"{starter.by} has started {starter.ranks} processes, which share one run "

@@ -25,7 +25,7 @@ from msgspec import Meta
 
 from medfed.common.processes import launched
 from medfed.config.allowed import CONFIG_DIR
-from medfed.config.sections import listed, select, targets, walk
+from medfed.config.sections import listed, targets, walk
 from medfed.config.spelling import EXISTING, PATH_LISTS, PATHS, is_path_key, key_of
 from medfed.standalone.checks import check_known, check_limits
 from medfed.standalone.errors import (
@@ -194,9 +194,9 @@ def check_path(key: str, value: str) -> None:
     refuse_special(Path(value).expanduser(), f"{key}={value}")
 
 
-def check_paths(values: Mapping[str, Any]) -> None:
-    """Checks all paths of a configuration; see :func:`check_path`."""
-    for key, value in walk(values):
+def check_paths(every: Mapping[str, Any]) -> None:
+    """Checks all paths of a configuration, of which `every` has each key; see `check_path`."""
+    for key, value in every.items():
         name = re.sub(r"\[\d+\]$", "", key)
         if isinstance(value, str) and (name in PATH_LISTS or PATHS.fullmatch(name)):
             check_path(key, value)
@@ -293,24 +293,24 @@ def check_missing(source: Mapping[str, Any]) -> None:
         raise ConfigError(f"{missing} has no value yet; set it by {missing}=VALUE{where}.")
 
 
-def check_keys(values: Mapping[str, Any]) -> None:
+def check_keys(every: Mapping[str, Any]) -> None:
     """Compares the values of keys that no constructor takes with :data:`KEYS`."""
-    every = dict(walk(values))
     present = [(key, every[key], hint) for key, hint in KEYS.items() if key in every]
     check_limits([each for each in present if _has_limits(*each)])
 
 
 def check_values(values: Mapping[str, Any]) -> None:
     """Checks numbers, folders and devices, which no constructor checks."""
-    check_keys(values)
-    _check_names(values)
-    check_folders(values)
-    check_runtime(values)
+    every = dict(walk(values))
+    check_keys(every)
+    _check_names(every)
+    check_folders(every)
+    check_runtime(every)
 
 
-def _check_names(values: Mapping[str, Any]) -> None:
+def _check_names(every: Mapping[str, Any]) -> None:
     """Checks that the run's name stays below ``outputs``, and that its folder is one."""
-    name, folder = values.get("name", "run"), values.get("folder", ".")
+    name, folder = every.get("name", "run"), every.get("folder", ".")
     path = Path(name) if isinstance(name, str) else Path("..")
     if path.is_absolute() or not path.parts or ".." in path.parts:
         raise ConfigError(f"name must be a word for the experiment, such as brats, not {name!r}.")
@@ -322,24 +322,24 @@ def _check_names(values: Mapping[str, Any]) -> None:
             f"The run folder {folder[:40]}… has a name of {longest} bytes in a path of "
             f"{len(os.fsencode(folder))}; set a shorter name, or hydra.run.dir=FOLDER."
         )
-    check_paths(values)
+    check_paths(every)
 
 
-def check_folders(values: Mapping[str, Any]) -> None:
+def check_folders(every: Mapping[str, Any]) -> None:
     """Checks that data and folders of runs and of weights exist, before Hydra makes a folder."""
-    start = select(values, "init.weights")
-    if start is None and select(values, "init.adopt"):
+    start = every.get("init.weights")
+    if start is None and every.get("init.adopt"):
         raise ConfigError(
             "init.weights has no value yet, but init.adopt needs its network or data; set it by "
             "init.weights=BUNDLE or RUN_FOLDER."
         )
-    if start is not None and values.get("resume") is None:  # a resumed run has a copy of its start
+    if start is not None and every.get("resume") is None:  # a resumed run has a copy of its start
         check_exists("init.weights", str(start))
     for key in EXISTING:
-        place, ours = select(values, key), str(select(values, f"{key.split('.')[0]}._target_"))
+        place, ours = every.get(key), str(every.get(f"{key.split('.')[0]}._target_"))
         if isinstance(place, str) and ours.startswith("medfed."):  # a plugin's may be any text
             check_exists(key, place)
-    names = listed(values.get("runs", ["."]))
+    names = listed(every.get("runs", ["."]))
     if not names or None in names:
         raise CheckpointError("runs names no folder; name one that holds finished runs.")
     for name in names:
@@ -347,28 +347,28 @@ def check_folders(values: Mapping[str, Any]) -> None:
             raise CheckpointError(f"runs={name} is no folder; name one that holds finished runs.")
 
 
-def check_runtime(values: Mapping[str, Any]) -> None:
+def check_runtime(every: Mapping[str, Any]) -> None:
     """Checks values that Lightning would refuse late or silently change."""
-    if "trainer" in values:
-        check_devices(values["trainer"])
-    precision = str(select(values, "trainer.precision", PRECISIONS[0]))
+    if "trainer" in every:
+        check_devices(every["trainer"])
+    precision = str(every.get("trainer.precision", PRECISIONS[0]))
     if precision not in PRECISIONS:
         raise ConfigError(
             f"trainer.precision={precision} is not supported, as weights stay in single or double "
             f"precision; choose {', '.join(PRECISIONS[:4])}."
         )
-    if precision.startswith("16") and select(values, "trainer.accelerator") == "cpu":
+    if precision.startswith("16") and every.get("trainer.accelerator") == "cpu":
         raise ConfigError(
             f"trainer.precision={precision} is for GPUs; choose bf16-mixed on the CPU, or "
             "trainer=gpu."
         )
-    every, rounds = select(values, "evaluation.every", 0), values.get("rounds", 0)
-    if every > rounds:
+    interval, rounds = every.get("evaluation.every", 0), every.get("rounds", 0)
+    if interval > rounds:
         raise ConfigError(
-            f"evaluation.every={every} is more than rounds={rounds}, so validation could select no "
-            f"round; set evaluation.every to at most {rounds}."
+            f"evaluation.every={interval} is more than rounds={rounds}, so validation could select "
+            f"no round; set evaluation.every to at most {rounds}."
         )
-    absent = select(values, "cohort.absent") or []
+    absent = every.get("cohort.absent") or []
     if not isinstance(absent, list):
         raise ConfigError(f"cohort.absent must be a list, not {absent}; write [{absent}].")
     for absence in absent:
@@ -378,7 +378,7 @@ def check_runtime(values: Mapping[str, Any]) -> None:
                 f"cohort.absent names round {number}, but the last of rounds={rounds} is "
                 f"{rounds - 1}, as they are counted from 0."
             )
-    rule = select(values, "evaluation.operating_point")
+    rule = every.get("evaluation.operating_point")
     if not re.fullmatch(_RULES, str(rule)):
         raise ConfigError(
             f"evaluation.operating_point={rule} is unknown; write youden, null, "
@@ -453,7 +453,8 @@ def check_machines(trainer: Mapping[str, Any]) -> None:
 
 def _sharing(trainer: Mapping[str, Any]) -> int:
     """Returns the number of ranks that share a device."""
-    return int(select(trainer, "strategy.ranks_per_device", 1))
+    strategy = trainer.get("strategy")
+    return int(strategy.get("ranks_per_device", 1)) if isinstance(strategy, Mapping) else 1
 
 
 def several(trainer: Mapping[str, Any]) -> bool:

@@ -39,7 +39,7 @@ from medfed.standalone.errors import ConfigError, MedfedError, did_you_mean, few
 CUSTOM_METRIC = "medfed.models.meters.CustomMetric"
 
 
-def with_custom_parts(node: dict[str, Any]) -> dict[str, Any]:
+def with_custom_parts(node: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns a model's section in the form to build.
 
     A metric is written ``name: {_target_: ..., direction: max}``, but the direction is no argument
@@ -363,13 +363,10 @@ def build(node: Any, **kwargs: Any) -> Any:
         node = Section(resolved(node), node._get_full_key(None))
     if not isinstance(node, Section):
         raise ConfigError(f"{node!r} stands where the configuration needs a section.")
-    values = node.plain()
-    parts = targets(values, node.place)
     if not node.checked:
-        check_targets(values, node.place, found=True)
-    check_types(parts)
-    if {"loss", "metrics"} & values.keys():
-        values = with_custom_parts(values)
+        check_targets(node, node.place, found=True)
+    values = with_custom_parts(node)
+    check_types(targets(node, node.place))
     try:
         made = instantiate(values, **kwargs)
     except InstantiationException as error:

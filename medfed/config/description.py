@@ -68,13 +68,16 @@ def resolved(node: Any, place: str = "") -> dict[str, Any]:
 
 def checked(config: Any, overrides: Iterable[str] = ()) -> Section:
     """Checks everything that needs only the configuration, for any command."""
-    source = written(config)
+    return Section(_checked(written(config), overrides))
+
+
+def _checked(source: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     check_targets(source)
     check_missing(source)
     values = resolved(source)
     check_values(values)
     check_chosen(source, overrides)
-    return Section(values)
+    return values
 
 
 _Keys = TypeVar("_Keys", bound=msgspec.Struct)
@@ -242,9 +245,10 @@ def as_yaml(plain: dict[str, Any] | list[Any]) -> str:
 
 def describe(config: Any, overrides: tuple[str, ...] | None = None) -> RunDescription:
     """Checks the configuration of a run and all names in it, and describes the run."""
-    source, values = written(config), checked(config, overrides or ())
-    check_targets(values.plain(), found=True)
-    return _typed(source, values.plain(), overrides)
+    source = written(config)
+    values = _checked(source, overrides or ())
+    check_targets(values, found=True)
+    return _typed(source, values, overrides)
 
 
 def _typed(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 
-class Section(Mapping[str, Any]):
+class Section(dict[str, Any]):
     """A section of a configuration, frozen, with every interpolation replaced.
 
     A key is read as an item or an attribute; a mapping in it is a section, too.
@@ -19,16 +19,14 @@ class Section(Mapping[str, Any]):
         (3, 'none', 'data.reader')
     """
 
-    __slots__ = ("_values", "checked", "place")
+    __slots__ = ("checked", "place")
 
     def __init__(self, values: Mapping[str, Any], place: str = "", checked: bool = False) -> None:
-        self._values, self.place, self.checked = values, place, checked
-
-    def __getitem__(self, key: str) -> Any:
-        value = self._values[key]
-        if not isinstance(value, Mapping):
-            return list(value) if isinstance(value, list) else value
-        return Section(value, f"{self.place}.{key}" if self.place else key, self.checked)
+        self.place, self.checked = place, checked
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                value = Section(value, f"{place}.{key}" if place else key, checked)
+            super().__setitem__(key, value)
 
     def __getattr__(self, key: str) -> Any:
         try:
@@ -36,17 +34,14 @@ class Section(Mapping[str, Any]):
         except KeyError:
             raise AttributeError(f"{self.place or 'the configuration'} has no key {key}") from None
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(f"{self.place or 'The configuration'} is frozen.")
 
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return f"Section({self._values!r})"
+    __setitem__ = __delitem__ = __ior__ = _refuse  # type: ignore[assignment]
+    clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Section, (self._values, self.place, self.checked)
+        return Section, (dict(self), self.place, self.checked)
 
     def chosen(self, key: str) -> Section | None:
         """Returns a section if it has a ``_target_``, otherwise ``None``: nobody chose it.
@@ -58,7 +53,7 @@ class Section(Mapping[str, Any]):
 
     def plain(self) -> dict[str, Any]:
         """Returns a copy of the section as mappings and lists."""
-        return copy.deepcopy(dict(self._values))
+        return {k: v.plain() if isinstance(v, Section) else deepcopy(v) for k, v in self.items()}
 
 
 def select(node: Mapping[str, Any], key: str, default: Any = None) -> Any:

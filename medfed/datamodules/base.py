@@ -146,7 +146,6 @@ class FederatedDataModule(ABC):
         self.exchanged: list[Exchanged] = []
         # All patients by id, including those without a client; filled by `setup`.
         self.patients: dict[str, Patient] = {}
-        self._hashes: dict[str, str] | None = None
 
     @property
     def stratified(self) -> bool:
@@ -192,11 +191,12 @@ class FederatedDataModule(ABC):
     def preprocessing(self, client: str) -> dict[str, Any]:
         """Returns how a scan, image or row is prepared for a client's network, as JSON."""
         plan = self.plans[client]
+        labels = self._labels(plan)
         return {
             "channels": list(self.channel_names),
             "present": plan.record(self.plan_names)["channels"],
             **plan.gaps(),
-            "labels": self._labels(plan),
+            "labels": labels,
             **dict.fromkeys(("spacing", "spacing_range", "orientation", "normalization", "input")),
         }
 
@@ -311,6 +311,7 @@ class FederatedDataModule(ABC):
     def client_of(self, name: str, plan: ClientPlan, **samples: Any) -> ClientData:
         """Makes a client from its plan, the settings, and the other arguments of `ClientData`."""
         augment, dropout = self.augment, None
+        patients = {split: list(plan.patients[split]) for split in SPLITS}
         planes = getattr(self, "slices", 1)  # of each channel, with its neighbours
         if isinstance(augment, Augmentation):
             if augment.channel_dropout:
@@ -324,7 +325,7 @@ class FederatedDataModule(ABC):
         return ClientData(
             id=name,
             channels=plan.channels.repeat_interleave(planes),
-            patients={split: list(plan.patients[split]) for split in SPLITS},
+            patients=patients,
             batch_size=self.batch_size,
             eval_batch_size=self.eval_batch_size,
             augment=augment,
@@ -379,9 +380,6 @@ class FederatedDataModule(ABC):
 
     def splits(self) -> dict[str, Any]:
         """The record for the run folder, as JSON."""
-        if self._hashes is None:
-            used = {i for p in self.plans.values() for i in p.every}
-            self._hashes = self.file_hashes(sorted(used))
         names, every = self.plan_names, self.patients.items()
         labels = [(i, str(p.label), *map(str, p.counts or ())) for i, p in every]
         return {
@@ -389,9 +387,14 @@ class FederatedDataModule(ABC):
             "clients": {name: dict(p.patients) for name, p in self.plans.items()},
             "partition": {client: p.record(names) for client, p in self.plans.items()},
             "settings": self.settings(),
-            "files": dict(self._hashes),
+            "files": dict(self.hashes),
             "labels": digest(labels),
         }
+
+    @cached_property
+    def hashes(self) -> dict[str, str]:
+        """The SHA-256 of every file of the planned patients, by path; after `plan`."""
+        return self.file_hashes(sorted({i for p in self.plans.values() for i in p.every}))
 
     def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
         """Returns the SHA-256 of every file of the given patients, by path."""

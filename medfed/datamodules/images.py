@@ -232,8 +232,10 @@ class ImageDataModule(OnDiskDataModule):
 
 def _by_content(data: ImageSet) -> Iterator[Sample]:
     samples = data.samples
-    for n, patient in enumerate(samples.patients):
-        if (key := content(data.images[n])) is not None:
-            name = f"{samples.files[n].name} of {patient}" if samples.grouped else patient
-            label = None if samples.continuous else int(samples.labels[n])
+    grouped, continuous = samples.grouped, samples.continuous
+    keys = [content(image) for image in data.images]
+    for n, (patient, key) in enumerate(zip(samples.patients, keys, strict=True)):
+        if key is not None:
+            name = f"{samples.files[n].name} of {patient}" if grouped else patient
+            label = None if continuous else int(samples.labels[n])
             yield Sample(patient, name, key, label)

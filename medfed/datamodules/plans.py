@@ -96,6 +96,8 @@ def plan_clients(
     official = {p.split for p in patients.values()}
     shares = {s: 0.0 if s in official else f for s, f in zip(SPLITS[1:], fractions, strict=True)}
     splits: dict[str, dict[Split, list[str]]] = {}
+    # The seed depends on its name: a client has the same split at its site as in a simulation.
+    seeds = {client: derive_seed(seed, client) for client in clients}
     for client, ids in assigned.items():
         if not ids:
             raise DataError(f"Client {client} has no patients; set another partition.")
@@ -108,9 +110,7 @@ def plan_clients(
             labels = {i: patients[i].label for i in ids} if stratify else None
             ends = shares["val"], shares["test"]
             part = None if "test" in official else fold
-            # The seed depends on its name: a client has the same split at its site as in a
-            # simulation.
-            new = split_patients(open_ids, *ends, derive_seed(seed, client), labels, part, most)
+            new = split_patients(open_ids, *ends, seeds[client], labels, part, most)
             for split in SPLITS:
                 parts[split] = sorted(parts[split] + new[split])
         splits[client] = parts

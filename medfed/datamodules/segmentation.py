@@ -457,7 +457,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
 
     def _bytes(self, shapes: Sequence[tuple[int, ...]], split: Split) -> int:
         """Approximate bytes of all images and labels of a split, including air."""
-        voxel = 4 * self.in_channels + self.num_classes
+        voxel = 4 * self.in_channels + len(self.class_names)
         sparse = self.spatial_dims == 2 and split == "val"
         return sum(map(math.prod, shapes)) * voxel // (self.eval_every if sparse else 1)
 
@@ -482,7 +482,8 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
     def _fixed(self, plan: ClientPlan) -> tuple[Block, dict[str, Any]]:
         """Patches that are cut once, with their voxel counts."""
         cases = self.cases_among(plan.patients["train"])
-        blocks = [self.training_block(case, n, plan) for case, n in cases]
+        random = [torch_rng(self.seed, "patches", case) for case, _ in cases]
+        blocks = [self._cut(*at, plan, rng) for at, rng in zip(cases, random, strict=True)]
         train = {key: torch.cat([block[key] for block in blocks]) for key in blocks[0]}
         more = {"label_counts": patches.voxel_counts(train["label"])}
         return {**train, "label": train["label"].float()}, more
@@ -509,11 +510,10 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
 
     def contents(self) -> tuple[str, list[Sample]]:
         """See the base class: the files of the images, byte by byte."""
-        hashes = self.splits()["files"]
         used = [i for plan in self.plans.values() for i in plan.every]
         every = [(i, role, path) for i in used for role, path in self.patients[i].files.items()]
         files = [
-            (i, role, path, hashes[str(file)])
+            (i, role, path, self.hashes[str(file)])
             for i, role, path in every
             if not role.split()[-1].startswith(("label", "mask"))
             for file in files_of(path, self.scans.series)
@@ -534,12 +534,12 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         # Slices of another scan of the same patient form another volume.
         return {**block, "scan": torch.full((len(block["case"]),), places[:at].count(places[at]))}
 
-    def training_block(self, case: str, patient: int, plan: ClientPlan) -> Batch:
-        """Cuts one case's patches; their places depend on the seed and the case only.
+    def _cut(self, case: str, patient: int, plan: ClientPlan, rng: torch.Generator) -> Batch:
+        """One case's patches, whose places depend on the seed and the case only.
 
         `patient`: the position of its patient among the client's.
         """
-        prepared, rng = self.prepared(case, plan), torch_rng(self.seed, "patches", case)
+        prepared = self.prepared(case, plan)
         volume = prepared.image, prepared.mask(), prepared.brain, prepared.present
         of = self.patches_per_patient, self.background_share, self.size
         cut = patches.fixed_patches(*volume, *of, self._slices, rng)

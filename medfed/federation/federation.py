@@ -92,6 +92,8 @@ class Federation:
         self.noise: ClientPrivacy | None = None  # what clients add to their replies, if protected
         self.channel.seed = seed
         self.trainer = trainer
+        # Whether the server averages the optimizers' state.
+        self.averages_moments = trainer.budget.optimizer_state == "averaged"
         # No lossy codec may change buffers; every client has the same model.
         self.channel.buffers = trainer.split.buffers.union(algorithm.exact)
 
@@ -124,11 +126,6 @@ class Federation:
         """Returns the cohort of a round."""
         return self.cohort.of(self.ids, self.seed, round)
 
-    @property
-    def averages_moments(self) -> bool:
-        """Whether the server averages the optimizers' state."""
-        return self.trainer.budget.optimizer_state == "averaged"
-
     def share(self, client: str) -> float:
         """Returns a client's weight among all clients, whether they take part or not."""
         if self.algorithm.weighting == "uniform":
@@ -153,13 +150,14 @@ class Federation:
         `position`: of the phase within the round. `noisy`: how many clients at least add noise to
         the sum, if the round's cohort is not known here.
         """
+        place = MessageContext(client, number, position, self.share(client))
         with naming(client, number, packet.phase), self.clients[client].loaded() as local:
             message, received = self.channel.decode(packet, "down", local.memory["down"])
             local.begin(number, packet.phase, position)
             local.adopt(message.parts.get(PART, {}))
             draws = derive_seed(self.seed, number, client, packet.phase, position, "answer")
             whole = _unchanged(self.algorithm, message.parts, "part {} of a message")
-            with globals_seeded(draws, local.trainer.model.device), whole:
+            with whole, globals_seeded(draws, local.trainer.model.device):
                 reply = self.algorithm.answer(local, message)
             check_reply(self.algorithm, reply, packet.phase)
             check_state(self.algorithm, "fit", local.state)
@@ -169,7 +167,6 @@ class Federation:
             if self.noise is not None:
                 count = noisy or len(self.members(number))
                 reply = self.noise.protect(reply, count, client, number, position, "noise")
-            place = MessageContext(client, number, position, self.share(client))
             encoded, sent = self.channel.encode(reply, "up", place, local.memory["up"])
             # Only now: a client that fails earlier keeps the state on which both ends agree.
             local.memory = {"down": received, "up": sent}
@@ -268,7 +265,7 @@ class Round:
                 "channel.secure=null."
             )
         self.expected = federation.algorithm.phases(number)
-        self.position = 0  # of the open phase within the round
+        self.position, self.phase = 0, ""  # of the open phase: its place within the round, and name
         generator = federation.algorithm.round(federation.server, self.cohort, number)
         self._generator = check_generator(federation.algorithm, generator)
         self._outbox: Outbox = {}
@@ -279,11 +276,6 @@ class Round:
         self._cosines: dict[str, float] = {}
         self._waiting: dict[str, Packet] = {}  # replies that came before those of earlier clients
         self._advance(None)  # a generator runs only when it is advanced
-
-    @property
-    def phase(self) -> str:
-        """The open phase."""
-        return self.expected[self.position]
 
     def fit(self, client: str) -> Packet:
         """Delivers a client's message, trains, and returns its encoded reply."""
@@ -310,8 +302,9 @@ class Round:
             self._packets[client] = packet
         self._replies.add(client, message, packet.parts)
         where = self.number, self.phase, client
-        ledger.count(self.sent[client].sizes(), *where, "down")
-        ledger.count(packet.sizes(), *where, "up")
+        down, up = self.sent[client].sizes(), packet.sizes()
+        ledger.count(down, *where, "down")
+        ledger.count(up, *where, "up")
 
     def close_phase(
         self, check: Callable[[Mapping[str, Message], Norms], None] = lambda *_: None
@@ -360,7 +353,7 @@ class Round:
         if self.position != len(self.expected):
             raise ConfigError(
                 f"{type(federation.algorithm).__name__} ended round {self.number + 1} before "
-                f"its phase {self.phase}."
+                f"its phase {self.expected[self.position]}."
             ) from None
         if self.cohort and not self._reached:
             raise ConfigError(
@@ -397,6 +390,7 @@ class Round:
         name = type(self.federation.algorithm).__name__
         if self.position >= len(self.expected):
             raise ConfigError(f"{name} yields more phases than {self.expected}.")
+        self.phase = self.expected[self.position]
         check_outbox(self.federation.algorithm, outbox)
         members = set(self.cohort)
         for client, message in outbox.items():

@@ -80,7 +80,8 @@ class PFedNet(OnboardingRules, Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_norm(self.p)
-        if min(self.shared_rounds, self.personal_rounds) < 0 or not self._phases_per_round:
+        rounds = self.shared_rounds, self.personal_rounds
+        if min(rounds) < 0 or not any(rounds):
             raise ConfigError(
                 "algorithm.shared_rounds and algorithm.personal_rounds must be 0 or more, and one "
                 "of them positive for a part that the model has."
@@ -97,8 +98,8 @@ class PFedNet(OnboardingRules, Algorithm):
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> PFedNet:
         """Drops the phases of a part that the model lacks, such as x in logistic regression."""
-        shared, personal = (bool(split.parameters(p)) for p in ("shared", "personal"))
-        rounds = self.shared_rounds * shared, self.personal_rounds * personal
+        shared, personal = split.parameters("shared"), split.parameters("personal")
+        rounds = self.shared_rounds * bool(shared), self.personal_rounds * bool(personal)
         return replace(self, shared_rounds=rounds[0], personal_rounds=rounds[1])
 
     def summaries(self, data: ClientData) -> Sequence[Statistic]:

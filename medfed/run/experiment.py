@@ -109,16 +109,13 @@ def build_experiment(config: RunDescription) -> Experiment:
             RunFolder(Path(config.folder)).check_data(data.splits())
         raise
     federation, local = federate(config, data, task)
-    for entry in base_entries(config, task, federation.ids):
-        federation.ledger.add(entry)
+    federation.ledger.add(*base_entries(config, task, federation.ids))
     module = FederatedModule(task, federation, local)
     module.chooser = chooser_of(config, task)
     folder = Path(config.folder)
     evaluation = callbacks.PersonalEvaluation(*task.selection)
-    plain = config.trainer.get("strategy", "auto") == "auto"
     called = [SameEverywhere(folder, data), callbacks.FederatedRounds()]
-    sharded = {"strategy": ClientSharding()} if plain and several(config.trainer) else {}
-    trainer = trainer_of(config, [*called, *callbacks_of(config, evaluation)], **sharded)
+    trainer = trainer_of(config, [*called, *callbacks_of(config, evaluation)])
     if trainer.world_size > len(federation.ids):
         raise ConfigError(
             f"trainer.devices={config.trainer.devices} means {trainer.world_size} devices for "
@@ -218,12 +215,14 @@ def begin(
     return config, task, entries, account
 
 
-def trainer_of(config: RunDescription, called: list[pl.Callback], **more: Any) -> pl.Trainer:
+def trainer_of(config: RunDescription, called: list[pl.Callback]) -> pl.Trainer:
     """Builds the Lightning Trainer of a run."""
-    starts = environment(several(config.trainer))
+    parallel = several(config.trainer)
+    starts, strategy = environment(parallel), config.trainer.get("strategy", "auto")
+    sharded = {"strategy": ClientSharding()} if parallel and strategy == "auto" else {}
     trainer: pl.Trainer = build(
         config.trainer,
-        **more,
+        **sharded,
         max_epochs=config.rounds,
         callbacks=called,
         plugins=[checkpoint.InPlace(), *([] if starts is None else [starts])],

@@ -210,10 +210,11 @@ def mean_loss(task: TaskModule, batches: Iterable[Batch]) -> float:
 
 def build_channel(config: RunDescription, algorithm: Algorithm, clients: int) -> Channel:
     """Builds both directions of the channel, from the sections ``codec`` and ``channel``."""
-    codec = build(config.codec.up)
-    only = _only(algorithm, codec, config.channel.up)
-    up = build(config.channel.up, codec=codec, place="channel.up", **only)
-    down = build(config.channel.down, codec=build(config.codec.down), place="channel.down")
+    codecs, links = config.codec, config.channel
+    codec = build(codecs["up"])
+    only = _only(algorithm, codec, links["up"])
+    up = build(links["up"], codec=codec, place="channel.up", **only)
+    down = build(links["down"], codec=build(codecs["down"]), place="channel.down")
     if up.parts is not None:
         check_parts(up.parts, algorithm.parts_sent, "channel.up.parts")
     return Channel(up, down, seed=config.seed, sums=sums_of(config, algorithm, up, clients))

@@ -93,7 +93,7 @@ def test_keys_that_other_options_bring(odd, monkeypatch):
             content: dict = {}
             put(content, key, path)
             with pytest.raises(MedfedError, match=key):
-                check_paths(content)
+                check_paths(dict(walk(content)))
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,7 @@ def _stem(file: Path) -> str:
 
 def _names_of(files: Sequence[Path]) -> list[str]:
     """The stems of files, with the names of folders where stems repeat."""
-    names = list(map(_stem, files))
+    names = [stem_of(file).removesuffix("_0000") for file in files]
     for folders in range(1, 5):  # as HOSPITAL/images/001.nii.gz
         if len(set(names)) < len(names):
             names = ["_".join([*p.parent.parts[-folders:], stem_of(p)]) for p in files]

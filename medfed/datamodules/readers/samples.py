@@ -52,21 +52,15 @@ def check_rows(data: Any, classes: int) -> None:
         )
     object.__setattr__(data, "labels", labels)
     for name in ("patients", "centres", "splits", "files"):
-        given = getattr(data, name)
-        values = () if given is None else [_plain(value) for value in given]
+        given = () if (held := getattr(data, name)) is None else held
+        known = [None if v is None or v != v else v for v in given]  # NaN is none
+        values = [v if v is None or isinstance(v, Path) else tidy(str(v)) for v in known]
         if len(values) != len(labels) and (values or name == "patients"):
             what = f"{len(values)} {name} and {len(labels)} labels"
             raise DataError(f"{kind} {what}; give one for each row.")
         if name == "splits" and (odd_splits := {*values} - {*SPLITS, None}):
             raise DataError(f"{kind} the split {odd_splits.pop()}; write train, val or test.")
         object.__setattr__(data, name, values)
-
-
-def _plain(value: Any) -> Any:
-    """A path, or a name, from a list, an array or a column; None and NaN are none."""
-    if value is None or value != value:
-        return None
-    return value if isinstance(value, Path) else tidy(str(value))
 
 
 Shares = Sequence[float] | None

@@ -124,7 +124,7 @@ class Link:
         parts: Sequence[str] | None = None,
         place: str = "channel",
     ) -> None:
-        self.codec = codec or Dense()
+        self.codec = codec or _DENSE
         self.transform = cer if cer is not None and cer.gamma > 0 else None
         step = isinstance(shift, int | float) and 0 < shift <= 1
         if shift is not None and shift != "auto" and not step:
