@@ -5,13 +5,16 @@ Else it would fail elsewhere, in the words of that place, or change nothing with
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
+from math import inf
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from medfed.common.arguments import check_arguments
 from medfed.common.tensors import State, Tensors
+from medfed.federation.client import TrainOptions
 from medfed.federation.other_state import OTHER
 from medfed.federation.wire.packet import Message
 from medfed.standalone.errors import ConfigError, few
@@ -54,6 +57,24 @@ def check_generator(algorithm: Algorithm, generator: ServerRound) -> ServerRound
     return generator
 
 
+def check_phases(algorithm: Algorithm, phases: Any) -> Sequence[str]:
+    """Returns the phases that a method announces."""
+    names = list(phases) if isinstance(phases, Sequence) and not isinstance(phases, str) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise _wrong(algorithm, f"phases returns {phases!r}; it is a tuple of names, ('fit',)")
+    return names
+
+
+def check_weights(algorithm: Algorithm, clients: Sequence[str], weights: Any) -> dict[str, float]:
+    """Returns each client's weight in the means of a phase."""
+    numbers = [float(w) for w in weights] if isinstance(weights, Sequence | Tensor) else []
+    valid = len(numbers) == len(clients) and all(0 <= w < inf for w in numbers)
+    if not valid or (clients and not any(numbers)):
+        what = "one number from 0 for each client, not all 0"
+        raise _wrong(algorithm, f"weights returns {weights!r} for {few(clients, 3)}; it is {what}")
+    return dict(zip(clients, numbers, strict=True))
+
+
 def check_outbox(algorithm: Algorithm, outbox: Any) -> None:
     """Raises ConfigError if the server yields something else than messages to clients.
 
@@ -84,36 +105,42 @@ def check_model(
     It would be filled with the numbers at the start, without a word. `has_other`: whether training
     has changed what is no entry.
     """
-    if not isinstance(model, Mapping):
-        raise _wrong(algorithm, f"personal_model returns {_kind(model)}, not {{name: tensor}}")
-    needed = [*entries]
-    if has_other and not algorithm.trains_centrally:
-        needed.append(OTHER)
-    if lost := [name for name in needed if name not in model]:
-        raise ConfigError(
-            f"{type(algorithm).__name__}.personal_model lacks {few(lost, 3)}, which {client} "
-            "has trained; keep what Client.train returns as a whole, or in two parts by "
-            "client.split.split."
-        )
+    who = f"{type(algorithm).__name__}.personal_model"
+    check_whole(entries, model, who, f", which {client} has trained")
+    if has_other and not algorithm.trains_centrally and OTHER not in model:
+        raise _lacks(who, [OTHER], f", which {client} has trained")
     for name, entry in entries.items():
-        if model[name].shape != entry.shape:
-            shapes = f"{[*model[name].shape]}, and the network's is {[*entry.shape]}"
-            raise _wrong(algorithm, f"personal_model returns {name} of shape {shapes}")
         if entry.is_floating_point() and not model[name].is_floating_point():
             raise _wrong(algorithm, f"personal_model returns {name} as {model[name].dtype}")
 
 
-def check_training(start: Any, entries: Tensors, steps: Any) -> None:
-    """Raises ConfigError if a method trains from no whole model, or takes no step."""
-    if not isinstance(start, Mapping):
-        raise ConfigError(f"Client.train starts from {{name: tensor}}, not from {_kind(start)}.")
-    if lost := [name for name in entries if name not in start]:
-        raise ConfigError(
-            f"Client.train starts from a whole model, and this one lacks {few(lost, 3)}; put a "
-            "part into one by overwrite(model, part)."
-        )
+def check_whole(entries: Tensors, model: Any, who: str, why: str = "") -> None:
+    """Raises ConfigError if what a method gives for a model is no whole one of this network.
+
+    `who`: the function that gives or takes it. `why`: what the missing tensors are.
+    """
+    if not isinstance(model, Mapping):
+        raise ConfigError(f"{who} has {_kind(model)} as a model, which is {{name: tensor}}.")
+    if lost := [name for name in entries if name not in model]:
+        raise _lacks(who, lost, why)
+    for name, entry in entries.items():
+        if model[name].shape != entry.shape:
+            shapes = f"{[*model[name].shape]}, and the network's is {[*entry.shape]}"
+            raise ConfigError(f"{who} has {name} of shape {shapes}.")
+
+
+def _lacks(who: str, lost: list[str], why: str) -> ConfigError:
+    return ConfigError(
+        f"{who} lacks {few(lost, 3)}{why}; keep what Client.train returns as a whole, or in two "
+        "parts by client.split.split, and put a part into a model by overwrite(model, part)."
+    )
+
+
+def check_training(steps: Any, how: Mapping[str, Any]) -> None:
+    """Raises ConfigError if a method takes no step, or takes its steps in an unknown way."""
     if not isinstance(steps, Integral) or steps < 1:
         raise ConfigError(f"Client.train takes steps=1 or more, not {steps}; see client.share.")
+    check_arguments(TrainOptions, how, "Client.train: ")
 
 
 def check_message(algorithm: Algorithm, who: str, message: Any) -> None:

@@ -182,7 +182,7 @@ class LocalClient:
         """See :meth:`medfed.federation.client.Client.train`."""
         key, slot = self._key(), f"{self._phase}/{self._calls}"
         steps = self.steps if steps is None else steps
-        check_training(start, self.trainer.model.entries, steps)
+        check_training(steps, how)
         # One optimizer for each call of a phase: a method's second call may train another part.
         # A copy, so that a failed call leaves the state of the last round.
         memory = None if self.fresh_optimizer else dict(self._optimizers.get(slot, {}))

@@ -20,6 +20,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from medfed.common.tensors import Tensors, forget, ordinary, overwrite, select
 from medfed.federation.budget import ChannelsLast
+from medfed.federation.duties import check_whole
 from medfed.federation.optimizers import (
     OptimizerFactory,
     faster,
@@ -170,6 +171,7 @@ class WorkingNetwork:
             if self._device == self.device and where[leaf].shape == self._entries[name].shape:
                 where[leaf] = self._entries[name]  # which the last pass may have replaced
         entries = self.entries
+        check_whole(entries, weights, "What a client trains or evaluates")
         self.other.restore(weights.get(OTHER))
         with torch.no_grad():
             torch._foreach_copy_(list(entries.values()), [weights[n] for n in entries])

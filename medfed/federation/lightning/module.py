@@ -23,6 +23,7 @@ import torch.distributed as dist
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
+from medfed.common.arguments import kind
 from medfed.common.streams import globals_kept
 from medfed.common.tensors import to_device
 from medfed.federation.budget import Passes
@@ -30,7 +31,6 @@ from medfed.federation.client import Batch, ClientData
 from medfed.federation.contributions import COSINES
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation, Round, naming
-from medfed.federation.inputs import kind
 from medfed.federation.lightning.collect import (
     Gathering,
     gather_named,
