@@ -63,34 +63,34 @@ def check_arguments(takes: Any, given: Mapping[str, Any], where: str = "") -> No
         if name not in hints:
             hint = did_you_mean(name, hints)
             raise ConfigError(f"{where}{name} is unknown{hint}; choose {', '.join(hints)}.")
-        check_kind(f"{where}{name}", value, hints[name])
-        check_limits([(f"{where}{name}", value, hints[name])])
+        check_kind(where + name, value, hints[name])
 
 
-def check_kind(name: str, value: object, hint: Any, advice: str = "") -> None:
-    """Refuses a value of another type than a hint's, and a function of other arguments.
+def check_kind(name: str, value: Any, hint: Any, advice: str = "") -> None:
+    """Refuses a value of another type or range than a hint's, and a function of other arguments.
 
     `advice`: what follows the name of the type.
     """
-    if not _fits(value, hint):
-        if _fits(value, Sequence) and Sequence in map(get_origin, _sides(hint)):
-            name, hint = f"each of {name}", str
-            value = next(one for one in value if not isinstance(one, str))  # type: ignore[attr-defined]
-        raise ConfigError(f"{name} must be {_named(hint)}{advice}, not {kind(value)}.")
-    for side in _sides(hint):
-        called = get_args(side)[0] if get_origin(side) is Callable and get_args(side) else ...
-        if called is ... or not callable(value):
-            continue
+    plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    sides = get_args(plain) if get_origin(plain) in (Union, UnionType) else (plain,)
+    fitting = [side for side in sides if _fits(value, side)]
+    if not fitting:
+        kinds = " or ".join(_named(side) for side in sides if side is not NoneType)
+        raise ConfigError(f"{name} must be {kinds}{advice}, not {kind(value)}.")
+    check_limits([(name, value, hint)])
+    inside = get_args(fitting[0])
+    if inside == (str,):
+        for one in value:
+            check_kind(f"each of {name}", one, str, advice)
+    elif callable(value) and inside and inside[0] is not ...:
         try:
-            parameters = signature(value)
-        except (TypeError, ValueError):  # of what is not written in Python
-            continue
-        try:
-            parameters.bind(*called)
+            signature(value).bind(*inside[0])
         except TypeError as error:
-            count = f"{len(called)} argument{'s' * (len(called) > 1)}"
+            count = f"{len(inside[0])} argument{'s' * (len(inside[0]) > 1)}"
             lacks = f"{kind(value)} does not: {error}"
             raise ConfigError(f"{name} must take {count}, and {lacks}.") from error
+        except ValueError:  # of what is not written in Python
+            pass
 
 
 @cache
@@ -99,34 +99,18 @@ def _hints(takes: Any) -> dict[str, Any]:
     return {name: hint for name, hint in hints.items() if name != "return"}
 
 
-def _sides(hint: Any) -> tuple[Any, ...]:
-    if get_origin(hint) is Annotated:
-        return _sides(get_args(hint)[0])
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
 def _fits(value: Any, hint: Any) -> bool:
-    sides = _sides(hint)
-    if len(sides) > 1:
-        return any(_fits(value, side) for side in sides)
-    only, inside = get_origin(sides[0]) or sides[0], get_args(sides[0])
-    if only is Literal:  # whose sentence lists the values
-        return True
-    if only is Callable:
-        return callable(value)
+    only = get_origin(hint) or hint
     if only in _NUMBERS:
         return isinstance(value, _NUMBERS[only]) and not isinstance(value, bool)
     if only is Sequence:
-        whole = isinstance(value, Sequence) and not isinstance(value, str)
-        return whole and (inside != (str,) or all(isinstance(one, str) for one in value))
-    protocol = getattr(only, "_is_protocol", False) or not isinstance(only, type)
-    return protocol or isinstance(value, only)
+        return isinstance(value, Sequence) and not isinstance(value, str)
+    # The sentence of a Literal lists its values.
+    other = only is Literal or getattr(only, "_is_protocol", False) or not isinstance(only, type)
+    return other or isinstance(value, only)
 
 
 def _named(hint: Any) -> str:
-    names = []
-    for only in (get_origin(side) or side for side in _sides(hint) if side is not NoneType):
-        name = getattr(only, "__name__", str(only))
-        article = "an" if name[0] in "AEIOU" else "a"
-        names.append(_WORDS.get(only, f"{article} {name}"))
-    return " or ".join(names)
+    only = get_origin(hint) or hint
+    article = "an" if only.__name__[0] in "AEIOU" else "a"
+    return _WORDS.get(only, f"{article} {only.__name__}")
