@@ -16,6 +16,7 @@ from medfed.federation import optimizers
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.client import AmongOthers, Batch, ClientData
 from medfed.federation.hospital import Batched, padded
+from medfed.federation.split import float_entries
 from medfed.standalone.errors import ConfigError, MedfedError, few, first_line
 
 
@@ -38,6 +39,12 @@ def check_network(network: object) -> None:
             f"The parameter {name} is complex, which no method averages; keep its real and its "
             "imaginary part, as by torch.view_as_real."
         )
+    for name, t in float_entries(network).items():
+        if t.is_meta or any(n > 1 and not way for n, way in zip(t.shape, t.stride(), strict=True)):
+            raise ConfigError(
+                f"The tensor {name} of the network has no memory for each of its numbers (device "
+                "meta, or expand); give it some, as by network.to_empty or tensor.clone()."
+            )
 
 
 def check_loss(loss: object) -> None:

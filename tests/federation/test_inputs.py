@@ -88,6 +88,11 @@ def weighed(layer, net, batch):
     return cross_entropy(layer(net(batch["image"])), batch["label"])
 
 
+def expanded(net):
+    net.register_buffer("many", torch.zeros(1, 3).expand(4, 3))
+    return net
+
+
 def traced(net):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -236,6 +241,22 @@ MISTAKES = {
     "loss: text": (lambda: federate(loss="ce"), "must be a function of a network and a batch"),
     "network: class": (lambda: federate(network=nn.Linear), "nn.Module, not the class Linear"),
     "network: function": (lambda: federate(network=loss), "not the function loss"),
+    "network: lazy": (
+        lambda: federate(network=nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())),
+        "Layer 0 (LazyLinear) has no weights yet: pass one batch through the network before it",
+    ),
+    "network: a lazy normalisation": (
+        lambda: federate(network=nn.Sequential(nn.Linear(4, 2), nn.LazyBatchNorm1d())),
+        "Layer 1 (LazyBatchNorm1d) has no weights yet",
+    ),
+    "network: on no device": (
+        lambda: federate(network=network().to("meta")),
+        "The tensor 0.weight of the network has no memory for each of its numbers (device meta,",
+    ),
+    "network: an expanded tensor": (
+        lambda: federate(network=expanded(network())),
+        "The tensor many of the network has no memory for each of its numbers",
+    ),
     "network: no parameter": (
         lambda: federate(network=nn.Flatten()),
         "The network Flatten has no parameters, so nothing can train",

@@ -36,6 +36,7 @@ from medfed.federation.lightning.collect import (
     gather_named,
     gathered,
     rank,
+    warn,
     world_size,
 )
 from medfed.federation.lightning.strategy import check_trainer
@@ -120,7 +121,14 @@ class FederatedRounds(pl.Callback):
     """Closes each round in Lightning's books: a step of the Trainer is a round."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
-        """Shows the first round's step size."""
+        """Shows the first round's step size, and says where a schedule ends before the rounds."""
+        rates = pl_module.local.rates
+        if len({*rates}) > 1 and not 0 <= (trainer.max_epochs or 0) <= len(rates):
+            warn(
+                f"Trainer(max_epochs={trainer.max_epochs}) goes on after the {len(rates)} rounds "
+                f"of assemble's schedule, with its last step size, {rates[-1]:g}; give both the "
+                "same number."
+            )
         self._count(trainer, pl_module)
 
     def on_train_batch_end(
