@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from medfed.standalone.errors import ConfigError
-
 _K = TypeVar("_K")
 _SMALL, _FEW = 2**13, 3  # elements of a tensor, and tensors
 Tensors = dict[str, Tensor]
@@ -64,14 +62,14 @@ def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float = 1.0) ->
 def _alike(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> list[Tensor]:
     """Returns the tensors of ``b`` in the order of ``a``, of which none may be broadcast."""
     if lost := [name for name in a if name not in b]:
-        raise ConfigError(f"{lost[0]} is in one summand alone, so they cannot be added.")
+        raise ValueError(f"{lost[0]} is in one summand alone, so they cannot be added.")
     others = [b[name] for name in a]
     for name, mine, other in zip(
         a, map(Tensor.size, a.values()), map(Tensor.size, others), strict=True
     ):
         if mine != other:
             shapes = f"{[*mine]} and {[*other]}"
-            raise ConfigError(f"{name} has the shapes {shapes}, which cannot be added.")
+            raise ValueError(f"{name} has the shapes {shapes}, which cannot be added.")
     return others
 
 

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from medfed.common.arguments import check_arguments
 from medfed.common.tensors import State, Tensors
-from medfed.federation.client import TrainOptions
 from medfed.federation.other_state import OTHER
+from medfed.federation.split import check_whole, lacks
 from medfed.federation.wire.packet import Message
 from medfed.standalone.errors import ConfigError, few
 
@@ -108,39 +107,16 @@ def check_model(
     who = f"{type(algorithm).__name__}.personal_model"
     check_whole(entries, model, who, f", which {client} has trained")
     if has_other and not algorithm.trains_centrally and OTHER not in model:
-        raise _lacks(who, [OTHER], f", which {client} has trained")
+        raise lacks(who, [OTHER], f", which {client} has trained")
     for name, entry in entries.items():
         if entry.is_floating_point() and not model[name].is_floating_point():
             raise _wrong(algorithm, f"personal_model returns {name} as {model[name].dtype}")
 
 
-def check_whole(entries: Tensors, model: Any, who: str, why: str = "") -> None:
-    """Raises ConfigError if what a method gives for a model is no whole one of this network.
-
-    `who`: the function that gives or takes it. `why`: what the missing tensors are.
-    """
-    if not isinstance(model, Mapping):
-        raise ConfigError(f"{who} has {_kind(model)} as a model, which is {{name: tensor}}.")
-    if lost := [name for name in entries if name not in model]:
-        raise _lacks(who, lost, why)
-    for name, entry in entries.items():
-        if model[name].shape != entry.shape:
-            shapes = f"{[*model[name].shape]}, and the network's is {[*entry.shape]}"
-            raise ConfigError(f"{who} has {name} of shape {shapes}.")
-
-
-def _lacks(who: str, lost: list[str], why: str) -> ConfigError:
-    return ConfigError(
-        f"{who} lacks {few(lost, 3)}{why}; keep what Client.train returns as a whole, or in two "
-        "parts by client.split.split, and put a part into a model by overwrite(model, part)."
-    )
-
-
-def check_training(steps: Any, how: Mapping[str, Any]) -> None:
-    """Raises ConfigError if a method takes no step, or takes its steps in an unknown way."""
+def check_steps(steps: Any) -> None:
+    """Raises ConfigError if a method takes no step."""
     if not isinstance(steps, Integral) or steps < 1:
         raise ConfigError(f"Client.train takes steps=1 or more, not {steps}; see client.share.")
-    check_arguments(TrainOptions, how, "Client.train: ")
 
 
 def check_message(algorithm: Algorithm, who: str, message: Any) -> None:

@@ -157,7 +157,6 @@ MISTAKES = {
         lambda _: ("fit", "more"),
         "ended round 1 before its phase more",
     ),
-    "fit, lacks a tensor": ("fit", lambda r: lacking(r), "0.weight is in one summand alone"),
     "fit, lacks a part": (
         "fit",
         lambda r: replace(r, parts={}, kinds={}),
@@ -231,6 +230,11 @@ def test_a_method_of_ones_own(function, makes, says):
     makes = dict(makes) if isinstance(makes, dict) else makes
     with pytest.raises(ConfigError, match=says):
         federate(algorithm=Own(function=function, makes=makes), rounds=2, steps=2).losses("test")
+
+
+def test_a_reply_lacks_a_tensor():
+    with pytest.raises(ValueError, match=r"0\.weight is in one summand alone, so"):
+        federate(algorithm=Own(makes=lacking), steps=1)
 
 
 class Halves(FedPer):

@@ -20,7 +20,6 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from medfed.common.tensors import Tensors, forget, ordinary, overwrite, select
 from medfed.federation.budget import ChannelsLast
-from medfed.federation.duties import check_whole
 from medfed.federation.optimizers import (
     OptimizerFactory,
     faster,
@@ -33,6 +32,7 @@ from medfed.federation.split import (
     OWN_RATE,
     ParameterSplit,
     Update,
+    check_whole,
     fixed_statistics,
     float_entries,
     joined,
