@@ -16,13 +16,7 @@ from medfed.standalone.checks import check_limits
 from medfed.standalone.errors import ConfigError, did_you_mean
 
 _NUMBERS: dict[Any, Any] = {int: Integral, float: (Real, Tensor)}
-_WORDS: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    Path: "a path",
-    tuple: "a tuple",
-}
+_WORDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
 _WORDS |= {Callable: "a function", Sequence: "a list", Mapping: "a dictionary"}
 
 
