@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 import numpy as np
 import yaml  # type: ignore[import-untyped]
 
-from medfed.common.arguments import check_kind
 from medfed.common.console import file_names
 from medfed.common.schemas import Count, fit
 from medfed.common.scores import Record, declare
@@ -199,7 +198,8 @@ class RunFolder(Places):
     folder: Path  # the run folder
 
     def __post_init__(self) -> None:
-        check_kind("folder", self.folder, str | Path)
+        if not isinstance(self.folder, str | Path):
+            raise errors.ConfigError(f"folder must be a text or a path, not {self.folder!r}.")
         object.__setattr__(self, "folder", Path(self.folder))
 
     def evaluation_json(self, split: str) -> Path:
