@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ParamSpec
 
 from torch import nn
 
+from medfed.common.arguments import check_arguments, check_kind
 from medfed.common.console import without_remarks
 from medfed.common.processes import threads_as_before
 from medfed.config.allowed import method_name
@@ -47,6 +49,8 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: Any) -> Run
     """
     from medfed.run.train import train as trained  # imported here: it loads Lightning
 
+    check_kind("overrides", overrides, Sequence[str], " of its own, as in train(*LIST)")
+    check_arguments(train, {"folder": folder})
     given = [*overrides, *(f"{k.replace('__', '.')}={as_text(v)}" for k, v in keys.items())]
     source = written(load(given))
     if folder is None:
@@ -74,7 +78,8 @@ def federate(algorithm: Algorithm | str, *others: Any, **keys: Any) -> Federated
     """
     method: Any = algorithm
     if isinstance(algorithm, str):
-        method = build(load([f"algorithm={algorithm}"]).algorithm)
+        method = build(load([f"algorithm={as_text(algorithm)}"]).algorithm)
+    check_kind("algorithm", method, Algorithm, " such as Ditto()")
     network = others[0] if others else keys.get("network")
     if isinstance(network, list | tuple):
         for one in network or [None]:

@@ -100,6 +100,13 @@ def test_a_run_is_resumed(tmp_path, monkeypatch):
     assert done.ledger.entries == straight.ledger.entries
 
 
+def test_another_run_is_refused_before_any_data_are_made(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where the default experiment would make its cohort
+    with pytest.raises(CheckpointError, match=r"has another configuration \(name: clinical"):
+        medfed.train(resume=trained.folder)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("overrides", "keys", "error", "sentence"),
     [
@@ -311,7 +318,7 @@ def test_several_crops_of_a_sample_are_samples():
     done = medfed.federate(
         "fedavg", linear(torch.float32), lambda n, b: n(b["image"]).square().mean(), [hospital]
     )
-    with pytest.raises(ConfigError, match=r"Client a has no test data; give it some\."):
+    with pytest.raises(ConfigError, match=r"Client a has no test data; give it some"):
         done.losses("test")
 
 

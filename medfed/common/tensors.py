@@ -61,6 +61,8 @@ def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float = 1.0) ->
 
 def _alike(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> list[Tensor]:
     """Returns the tensors of ``b`` in the order of ``a``, of which none may be broadcast."""
+    if lost := [name for name in a if name not in b]:
+        raise ValueError(f"{lost[0]} is in one summand alone, so they cannot be added.")
     others = [b[name] for name in a]
     for name, mine, other in zip(
         a, map(Tensor.size, a.values()), map(Tensor.size, others), strict=True

@@ -127,9 +127,16 @@ class PhaseReplies(dict[str, Message]):
         if part not in self._sums:
             return None
         mean, count = self._sums[part]
-        if count < len(self):  # only some clients have sent it
-            raise KeyError(part)
+        if count < len(self):
+            raise _lacks(part)
         return parted(mean)
+
+
+def _lacks(part: str) -> ConfigError:
+    return ConfigError(
+        f"The method reads the part {part} of replies, and not every client has sent it in this "
+        f"phase; let fit reply with it, or read it only where {part!r} in reply.parts."
+    )
 
 
 class _Single(dict[str, Tensors]):
@@ -139,7 +146,7 @@ class _Single(dict[str, Tensors]):
 
     def __missing__(self, part: str) -> Tensors:
         if part not in self.sums:
-            raise KeyError(part)
+            raise _lacks(part)
         raise ConfigError(
             f"The method reads the part {part} of a single reply, and its parts_averaged says that "
             f"it reads only the mean; take {part} out of parts_averaged."

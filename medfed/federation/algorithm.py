@@ -433,9 +433,16 @@ class Algorithm(ABC):
 
     def weights(self, server: State, clients: Iterable[str]) -> list[float]:
         """Returns each client's weight in a mean; weights need not sum to 1."""
-        return [
-            float(server["num_samples"][c]) if self.weighting == "samples" else 1.0 for c in clients
-        ]
+        if self.weighting == "uniform":
+            return [1.0 for _ in clients]
+        sizes = server.get("num_samples", {})
+        if lost := [c for c in clients if c not in sizes]:
+            raise ConfigError(
+                f"{self.title} weighs clients by their samples, and the server's state has none of "
+                f"{lost[0]}; let init return num_samples (client_sizes), and round {{**server, "
+                "...}, or set algorithm.weighting=uniform."
+            )
+        return [float(sizes[c]) for c in clients]
 
     def part(self, server: State, clients: Iterable[str]) -> float:
         """Returns the clients' part of the weight of all clients."""

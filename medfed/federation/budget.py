@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Annotated, Literal, NamedTuple
 
-from medfed.standalone.checks import check_fields, check_not_negative, check_positive, within
-from medfed.standalone.errors import ConfigError
+from medfed.common.arguments import check_arguments
+from medfed.standalone.checks import check_not_negative, check_positive, within
 
 ChannelsLast = bool | Literal["auto"]
 
@@ -69,10 +68,7 @@ class LocalBudget:
     graphs: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("steps", "epochs", "accumulate"):
-            if not isinstance(value := getattr(self, name), Integral | None):
-                raise ConfigError(f"local.{name} must be a whole number, not {value!r}.")
-        check_fields("local", self)
+        check_arguments(type(self), vars(self), "local.")
 
     def of(self, num_samples: int, batch_size: int) -> int:
         """Returns the gradient steps of one round for a client of this size."""

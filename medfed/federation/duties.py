@@ -5,7 +5,8 @@ Else it would fail elsewhere, in the words of that place, or change nothing with
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
+from math import inf
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from medfed.common.tensors import State, Tensors
 from medfed.federation.other_state import OTHER
+from medfed.federation.split import check_whole, lacks
 from medfed.federation.wire.packet import Message
 from medfed.standalone.errors import ConfigError, few
 
@@ -54,6 +56,24 @@ def check_generator(algorithm: Algorithm, generator: ServerRound) -> ServerRound
     return generator
 
 
+def check_phases(algorithm: Algorithm, phases: Any) -> Sequence[str]:
+    """Returns the phases that a method announces."""
+    names = list(phases) if isinstance(phases, Sequence) and not isinstance(phases, str) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise _wrong(algorithm, f"phases returns {phases!r}; it is a tuple of names, ('fit',)")
+    return names
+
+
+def check_weights(algorithm: Algorithm, clients: Sequence[str], weights: Any) -> dict[str, float]:
+    """Returns each client's weight in the means of a phase."""
+    numbers = [float(w) for w in weights] if isinstance(weights, Sequence | Tensor) else []
+    valid = len(numbers) == len(clients) and all(0 <= w < inf for w in numbers)
+    if not valid or (clients and not any(numbers)):
+        what = "one number from 0 for each client, not all 0"
+        raise _wrong(algorithm, f"weights returns {weights!r} for {few(clients, 3)}; it is {what}")
+    return dict(zip(clients, numbers, strict=True))
+
+
 def check_outbox(algorithm: Algorithm, outbox: Any) -> None:
     """Raises ConfigError if the server yields something else than messages to clients.
 
@@ -84,34 +104,17 @@ def check_model(
     It would be filled with the numbers at the start, without a word. `has_other`: whether training
     has changed what is no entry.
     """
-    if not isinstance(model, Mapping):
-        raise _wrong(algorithm, f"personal_model returns {_kind(model)}, not {{name: tensor}}")
-    needed = [*entries]
-    if has_other and not algorithm.trains_centrally:
-        needed.append(OTHER)
-    if lost := [name for name in needed if name not in model]:
-        raise ConfigError(
-            f"{type(algorithm).__name__}.personal_model lacks {few(lost, 3)}, which {client} "
-            "has trained; keep what Client.train returns as a whole, or in two parts by "
-            "client.split.split."
-        )
+    who = f"{type(algorithm).__name__}.personal_model"
+    check_whole(entries, model, who, f", which {client} has trained")
+    if has_other and not algorithm.trains_centrally and OTHER not in model:
+        raise lacks(who, [OTHER], f", which {client} has trained")
     for name, entry in entries.items():
-        if model[name].shape != entry.shape:
-            shapes = f"{[*model[name].shape]}, and the network's is {[*entry.shape]}"
-            raise _wrong(algorithm, f"personal_model returns {name} of shape {shapes}")
         if entry.is_floating_point() and not model[name].is_floating_point():
             raise _wrong(algorithm, f"personal_model returns {name} as {model[name].dtype}")
 
 
-def check_training(start: Any, entries: Tensors, steps: Any) -> None:
-    """Raises ConfigError if a method trains from no whole model, or takes no step."""
-    if not isinstance(start, Mapping):
-        raise ConfigError(f"Client.train starts from {{name: tensor}}, not from {_kind(start)}.")
-    if lost := [name for name in entries if name not in start]:
-        raise ConfigError(
-            f"Client.train starts from a whole model, and this one lacks {few(lost, 3)}; put a "
-            "part into one by overwrite(model, part)."
-        )
+def check_steps(steps: Any) -> None:
+    """Raises ConfigError if a method takes no step."""
     if not isinstance(steps, Integral) or steps < 1:
         raise ConfigError(f"Client.train takes steps=1 or more, not {steps}; see client.share.")
 

@@ -36,8 +36,10 @@ from medfed.federation.duties import (
     check_message,
     check_model,
     check_outbox,
+    check_phases,
     check_reply,
     check_state,
+    check_weights,
 )
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.engine.private import ClientPrivacy
@@ -264,7 +266,8 @@ class Round:
                 f"{number + 1} has {len(self.cohort)}; let more take part (cohort), or set "
                 "channel.secure=null."
             )
-        self.expected = federation.algorithm.phases(number)
+        phases = federation.algorithm.phases(number)
+        self.expected = check_phases(federation.algorithm, phases)
         self.position, self.phase = 0, ""  # of the open phase: its place within the round, and name
         generator = federation.algorithm.round(federation.server, self.cohort, number)
         self._generator = check_generator(federation.algorithm, generator)
@@ -423,7 +426,7 @@ class Round:
         averaged = algorithm.parts_averaged if adds else ()
         clients = self.recipients if averaged else []
         weights = algorithm.weights(federation.server, clients)
-        self._replies = PhaseReplies(dict(zip(clients, weights, strict=True)), averaged)
+        self._replies = PhaseReplies(check_weights(algorithm, clients, weights), averaged)
         self._memory = dict(federation.memory["up"])
         self._packets: dict[str, Packet] = {}  # whose parts are summed
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, islice
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -22,11 +22,13 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from medfed.common.arguments import check_arguments
 from medfed.common.random_states import RandomStates
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.streams import seeded
 from medfed.common.tensors import digest, onto
 from medfed.federation.client import Batch
+from medfed.standalone.checks import check_count, check_known
 from medfed.standalone.errors import ConfigError, first_line
 
 Split = Literal["train", "val", "test"]
@@ -81,6 +83,10 @@ class Batched:
         return min(limit, self.num_samples)
 
 
+check_split = partial(check_known, "split", known=get_args(Split))
+"""Refuses a split that no client has."""
+
+
 def _counts(labels: Tensor) -> bool:
     """Whether labels are whole numbers from 0."""
     whole = not labels.is_floating_point() and not labels.is_complex()
@@ -99,10 +105,12 @@ class ArrayClient(Batched):
     id: str  # its name
     inputs: Tensor  # ``(n, ...)``, in batches under ``image``
     labels: Tensor  # ``(n, ...)``, in batches under ``label``
-    batch_size: int = 16  # samples per training batch
+    batch_size: Annotated[int, check_count] = 16  # samples per training batch
 
     def __post_init__(self) -> None:
         """Refuses arrays, and samples without their label."""
+        given = {"id": self.id, "batch_size": self.batch_size}
+        check_arguments(type(self), given, f"Client {self.id}: ")
         for name, value in (("inputs", self.inputs), ("labels", self.labels)):
             if not isinstance(value, Tensor) or value.ndim == 0:
                 raise ConfigError(
@@ -136,6 +144,7 @@ class ArrayClient(Batched):
 
     def eval_batches(self, split: Split) -> Iterator[Batch]:
         """Yields all samples in order, for every split."""
+        check_split(split)
         yield from self._batches(torch.arange(self.num_samples))
 
     def _batches(self, order: Tensor) -> Iterator[Batch]:
@@ -175,23 +184,21 @@ class Hospital(Batched):
         val: Any = None,
         test: Any = None,
         *,
-        batch_size: int = 16,
+        batch_size: Annotated[int, check_count] = 16,
         keys: tuple[str, str] = ("image", "label"),
         classes: Sequence[str] | int | None = None,
     ) -> None:
         self.id, self.keys, self.classes = id, keys, classes
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise ConfigError(
-                f"Hospital {id}: batch_size must be a whole number from 1, not {batch_size!r}."
-            )
-        if isinstance(keys, str) or len(keys) != 2:
+        given = {"id": id, "batch_size": batch_size, "classes": classes}
+        check_arguments(type(self).__init__, given, f"Hospital {id}: ")
+        if isinstance(keys, str) or not isinstance(keys, Sequence) or len(keys) != 2:
             raise ConfigError(
                 f"Hospital {id}: keys must name image and label, as in keys=('ct', 'mask'), not "
                 f"{keys!r}."
             )
         splits = {"train": train, "val": val, "test": test}
         self._loaders = {
-            name: self._loader(name, given, batch_size)
+            name: self._loader(name, given, int(batch_size))
             for name, given in splits.items()
             if given is not None or name == "train"
         }
@@ -304,6 +311,7 @@ class Hospital(Batched):
 
     def eval_batches(self, split: Split) -> Iterator[Batch]:
         """Yields a split in an order that never changes; nothing of a split that is not there."""
+        check_split(split)
         if split not in self._loaders:
             return iter(())
         loader = self._in_order if split == "train" else self._loaders[split]

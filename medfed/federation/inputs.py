@@ -5,56 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from numbers import Integral
 from operator import attrgetter
-from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from medfed.common.arguments import kind
 from medfed.federation import optimizers
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.client import AmongOthers, Batch, ClientData
 from medfed.federation.hospital import Batched, padded
+from medfed.federation.split import float_entries
 from medfed.standalone.errors import ConfigError, MedfedError, few, first_line
-
-
-def kind(value: object) -> str:
-    """Names a value in a sentence.
-
-    Example:
-        >>> kind((1, 2)), kind({"loss": 1}), kind(torch.zeros(3)), kind(nn.Linear), kind("sgd")
-        ('a tuple of 2', 'a dict with loss', 'a tensor of shape [3]', 'the class Linear', "'sgd'")
-    """
-    if isinstance(value, type | FunctionType):
-        return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__}"
-    if isinstance(value, Tensor):
-        whole = "" if value.is_floating_point() else f" and type {str(value.dtype)[6:]}"
-        return f"a tensor of shape {list(value.shape)}{whole}"
-    if isinstance(value, Mapping):
-        return f"a {type(value).__name__} with {', '.join(map(str, value)) or 'nothing'}"
-    if isinstance(value, list | tuple):
-        return f"a {type(value).__name__} of {len(value)}"
-    plain = value is None or isinstance(value, str | bool | int | float)
-    return repr(value) if plain else f"an object of the type {type(value).__name__}"
-
-
-def check_kind(name: str, value: object, wanted: Any) -> None:
-    """Refuses an argument of another type.
-
-    Example:
-        >>> check_kind("rate", 0.5, float | None)
-        >>> check_kind("rate", "high", float | None)
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.ConfigError: rate must be a float, not 'high'.
-    """
-    if not isinstance(value, wanted):
-        first = getattr(wanted, "__args__", (wanted,))[0]
-        names = {Callable: "a function", Algorithm: "an algorithm such as Ditto()"}
-        what = names.get(first, f"a {first.__name__}")
-        raise ConfigError(f"{name} must be {what}, not {kind(value)}.")
 
 
 def check_network(network: object) -> None:
@@ -76,25 +39,35 @@ def check_network(network: object) -> None:
             f"The parameter {name} is complex, which no method averages; keep its real and its "
             "imaginary part, as by torch.view_as_real."
         )
+    for name, t in float_entries(network).items():
+        if t.is_meta or any(n > 1 and not way for n, way in zip(t.shape, t.stride(), strict=True)):
+            raise ConfigError(
+                f"The tensor {name} of the network has no memory for each of its numbers (device "
+                "meta, or expand); give it some, as by network.to_empty or tensor.clone()."
+            )
 
 
-def check_numbers(rounds: object, seed: object) -> None:
-    """Refuses a number of rounds that is no whole number from 1, and another kind of seed."""
-    if not isinstance(rounds, Integral) or isinstance(rounds, bool) or rounds < 1:
-        raise ConfigError(f"rounds must be a whole number of at least 1, not {kind(rounds)}.")
-    if not isinstance(seed, Integral) or isinstance(seed, bool):
-        raise ConfigError(f"seed must be a whole number, not {kind(seed)}.")
+def check_loss(loss: object) -> None:
+    """Refuses what is no function of a network and a batch."""
+    of_outputs = getattr(loss, "__module__", "") == nn.functional.__name__
+    if not callable(loss) or of_outputs or isinstance(loss, type | nn.modules.loss._Loss):
+        raise ConfigError(
+            f"The loss must be a function of a network and a batch, not {kind(loss)}; write "
+            "def loss(network, batch): return criterion(network(batch['image']), batch['label'])."
+        )
 
 
 def check_optimizer(
     optimizer: optimizers.OptimizerFactory,
     scheduler: optimizers.SchedulerFactory | None,
     rounds: int,
+    network: nn.Module,
 ) -> None:
     """Refuses an optimizer or a schedule that cannot take the steps of all rounds."""
-    if callable(optimizer) and optimizers.takes_network(optimizer):
-        return  # it is tried with the network
     try:
+        if optimizers.takes_network(optimizer):
+            trained = [p for p in network.parameters() if p.requires_grad]
+            optimizer = optimizers.of_kind(optimizer(trained, network))
         optimizers.learning_rates(optimizer, scheduler, rounds)
     except Exception as error:
         raise ConfigError(

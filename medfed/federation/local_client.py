@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar, Unpack
 import torch
 from torch import Tensor
 
+from medfed.common.arguments import check_arguments
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import State, Tensors, distinct, map_state, states_on
 from medfed.federation.budget import Passes
@@ -33,7 +34,7 @@ from medfed.federation.client import (
     batches_of,
     share_of,
 )
-from medfed.federation.duties import check_training
+from medfed.federation.duties import check_steps
 from medfed.federation.engine.batches import on_gpu
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.optimizers import effective_step_length
@@ -179,7 +180,8 @@ class LocalClient:
         """See :meth:`medfed.federation.client.Client.train`."""
         key, slot = self._key(), f"{self._phase}/{self._calls}"
         steps = self.steps if steps is None else steps
-        check_training(start, self.trainer.model.entries, steps)
+        check_steps(steps)
+        check_arguments(TrainOptions, how, "Client.train: ")
         # One optimizer for each call of a phase: a method's second call may train another part.
         # A copy, so that a failed call leaves the state of the last round.
         memory = None if self.fresh_optimizer else dict(self._optimizers.get(slot, {}))

@@ -29,6 +29,7 @@ _EITHER_WAY = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW),
     *(torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adamax),
 )
+_LARGEST_RATE = 1e30  # 32 bits hold no larger steps
 _SMALL, _SPARSE = 2**16, attrgetter("is_sparse")
 _OTHER_RULES = ("weight_decay", "dampening", "nesterov", "maximize", "differentiable", "fused")
 
@@ -130,7 +131,8 @@ def learning_rates(
         >>> learning_rates(sgd, partial(torch.optim.lr_scheduler.StepLR, step_size=1), 2)
         [0.5, 0.05]
     """
-    tried, dummy = (optimizer([nn.Parameter(torch.zeros(1))]) for _ in range(2))
+    # Of two dimensions, as some optimizers are for matrices alone.
+    tried, dummy = (optimizer([nn.Parameter(torch.zeros(1, 1))]) for _ in range(2))
     options = dummy.param_groups[0]
     for parameter in tried.param_groups[0]["params"]:
         parameter.grad = torch.ones_like(parameter)
@@ -153,6 +155,8 @@ def learning_rates(
                 f"{type(schedule or dummy).__name__} changes {changed[0]}, but a schedule may "
                 "only change the step size; switch that off"
             )
+    if not all(abs(rate) < _LARGEST_RATE for rate in rates):
+        raise ConfigError(f"a learning rate must be a number below {_LARGEST_RATE:g}")
     return rates
 
 

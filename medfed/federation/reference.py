@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
+from medfed.common.arguments import check_arguments, check_kind
 from medfed.common.streams import globals_kept
 from medfed.common.tensors import Tensors
 from medfed.federation import inputs
@@ -40,12 +41,12 @@ from medfed.federation.missing_channels import entries_reading
 from medfed.federation.onboarding import rules_of
 from medfed.federation.optimizers import OptimizerFactory, SchedulerFactory
 from medfed.federation.other_state import copied, filled
-from medfed.federation.split import BufferPolicy, Normalization
+from medfed.federation.split import BufferPolicy, Normalization, ParameterSplit
 from medfed.federation.wire.channel import Channel, Memory, MessageContext
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.packet import Message, Packet
 from medfed.functional.points import Chooser, common
-from medfed.standalone.checks import check_known
+from medfed.standalone.checks import check_count, check_known
 from medfed.standalone.errors import ConfigError
 
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -67,7 +68,6 @@ class Federated:
 
     def losses(self, split: Literal["train", "val", "test"] = "test") -> dict[str, float]:
         """Returns each client's mean loss on one of its splits, by its personal model."""
-        check_known("split", split, ("train", "val", "test"))
         fed = self.federation
         measure, model = fed.trainer.evaluated, fed.personal_model
         return {n: measure(c.data, model(n, split), split) for n, c in fed.clients.items()}
@@ -120,7 +120,7 @@ def assemble(
     buffers: BufferPolicy = "averaged",
     optimizer: OptimizerFactory,
     scheduler: SchedulerFactory | None = None,
-    rounds: int = 1,
+    rounds: Annotated[int, check_count] = 1,
     budget: LocalBudget | None = None,
     channel: Callable[[Algorithm], Channel] | None = None,
     cohort: Cohort | None = None,
@@ -137,14 +137,17 @@ def assemble(
     each client's update is compared with the others'.
     """
     inputs.check_network(network)
-    inputs.check_numbers(rounds, seed)
-    inputs.check_kind("algorithm", algorithm, Algorithm)
-    inputs.check_kind("cohort", cohort, Cohort | None)
-    inputs.check_optimizer(optimizer, scheduler, rounds)
+    check_kind("algorithm", algorithm, Algorithm, " such as Ditto()")
+    sgd = " such as partial(torch.optim.SGD, lr=0.1)"
+    check_kind("optimizer", optimizer, OptimizerFactory, sgd)
     clients = inputs.check_clients(clients)
+    check_arguments(assemble, {n: v for n, v in locals().items() if n != "sgd"})
+    inputs.check_optimizer(optimizer, scheduler, rounds, network)
     inputs.check_labels(algorithm, clients)
     split = algorithm.split(network, personal, buffers)
+    check_kind(f"What {algorithm.title}.split returns", split, ParameterSplit)
     algorithm = algorithm.adapted(split, network)
+    check_kind("What adapted returns", algorithm, Algorithm)
     checked = inputs.CheckedLoss(loss, network)
     local = LocalTrainer(
         network, checked, split, optimizer, scheduler, rounds, budget, seed, measure
@@ -192,7 +195,7 @@ def federate(
     loss: Loss,
     clients: Iterable[ClientData],
     *,
-    rounds: int = 10,
+    rounds: Annotated[int, check_count] = 10,
     steps: int | None = None,
     lr: float | None = None,
     optimizer: OptimizerFactory | None = None,
@@ -241,15 +244,9 @@ def federate(
             f"lr={lr} is the step size of SGD, which the optimizer replaces; give the step size to "
             "the optimizer, as in partial(torch.optim.AdamW, lr=0.001)."
         )
-    inputs.check_kind("channel", channel, Channel | None)
-    check_known("normalization", normalization, get_args(Normalization))
-    inputs.check_kind("after_round", after_round, Callable | None)
-    of_outputs = getattr(loss, "__module__", "") == nn.functional.__name__
-    if not callable(loss) or of_outputs or isinstance(loss, nn.modules.loss._Loss):
-        raise ConfigError(
-            f"The loss must be a function of a network and a batch, not {inputs.kind(loss)}; write "
-            "def loss(network, batch): return criterion(network(batch['image']), batch['label'])."
-        )
+    inputs.check_loss(loss)
+    only_here = {"steps": steps, "lr": lr, "channel": channel, "after_round": after_round}
+    check_arguments(federate, {"loss": loss, **only_here})
     before, network = copied(network), copied(network)
     federation, _ = assemble(
         algorithm,

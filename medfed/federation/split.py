@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import EllipsisType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from medfed.common.arguments import kind
 from medfed.common.tensors import Tensors, select
 from medfed.federation.other_state import OTHER
 from medfed.standalone.checks import check_known
@@ -717,3 +718,26 @@ def numbered(pattern: str, inputs: Sequence[str]) -> str:
         )
     places = [str(inputs.index(item)) if item in inputs else item for item in items]
     return f"{found['name']}[{', '.join(places)}]"
+
+
+def check_whole(entries: Tensors, model: Any, who: str, why: str = "") -> None:
+    """Raises ConfigError if what a method gives for a model is no whole one of this network.
+
+    `who`: the function that gives or takes it. `why`: what the missing tensors are.
+    """
+    if not isinstance(model, Mapping):
+        raise ConfigError(f"{who} has {kind(model)} as a model, which is {{name: tensor}}.")
+    if lost := [name for name in entries if name not in model]:
+        raise lacks(who, lost, why)
+    for name, entry in entries.items():
+        if model[name].shape != entry.shape:
+            shapes = f"{[*model[name].shape]}, and the network's is {[*entry.shape]}"
+            raise ConfigError(f"{who} has {name} of shape {shapes}.")
+
+
+def lacks(who: str, lost: list[str], why: str) -> ConfigError:
+    """Returns the error of a model that lacks entries."""
+    return ConfigError(
+        f"{who} lacks {few(lost, 3)}{why}; keep what Client.train returns as a whole, or in two "
+        "parts by client.split.split, and put a part into a model by overwrite(model, part)."
+    )

@@ -69,7 +69,7 @@ class FedAvg(Algorithm):
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Adds the mean displacement: w ← w + Σ_k p_k (w_k − w)."""
-        (phase,), scalars = self.phases(round), self.scalars(round)
+        phase, scalars = self.phases(round)[0], self.scalars(round)
         replies = yield {c: Message(phase, self.outgoing(server), scalars) for c in cohort}
         return self.closed(server, replies)
 

@@ -198,6 +198,8 @@ class RunFolder(Places):
     folder: Path  # the run folder
 
     def __post_init__(self) -> None:
+        if not isinstance(self.folder, str | Path):
+            raise errors.ConfigError(f"folder must be a text or a path, not {self.folder!r}.")
         object.__setattr__(self, "folder", Path(self.folder))
 
     def evaluation_json(self, split: str) -> Path:
@@ -235,15 +237,7 @@ class RunFolder(Places):
             recorded = read_json(self.splits_json, _Splits)["files"]
             if any(recorded.get(file, value) != value for file, value in splits["files"].items()):
                 self.check_data(splits)  # as what follows from the data may also have changed
-            changed = changed_keys(self.config, config.values, NOT_THE_EXPERIMENT)
-            if changed:
-                changed.sort(key=lambda change: change.partition(":")[0].count("."))
-                words = shlex.join(["medfed", "train", *self.overrides, f"resume={self.folder}"])
-                how = f"by {words}" if self.overrides else "with the same overrides."
-                raise errors.CheckpointError(
-                    f"The run in {self.folder} has another configuration "
-                    f"({'; '.join(changed[:5])}); start a new run, or resume {how}"
-                )
+            self.check_keys(changed_keys(self.config, config.values, NOT_THE_EXPERIMENT))
             self.check_data(splits)
             return
         code = {"commit": commit_here(), "plugins": fingerprints(config.plugins)}
@@ -257,6 +251,23 @@ class RunFolder(Places):
             write_text(self.overrides_yaml, as_yaml(list(config.overrides)))
         # The last one: by it a run folder is known.
         write_text(self.config_yaml, config.yaml())
+
+    def check_typed(self, config: RunDescription) -> None:
+        """Compares what no data fill in with the run to continue, before any data are read."""
+        filled = ("model", "algorithm")  # may name inputs, for which the run has their numbers
+        changed = changed_keys(self.config, config.values, [*NOT_THE_EXPERIMENT, *filled])
+        self.check_keys([change for change in changed if "None" not in change.rpartition("->")[2]])
+
+    def check_keys(self, changed: list[str]) -> None:
+        """Refuses to continue a run with another configuration."""
+        if changed:
+            changed.sort(key=lambda change: change.partition(":")[0].count("."))
+            words = shlex.join(["medfed", "train", *self.overrides, f"resume={self.folder}"])
+            how = f"by {words}" if self.overrides else "with the same overrides."
+            raise errors.CheckpointError(
+                f"The run in {self.folder} has another configuration "
+                f"({'; '.join(changed[:5])}); start a new run, or resume {how}"
+            )
 
     def check_data(self, splits: Mapping[str, Any]) -> None:
         """Compares the data with those of the run, wherever its record is opened again."""

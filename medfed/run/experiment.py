@@ -101,6 +101,8 @@ class Experiment:
 def build_experiment(config: RunDescription) -> Experiment:
     """Builds all objects of a run and opens its folder."""
     start, config = read_start(config)
+    if config.resume is not None:
+        RunFolder(Path(config.folder)).check_typed(config)
     data = read_data(config)
     try:
         config, task, entries, account = begin(config, data, start)

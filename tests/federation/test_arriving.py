@@ -152,7 +152,7 @@ def test_a_method_that_reads_single_replies_must_say_so(how, sums):
 def test_a_part_that_some_lack_has_no_mean():
     made = federation("fedavg")[1]
     made.algorithm = SomeLackIt()
-    with pytest.raises(KeyError, match="shared"):
+    with pytest.raises(ConfigError, match="reads the part shared of replies"):
         run_reference(made, 1)
 
 

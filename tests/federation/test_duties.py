@@ -31,6 +31,18 @@ class Own(FedAvg):
     def init(self, weights, split, clients):
         return self._made("init", super().init(weights, split, clients))
 
+    def phases(self, round):
+        return self._made("phases", super().phases(round))
+
+    def weights(self, server, clients):
+        return self._made("weights", super().weights(server, clients))
+
+    def adapted(self, split, network):
+        return self._made("adapted", super().adapted(split, network))
+
+    def completed(self, client, model):
+        return self._made("completed", super().completed(client, model))
+
     def fit(self, client, message):
         if self.function == "state":
             client.state.update(self.makes)
@@ -65,6 +77,11 @@ class Own(FedAvg):
             rest.send(replies)
         except StopIteration as stop:
             return self._made("round", stop.value)
+
+
+def lacking(reply):
+    """A reply without the first tensor of its part."""
+    return replace(reply, parts={"shared": dict([*reply.parts["shared"].items()][1:])})
 
 
 def changed(reply, change):
@@ -111,6 +128,58 @@ MISTAKES = {
     "state, number": ("state", {"n": 1}, "Own.fit leaves an int in 'n' of a state"),
     "state, list": ("state", {"n": [1, 2]}, "Own.fit leaves a list in 'n' of a state"),
     "state, deep": ("state", {"n": {"a": {}}}, "Own.fit leaves a dict in 'n' of a state"),
+    "train, typing error": (
+        "train",
+        {"penalyt": lambda _: 0.0},
+        r"Client.train: penalyt is unknown \(did you mean penalty",
+    ),
+    "penalty, two arguments": (
+        "train",
+        {"penalty": lambda weights, batch: 0.0},
+        "Client.train: penalty must take 1 argument, and the function <lambda> does not: missing",
+    ),
+    "after step, none": (
+        "train",
+        {"after_step": lambda: None},
+        "after_step must take 2 arguments, and the function <lambda> does not: too many",
+    ),
+    "update, unknown": ("train", {"update": "sharde"}, "update='sharde' is unknown .did you mean"),
+    "start, shape": (
+        "train",
+        {"start": lambda w: {**w, "0.bias": w["0.bias"][:1]}},
+        r"0.bias of shape \[1\], and the network's is \[3\]",
+    ),
+    "phases, nothing": ("phases", lambda _: None, r"Own.phases returns None; it is a tuple of"),
+    "phases, text": ("phases", lambda _: "fit", r"Own.phases returns 'fit'; it is a tuple of"),
+    "phases, none": ("phases", lambda _: (), r"Own.phases returns \(\); it is a tuple of"),
+    "phases, one more": (
+        "phases",
+        lambda _: ("fit", "more"),
+        "ended round 1 before its phase more",
+    ),
+    "fit, lacks a part": (
+        "fit",
+        lambda r: replace(r, parts={}, kinds={}),
+        "The method reads the part shared of replies, and not every client has sent it",
+    ),
+    "weights, nothing": ("weights", lambda _: None, "Own.weights returns None for a, b; it is one"),
+    "weights, one": ("weights", lambda w: w[:1], "Own.weights returns .9.0. for a, b; it is one"),
+    "weights, 0": (
+        "weights",
+        lambda w: [0.0 for _ in w],
+        "Own.weights returns .0.0, 0.0. for a, b",
+    ),
+    "server, no sizes": (
+        "round",
+        lambda s: {"shared": s["shared"]},
+        "Own weighs clients by their samples, and the server's state has none of a",
+    ),
+    "completed, part": (
+        "completed",
+        lambda m: {"0.bias": m["0.bias"]},
+        "What a client trains or evaluates lacks 0.weight",
+    ),
+    "adapted, nothing": ("adapted", lambda _: None, "What adapted returns must be an Algorithm"),
     "no generator": ("no generator", None, "Own.round returns a dict, but is a generator"),
     "outbox, nothing": ("outbox", lambda _: None, "Own.round yields None; it yields {client"),
     "outbox, list": ("outbox", lambda o: [*o.values()], "Own.round yields a list; it yields"),
@@ -125,8 +194,12 @@ MISTAKES = {
     "steps, none": ("train", {"steps": 0}, "takes steps=1 or more, not 0"),
     "steps, half": ("train", {"steps": 1.5}, "takes steps=1 or more, not 1.5"),
     "start, part": ("train", {"start": lambda w: {"0.bias": w["0.bias"]}}, "0.weight, 2.weight"),
-    "start, none": ("train", {"start": lambda _: None}, "{name: tensor}, not from None"),
-    "model, nothing": ("personal_model", lambda _: None, "personal_model returns None, not"),
+    "start, none": (
+        "train",
+        {"start": lambda _: None},
+        "has None as a model, which is {name: tensor}",
+    ),
+    "model, nothing": ("personal_model", lambda _: None, "personal_model has None as a model"),
     "model, shape": (
         "personal_model",
         lambda m: {n: t.flatten() for n, t in m.items()},
@@ -157,6 +230,11 @@ def test_a_method_of_ones_own(function, makes, says):
     makes = dict(makes) if isinstance(makes, dict) else makes
     with pytest.raises(ConfigError, match=says):
         federate(algorithm=Own(function=function, makes=makes), rounds=2, steps=2).losses("test")
+
+
+def test_a_reply_lacks_a_tensor():
+    with pytest.raises(ValueError, match=r"0\.weight is in one summand alone, so"):
+        federate(algorithm=Own(makes=lacking), steps=1)
 
 
 class Halves(FedPer):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import random
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import medfed
 from medfed.commands.methods import Method, by_family
+from medfed.federation import reference
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.budget import LocalBudget
 from medfed.federation.hospital import Hospital
@@ -85,6 +88,11 @@ def weighed(layer, net, batch):
     return cross_entropy(layer(net(batch["image"])), batch["label"])
 
 
+def expanded(net):
+    net.register_buffer("many", torch.zeros(1, 3).expand(4, 3))
+    return net
+
+
 def traced(net):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -127,12 +135,12 @@ class Short(FedAvg):
         )
 
 
-def scheduled(scheduler):
+def scheduled(scheduler, **other):
     """A federation of the kind that a Lightning Trainer gets, with a schedule."""
     net = network()
-    optimizer = partial(torch.optim.SGD, lr=0.1)
-    more = {"optimizer": optimizer, "scheduler": scheduler, "rounds": 2}
-    return assemble(FedAvg(), net, partial(loss, net), [hospital("a")], **more)
+    keys = {"algorithm": FedAvg(), "network": net, "loss": partial(loss, net)}
+    keys |= {"clients": [hospital("a")], "optimizer": partial(torch.optim.SGD, lr=0.1)}
+    return assemble(**{**keys, "scheduler": scheduler, "rounds": 2, **other})
 
 
 def with_classes(name, count, classes):
@@ -153,7 +161,7 @@ MISTAKES = {
     ),
     "a number as name": (
         lambda: federate(clients=[hospital(1)]),
-        "The name of a client must be a text, not 1",
+        "Hospital 1: id must be a text, not 1",
     ),
     "no client": (lambda: federate(clients=[]), "There is no client"),
     "an empty generator": (lambda: federate(clients=iter(())), "There is no client"),
@@ -217,7 +225,7 @@ MISTAKES = {
         lambda: copy.deepcopy(federate()),
         "A federation can be neither copied nor pickled; keep each hospital's weights",
     ),
-    "rate: far too high": (lambda: federate(lr=1e38), "lower optimizer.lr or set local.clip"),
+    "rate: far too high": (lambda: federate(lr=1e28), "lower optimizer.lr or set local.clip"),
     "network: complex": (
         lambda: federate(network=nn.Linear(4, 2, dtype=torch.cfloat)),
         "The parameter weight is complex, which no method averages; keep its real and its",
@@ -233,6 +241,22 @@ MISTAKES = {
     "loss: text": (lambda: federate(loss="ce"), "must be a function of a network and a batch"),
     "network: class": (lambda: federate(network=nn.Linear), "nn.Module, not the class Linear"),
     "network: function": (lambda: federate(network=loss), "not the function loss"),
+    "network: lazy": (
+        lambda: federate(network=nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())),
+        "Layer 0 (LazyLinear) has no weights yet: pass one batch through the network before it",
+    ),
+    "network: a lazy normalisation": (
+        lambda: federate(network=nn.Sequential(nn.Linear(4, 2), nn.LazyBatchNorm1d())),
+        "Layer 1 (LazyBatchNorm1d) has no weights yet",
+    ),
+    "network: on no device": (
+        lambda: federate(network=network().to("meta")),
+        "The tensor 0.weight of the network has no memory for each of its numbers (device meta,",
+    ),
+    "network: an expanded tensor": (
+        lambda: federate(network=expanded(network())),
+        "The tensor many of the network has no memory for each of its numbers",
+    ),
     "network: no parameter": (
         lambda: federate(network=nn.Flatten()),
         "The network Flatten has no parameters, so nothing can train",
@@ -244,11 +268,11 @@ MISTAKES = {
     ),
     "optimizer: instance": (
         lambda: federate(optimizer=torch.optim.SGD(network().parameters(), lr=0.1)),
-        f"{NO_OPTIMIZER}: 'SGD' object is not callable; give functions that make them",
+        "optimizer must be a function such as partial(torch.optim.SGD, lr=0.1), not an object",
     ),
     "optimizer: text": (
         lambda: federate(optimizer="adam"),
-        f"{NO_OPTIMIZER}: 'str' object is not callable",
+        "optimizer must be a function such as partial(torch.optim.SGD, lr=0.1), not 'adam'.",
     ),
     "optimizer: as in Lightning": (
         lambda: federate(optimizer=lambda p: {"optimizer": torch.optim.SGD(p)}),
@@ -267,25 +291,26 @@ MISTAKES = {
         f"{NO_OPTIMIZER}: SparseAdam does not support dense gradients",
     ),
     "lr: negative": (lambda: federate(lr=-1.0), f"{NO_OPTIMIZER}: Invalid learning rate: -1.0"),
-    "lr: text": (lambda: federate(lr="0.1"), f"{NO_OPTIMIZER}: '<' not supported"),
+    "lr: text": (lambda: federate(lr="0.1"), "lr must be a number, not '0.1'."),
+    "lr: NaN": (lambda: federate(lr=np.nan), f"{NO_OPTIMIZER}: a learning rate must be a number"),
     "scheduler: plateau": (
         lambda: scheduled(torch.optim.lr_scheduler.ReduceLROnPlateau),
         f"{NO_OPTIMIZER}: ReduceLROnPlateau.step() missing 1 required positional argument",
     ),
     "scheduler: text": (
         lambda: scheduled("cosine"),
-        f"{NO_OPTIMIZER}: 'str' object is not callable",
+        "scheduler must be a function, not 'cosine'.",
     ),
     "scheduler: no length": (
         lambda: scheduled(torch.optim.lr_scheduler.CosineAnnealingLR),
-        f"{NO_OPTIMIZER}: CosineAnnealingLR.__init__() missing",
+        "scheduler must take 1 argument, and the class CosineAnnealingLR does not: missing a",
     ),
-    "rounds: 0": (lambda: federate(rounds=0), "rounds must be a whole number of at least 1, not 0"),
-    "rounds: 1.5": (lambda: federate(rounds=1.5), "not 1.5"),
+    "rounds: 0": (lambda: federate(rounds=0), "rounds must be 1 or more, not 0."),
+    "rounds: 1.5": (lambda: federate(rounds=1.5), "rounds must be a whole number, not 1.5."),
     "seed: none": (lambda: federate(seed=None), "seed must be a whole number, not None."),
     "seed: text": (lambda: federate(seed="0"), "seed must be a whole number, not '0'."),
     "seed: 1.5": (lambda: federate(seed=1.5), "seed must be a whole number, not 1.5."),
-    "steps: 1.5": (lambda: federate(steps=1.5), "local.steps must be a whole number, not 1.5"),
+    "steps: 1.5": (lambda: federate(steps=1.5), "steps must be a whole number, not 1.5"),
     "steps: text": (lambda: federate(steps="all"), "must be a whole number, not 'all'"),
     "split": (lambda: federate().losses("tset"), "split='tset' is unknown (did you mean test?)"),
     "no data": (lambda: medfed.Hospital("a", None), "train is of the type NoneType, without a"),
@@ -299,15 +324,15 @@ MISTAKES = {
     "after_round": (lambda: federate(after_round=3), "after_round must be a function, not 3"),
     "method: class": (
         lambda: federate(algorithm=Ditto),
-        "algorithm must be an algorithm such as Ditto(), not the class Ditto",
+        "algorithm must be an Algorithm such as Ditto(), not the class Ditto",
     ),
     "personal: number": (
         lambda: federate(algorithm=FedPer(), personal=3),
-        "A pattern of parameter names must be a text, not 3",
+        "personal must be a text or a list, not 3",
     ),
     "batch_size: 0": (
         lambda: medfed.Hospital("a", pairs, batch_size=0),
-        "Hospital a: batch_size must be a whole number from 1, not 0",
+        "Hospital a: batch_size must be 1 or more, not 0.",
     ),
     "keys: text": (lambda: medfed.Hospital("a", pairs, keys="ct"), "keys must name image and"),
     "arrays: of NumPy": (
@@ -355,9 +380,19 @@ MISTAKES = {
         lambda: with_classes("a", 9, 1).label_counts,
         "Hospital a: the label 1 is none of its 1 classes",
     ),
+    "folder: number": (
+        lambda: medfed.train("rounds=1", folder=3),
+        "folder must be a text or a path, not 3.",
+    ),
+    "overrides: a list": (
+        lambda: medfed.train(["experiment=digits_pfednet", "rounds=1"]),
+        "each of overrides must be a text of its own, as in train(*LIST), not a list of 2.",
+    ),
     "other classes": (
-        lambda: federate(clients=[with_classes("a", 9, ["x", "y"]), with_classes("b", 9, "yx")]),
-        "a has the classes ['x', 'y'], and b has yx; give all hospitals the same list",
+        lambda: federate(
+            clients=[with_classes("a", 9, ["x", "y"]), with_classes("b", 9, ["y", "x"])]
+        ),
+        "a has the classes ['x', 'y'], and b has ['y', 'x']; give all hospitals the same list",
     ),
 }
 """Each mistake with what its sentence says."""
@@ -578,3 +613,53 @@ def test_a_method_of_an_unknown_family_comes_last(tmp_path):
     methods = [Method("mine", tmp_path, Mine), Method("fedavg", tmp_path, FedAvg)]
     assert [m.name for m in by_family(iter(methods))] == ["fedavg", "mine"]
     assert issubclass(Mine, Algorithm)
+
+
+ODD = (
+    None,
+    True,
+    -1,
+    2.5,
+    "nonsense",
+    object(),
+    [object()],
+    {"a": 1},
+    lambda: None,
+)
+TAKES = {
+    "federate": (federate, {*signature(reference.federate).parameters}),
+    "assemble": (
+        lambda **other: scheduled(other.pop("scheduler", None), **other),
+        {*signature(assemble).parameters} - {"channel", "measure", "everyone", "shape", "compares"},
+    ),
+    "Hospital": (
+        lambda **other: medfed.Hospital(**{"id": "a", "train": pairs, **other}),
+        {*signature(medfed.Hospital).parameters},
+    ),
+    "ArrayClient": (
+        lambda **other: medfed.ArrayClient(
+            **{"id": "a", "inputs": rows(4)[0], "labels": rows(4)[1], **other}
+        ),
+        {*signature(medfed.ArrayClient).parameters},
+    ),
+    "Run": (lambda **other: medfed.Run(**other), {"folder"}),
+    "train, an override": (lambda **other: medfed.train(other["override"]), {"override"}),
+    "losses": (lambda **other: federate(rounds=1, steps=1).losses(**other), {"split"}),
+    "levels": (lambda **other: federate(rounds=1, steps=1).levels(**other), {"split"}),
+    "model": (lambda **other: federate(rounds=1, steps=1).model(**other), {"client"}),
+}
+"""Functions of a user's code, and the arguments that they take."""
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"), [(f, a) for f, (_, takes) in TAKES.items() for a in sorted(takes)]
+)
+def test_what_an_argument_is_not_is_refused_in_a_sentence(function, argument):
+    call, _ = TAKES[function]
+    refused = 0
+    for odd in ODD:
+        with suppress(MedfedError):
+            call(**{argument: odd})
+            refused -= 1
+        refused += 1
+    assert refused >= len(ODD) // 2

@@ -178,7 +178,7 @@ def test_loss_of_validation():
     found.trainer.measure = lambda batches: 3.0 * len(list(batches))
     assert found.loss_at(at, split="val") == 3
     found.data.eval_batches = lambda split: iter(())
-    with pytest.raises(ConfigError, match="Client c1 has no validation data"):
+    with pytest.raises(ConfigError, match="Client c1 has no val data; give it some"):
         found.loss_at(at, split="val")
 
 

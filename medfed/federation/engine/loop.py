@@ -299,13 +299,11 @@ class LocalTrainer:
     ) -> float:
         """Returns the mean loss over a split, or its first batches, in evaluation mode."""
         evaluated = list(islice(data.eval_batches(split), batches))
-        if not evaluated and split == "val":
-            raise ConfigError(
-                f"Client {data.id} has no validation data, which the algorithm needs; raise "
-                "data.val_fraction, or leave the client out by cohort.clients."
-            )
         if not evaluated:
-            raise ConfigError(f"Client {data.id} has no {split} data; give it some.")
+            raise ConfigError(
+                f"Client {data.id} has no {split} data; give it some (data.{split}_fraction), or "
+                "leave the client out (cohort.clients)."
+            )
         self.model.load(at)
         if self.measure is not None:
             self.gradients.forward_passes += len(evaluated)

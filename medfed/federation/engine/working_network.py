@@ -32,6 +32,7 @@ from medfed.federation.split import (
     OWN_RATE,
     ParameterSplit,
     Update,
+    check_whole,
     fixed_statistics,
     float_entries,
     joined,
@@ -170,6 +171,7 @@ class WorkingNetwork:
             if self._device == self.device and where[leaf].shape == self._entries[name].shape:
                 where[leaf] = self._entries[name]  # which the last pass may have replaced
         entries = self.entries
+        check_whole(entries, weights, "What a client trains or evaluates")
         self.other.restore(weights.get(OTHER))
         with torch.no_grad():
             torch._foreach_copy_(list(entries.values()), [weights[n] for n in entries])

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
+from medfed.common.arguments import kind
 from medfed.common.streams import globals_kept
 from medfed.common.tensors import to_device
 from medfed.federation.budget import Passes
@@ -30,12 +31,12 @@ from medfed.federation.client import Batch, ClientData
 from medfed.federation.contributions import COSINES
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation, Round, naming
-from medfed.federation.inputs import kind
 from medfed.federation.lightning.collect import (
     Gathering,
     gather_named,
     gathered,
     rank,
+    warn,
     world_size,
 )
 from medfed.federation.lightning.strategy import check_trainer
@@ -120,7 +121,14 @@ class FederatedRounds(pl.Callback):
     """Counts the rounds for Lightning: each is a step of the Trainer."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
-        """Shows the first round's step size."""
+        """Shows the first round's step size, and says where a schedule ends before the rounds."""
+        rates = pl_module.local.rates
+        if len({*rates}) > 1 and not 0 <= (trainer.max_epochs or 0) <= len(rates):
+            warn(
+                f"Trainer(max_epochs={trainer.max_epochs}) goes on after the {len(rates)} rounds "
+                f"of assemble's schedule, with its last step size, {rates[-1]:g}; give both the "
+                "same number."
+            )
         self._count(trainer, pl_module)
 
     def on_train_batch_end(

@@ -432,6 +432,14 @@ def test_the_monitor_shows_each_rounds_step_size(tmp_path):
     assert monitor.lrs == {"lr-SGD": [0.2, 0.1, 0.05]}
 
 
+@pytest.mark.parametrize(("rounds", "goes_on"), [(ROUNDS, False), (ROUNDS + 1, True), (1, False)])
+def test_a_schedule_that_ends_before_the_rounds_is_named(rounds, goes_on, caplog):
+    module, *_ = trained(max_epochs=rounds)
+    assert module.next_round == rounds
+    line = f"Trainer(max_epochs={rounds}) goes on after the {ROUNDS} rounds of assemble's schedule"
+    assert (line in caplog.text) is goes_on
+
+
 def test_a_timer_ends_with_a_whole_round():
     module, *_ = trained(of_lightning.Timer(SHORT, interval="step"), algorithm=MANY_PHASES)
     assert module.next_round == 1
