@@ -39,7 +39,7 @@ from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
-from medfed.run.assembly import next_to_outputs, read_data, task_for
+from medfed.run.assembly import read_data, task_for
 from medfed.run.claim import SameEverywhere
 from medfed.run.cohort import cohort_record, print_cohort, print_plan
 from medfed.run.federating import federate, statistics_of
@@ -47,6 +47,7 @@ from medfed.run.intervals import SplitCases
 from medfed.run.loggers import remember
 from medfed.run.privacy import print_hidden, print_protections, protections
 from medfed.run.start import Account, Start
+from medfed.run.trial import next_to_outputs
 from medfed.standalone.errors import ConfigError
 
 
