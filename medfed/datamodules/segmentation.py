@@ -288,13 +288,13 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         """The cache's recipe: every patient's volume from the reader."""
         reader, path = self.scans, given_path(self.source).resolve()
         patients = list(self.patients.values()) or reader.patients()
-        lacking = any(case.lacks for p in patients for case in reader.cases_of(p))
+        cases = [case for of in [reader.cases_of(patient) for patient in patients] for case in of]
+        lacking = any(case.lacks for case in cases)
         if not self.plans and (lacking or self.planning is not None):
             self.plan()  # which refuses files that are missing
         if self.planning is not None:
             self.agree()
         prepared = self.preparation
-        cases = [case for patient in patients for case in reader.cases_of(patient)]
         files = [tuple(files_of_case(c.files.values(), reader.series)) for c in cases]
         pairs = zip(cases, files, strict=True)
         items = [Item(c.id, of, of, (reader, c, prepared)) for c, of in pairs]

@@ -14,8 +14,8 @@ from medfed.datamodules.readers.base import expanded
 from medfed.datamodules.readers.centres import named_centres
 from medfed.datamodules.readers.samples import official_splits
 from medfed.standalone import volumes
-from medfed.standalone.normalization import zscore
-from medfed.standalone.preparation import Preparation, among
+from medfed.standalone.normalization import among, zscore
+from medfed.standalone.preparation import Preparation
 
 log = logging.getLogger(__name__)
 
