@@ -15,7 +15,14 @@ from medfed.datamodules import patches
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache import volumes as cached
 from medfed.datamodules.cache.store import Item, Recipe
-from medfed.datamodules.client_data import Batch, Block, BlocksOnDemand, ClientData, gather
+from medfed.datamodules.client_data import (
+    Batch,
+    Block,
+    BlocksOnDemand,
+    ClientData,
+    gather,
+    voxel_counts,
+)
 from medfed.datamodules.duplicates import Sample, content
 from medfed.datamodules.extending import *
 from medfed.datamodules.one_site import Claims, Half, Merging, OwnData
@@ -485,7 +492,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         random = [torch_rng(self.seed, "patches", case) for case, _ in cases]
         blocks = [self._cut(*at, plan, rng) for at, rng in zip(cases, random, strict=True)]
         train = {key: torch.cat([block[key] for block in blocks]) for key in blocks[0]}
-        more = {"label_counts": patches.voxel_counts(train["label"])}
+        more = {"label_counts": voxel_counts(train["label"])}
         return {**train, "label": train["label"].float()}, more
 
     def _fresh(self, name: str, plan: ClientPlan) -> tuple[Block, dict[str, Any]]:
@@ -496,7 +503,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         fresh = FreshPatches(volumes, count, share, self.size, self._slices)
         train = fresh.block(derive_seed(self.seed, "patches", name))
         order = torch.arange(count * len(volumes))
-        counts = [patches.voxel_counts(gather(train["label"], part)) for part in order.split(64)]
+        counts = [voxel_counts(gather(train["label"], part)) for part in order.split(64)]
         return train, {"label_counts": torch.stack(counts).sum(dim=0), "fresh": fresh}
 
     def _volume(self, case: str, plan: ClientPlan) -> BoxedVolume:
