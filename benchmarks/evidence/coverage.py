@@ -25,7 +25,8 @@ from medfed.config.compose import described
 from medfed.federation.lightning.strategy import ranks_end_together
 from medfed.functional.conformal import Covering, common, quantile
 from medfed.functional.points import Chooser, Point, Rows
-from medfed.run.experiment import build_experiment, test_selected
+from medfed.run.experiment import build_experiment
+from medfed.run.finished import test_selected
 
 OVERRIDES = (
     *("experiment=stroke", "model=logistic", "algorithm=fedavg", "logger=none", "progress=false"),

@@ -25,7 +25,8 @@ from medfed.config.compose import described
 from medfed.federation.lightning.strategy import ranks_end_together
 from medfed.functional.points import Chooser, common
 from medfed.functional.statistics import difference
-from medfed.run.experiment import build_experiment, test_selected
+from medfed.run.experiment import build_experiment
+from medfed.run.finished import test_selected
 
 METHODS = ("fedavg", "pfednet")
 CALIBRATIONS = (None, "shift", "temperature", "platt")

@@ -23,12 +23,11 @@ from medfed.common.floors import Statistic
 from medfed.common.processes import WatchedPool, start_worker
 from medfed.common.streams import globals_seeded, seeded
 from medfed.datamodules.augmentation import Augment, Augmentation, ChannelDropout
-from medfed.datamodules.client_data import Batch, BatchSize, Block, ClientData
+from medfed.datamodules.client_data import Batch, BatchSize, Block, ClientData, label_counts
 from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.extending import *
 from medfed.datamodules.one_site import Claims, Exchanged, Half, Merging, converse_here
 from medfed.datamodules.partitions.base import Partition
-from medfed.datamodules.patches import label_counts
 from medfed.datamodules.plans import ClientPlan, by_id, check_keep_out, plan_clients, remarks
 from medfed.datamodules.readers.account import Account
 from medfed.datamodules.splits import check_shares, warn_of_clients

@@ -332,3 +332,29 @@ class BlocksOnDemand:
     def _alone(self, name: str, case: int) -> Block:
         with one_thread():
             return self.read(name, case)
+
+
+def voxel_counts(label: Tensor) -> Tensor:
+    """(1 + R,) voxels of (N, R, *spatial) in no region, then of every region.
+
+    Example:
+        >>> voxel_counts(torch.tensor([[[0, 1, 1, 0]], [[0, 0, 0, 0]]])).tolist()
+        [6.0, 2.0]
+    """
+    regions = label.bool().transpose(0, 1).flatten(1)
+    background = (~regions.any(dim=0)).sum()
+    return torch.cat([background[None], regions.sum(dim=1)]).float()
+
+
+def label_counts(label: Tensor, size: int) -> Tensor:
+    """Counts the labels of samples, see `ClientData.label_counts`.
+
+    Example:
+        >>> label_counts(torch.tensor([0, 2, 2]), 3).tolist()
+        [1.0, 0.0, 2.0]
+    """
+    if label.ndim > 1:
+        return finding_counts(label) if label.ndim == 2 else voxel_counts(label)
+    if label.is_floating_point():  # outcomes without classes
+        return torch.full((size,), float(len(label)))
+    return torch.bincount(label, minlength=size).float()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from medfed.datamodules.cache.store import Arrays
-from medfed.datamodules.client_data import Block, Rows, finding_counts
+from medfed.datamodules.client_data import Block, Rows
 from medfed.datamodules.extending import *
 from medfed.standalone.preparation import bounding_box
 
@@ -53,45 +53,6 @@ def _draw(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
     if not count or not len(voxels):
         return torch.empty(0, 3, dtype=torch.int64)
     return voxels[torch.randint(len(voxels), (count,), generator=generator)]
-
-
-def voxel_counts(label: Tensor) -> Tensor:
-    """(1 + R,) voxels of (N, R, *spatial) in no region, then of every region.
-
-    Example:
-        >>> voxel_counts(torch.tensor([[[0, 1, 1, 0]], [[0, 0, 0, 0]]])).tolist()
-        [6.0, 2.0]
-    """
-    regions = label.bool().transpose(0, 1).flatten(1)
-    background = (~regions.any(dim=0)).sum()
-    return torch.cat([background[None], regions.sum(dim=1)]).float()
-
-
-def label_counts(label: Tensor, size: int) -> Tensor:
-    """Counts the labels of samples, see `ClientData.label_counts`.
-
-    Example:
-        >>> label_counts(torch.tensor([0, 2, 2]), 3).tolist()
-        [1.0, 0.0, 2.0]
-    """
-    if label.ndim > 1:
-        return finding_counts(label) if label.ndim == 2 else voxel_counts(label)
-    if label.is_floating_point():  # outcomes without classes
-        return torch.full((size,), float(len(label)))
-    return torch.bincount(label, minlength=size).float()
-
-
-def painted(boxes: Tensor, size: Sequence[int]) -> Tensor:
-    """Paints boxes (M, 6 or more) of a volume as a region, for pictures: (1, h, w, d) uint8.
-
-    Example:
-        >>> painted(torch.tensor([[0.0, 1.0, 0.0, 1.0, 3.0, 1.0]]), (1, 4, 1)).flatten().tolist()
-        [0, 1, 1, 0]
-    """
-    region = torch.zeros(1, *size, dtype=torch.uint8)
-    for a, b, c, d, e, f in boxes[:, :6].round().int().clamp(min=0).tolist():
-        region[0, a:d, b:e, c:f] = 1
-    return region
 
 
 Places = NDArray[np.int32]

@@ -7,7 +7,7 @@ from medfed.datamodules.cache.volumes import CachedDataModule
 from medfed.datamodules.extending import *
 from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.cases import read_json
+from medfed.datamodules.readers.centres import read_json
 from medfed.datamodules.segmentation import SegmentationDataModule
 
 _ROLES = {"centre", "split", "label", "fold"}  # what readers take from other columns

@@ -10,10 +10,9 @@ from itertools import combinations, compress
 import torch
 from torch import Tensor
 
-from medfed.datamodules.client_data import ArrayRows, Block, ClientData, Rows, gather
+from medfed.datamodules.client_data import ArrayRows, Block, ClientData, Rows, gather, label_counts
 from medfed.datamodules.extending import *
 from medfed.datamodules.partitions.base import Partition, answer
-from medfed.datamodules.patches import label_counts
 from medfed.datamodules.scanner import Scanner
 from medfed.datamodules.splits import check_leakage, split_patients, warn_small
 from medfed.standalone.errors import quoted

@@ -15,7 +15,14 @@ from medfed.datamodules import patches
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache import volumes as cached
 from medfed.datamodules.cache.store import Item, Recipe
-from medfed.datamodules.client_data import Batch, Block, BlocksOnDemand, ClientData, gather
+from medfed.datamodules.client_data import (
+    Batch,
+    Block,
+    BlocksOnDemand,
+    ClientData,
+    gather,
+    voxel_counts,
+)
 from medfed.datamodules.duplicates import Sample, content
 from medfed.datamodules.extending import *
 from medfed.datamodules.one_site import Claims, Half, Merging, OwnData
@@ -288,13 +295,13 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         """The cache's recipe: every patient's volume from the reader."""
         reader, path = self.scans, given_path(self.source).resolve()
         patients = list(self.patients.values()) or reader.patients()
-        lacking = any(case.lacks for p in patients for case in reader.cases_of(p))
+        cases = [case for of in [reader.cases_of(patient) for patient in patients] for case in of]
+        lacking = any(case.lacks for case in cases)
         if not self.plans and (lacking or self.planning is not None):
             self.plan()  # which refuses files that are missing
         if self.planning is not None:
             self.agree()
         prepared = self.preparation
-        cases = [case for patient in patients for case in reader.cases_of(patient)]
         files = [tuple(files_of_case(c.files.values(), reader.series)) for c in cases]
         pairs = zip(cases, files, strict=True)
         items = [Item(c.id, of, of, (reader, c, prepared)) for c, of in pairs]
@@ -485,7 +492,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         random = [torch_rng(self.seed, "patches", case) for case, _ in cases]
         blocks = [self._cut(*at, plan, rng) for at, rng in zip(cases, random, strict=True)]
         train = {key: torch.cat([block[key] for block in blocks]) for key in blocks[0]}
-        more = {"label_counts": patches.voxel_counts(train["label"])}
+        more = {"label_counts": voxel_counts(train["label"])}
         return {**train, "label": train["label"].float()}, more
 
     def _fresh(self, name: str, plan: ClientPlan) -> tuple[Block, dict[str, Any]]:
@@ -496,7 +503,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         fresh = FreshPatches(volumes, count, share, self.size, self._slices)
         train = fresh.block(derive_seed(self.seed, "patches", name))
         order = torch.arange(count * len(volumes))
-        counts = [patches.voxel_counts(gather(train["label"], part)) for part in order.split(64)]
+        counts = [voxel_counts(gather(train["label"], part)) for part in order.split(64)]
         return train, {"label_counts": torch.stack(counts).sum(dim=0), "fresh": fresh}
 
     def _volume(self, case: str, plan: ClientPlan) -> BoxedVolume:

@@ -1,21 +1,22 @@
-"""The federation and its round, which every runtime drives."""
+"""The federation, how it is made, and its round, which every runtime drives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from medfed.common.arguments import check_arguments, check_kind
 from medfed.common.seeding import derive_seed
 from medfed.common.streams import globals_seeded
 from medfed.common.tensors import State, Tensors, digest, states_on, weighted_mean
+from medfed.federation import inputs
 from medfed.federation.aggregation import (
-    Aggregation,
     Norms,
     Outlier,
     PhaseReplies,
@@ -30,7 +31,9 @@ from medfed.federation.algorithm import (
     Outbox,
     Replies,
 )
-from medfed.federation.contributions import cosines_in, with_round
+from medfed.federation.budget import LocalBudget
+from medfed.federation.client import Batch, ClientData
+from medfed.federation.contributions import check_contributions, cosines_in, with_round
 from medfed.federation.duties import (
     check_generator,
     check_message,
@@ -38,17 +41,22 @@ from medfed.federation.duties import (
     check_outbox,
     check_phases,
     check_reply,
+    check_start,
     check_state,
     check_weights,
 )
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.engine.private import ClientPrivacy
 from medfed.federation.local_client import LocalClient, bytes_of
+from medfed.federation.missing_channels import entries_reading
+from medfed.federation.optimizers import OptimizerFactory, SchedulerFactory
+from medfed.federation.split import BufferPolicy, Normalization, ParameterSplit
 from medfed.federation.wire.channel import Channel, MessageContext
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.packet import KINDS, Message, Packet
+from medfed.standalone.checks import check_count
 from medfed.standalone.errors import CodecError, ConfigError, NonFiniteError
 
 PART = "optimizer"  # of messages: the state of the clients' optimizers, which the server averages
@@ -431,6 +439,72 @@ class Round:
         self._packets: dict[str, Packet] = {}  # whose parts are summed
 
 
+def assemble(
+    algorithm: Algorithm,
+    network: nn.Module,
+    loss: Callable[[Batch], Tensor],
+    clients: Iterable[ClientData],
+    *,
+    personal: str | Sequence[str] = (),
+    buffers: BufferPolicy = "averaged",
+    optimizer: OptimizerFactory,
+    scheduler: SchedulerFactory | None = None,
+    rounds: Annotated[int, check_count] = 1,
+    budget: LocalBudget | None = None,
+    channel: Callable[[Algorithm], Channel] | None = None,
+    cohort: Cohort | None = None,
+    seed: int = 0,
+    measure: Callable[[Iterable[Batch]], float] | None = None,
+    everyone: Sequence[ClientInfo] | None = None,
+    shape: Sequence[int] | None = None,
+    normalization: Normalization = "reestimated",
+    compares: bool = False,
+) -> tuple[Federation, LocalTrainer]:
+    """Makes a federation: split, training loop, initial states, clients.
+
+    `everyone`: all clients of the federation, if not all are in this process. `compares`: whether
+    each client's update is compared with the others'.
+    """
+    inputs.check_network(network)
+    check_kind("algorithm", algorithm, Algorithm, " such as Ditto()")
+    sgd = " such as partial(torch.optim.SGD, lr=0.1)"
+    check_kind("optimizer", optimizer, OptimizerFactory, sgd)
+    clients = inputs.check_clients(clients)
+    check_arguments(assemble, {n: v for n, v in locals().items() if n != "sgd"})
+    inputs.check_optimizer(optimizer, scheduler, rounds, network)
+    inputs.check_labels(algorithm, clients)
+    split = algorithm.split(network, personal, buffers)
+    check_kind(f"What {algorithm.title}.split returns", split, ParameterSplit)
+    algorithm = algorithm.adapted(split, network)
+    check_kind("What adapted returns", algorithm, Algorithm)
+    checked = inputs.CheckedLoss(loss, network)
+    local = LocalTrainer(
+        network, checked, split, optimizer, scheduler, rounds, budget, seed, measure
+    )
+    weights = local.model.initial()
+    if everyone is None:
+        if not clients:
+            raise ConfigError("There is no client; give at least one.")
+        everyone = [ClientInfo(c.id, c.num_samples) for c in clients]
+    server, state = check_start(algorithm, algorithm.init(weights, split, everyone))
+    if algorithm.mask_aware:
+        shape = shape or clients[0].train_inputs(1).shape[1:]
+        server = {**server, "reads": entries_reading(network, shape)}
+    local_clients = {c.id: LocalClient(c, local, weights, state) for c in clients}
+    sent = Channel() if channel is None else channel(algorithm)
+    if not split.parameters("shared"):
+        inputs.check_averages(algorithm, sent)
+    if local.budget.optimizer_state == "averaged":
+        inputs.check_averages_moments(algorithm, sent)
+    cohort = cohort or Cohort()
+    cohort.of([c.id for c in everyone], seed, 0)  # an unknown client is named here
+    made = Federation(algorithm, server, local_clients, everyone, local, sent, cohort, seed)
+    if compares:
+        check_contributions(algorithm, sent, split)
+    made.compares, local.normalization = compares, normalization
+    return made, local
+
+
 @contextmanager
 def _unchanged(algorithm: Algorithm, state: Mapping[str, Tensors], what: str) -> Iterator[None]:
     """Raises ConfigError if a function of a method changes tensors that it is given in place."""
@@ -471,30 +545,3 @@ def with_moments(message: Message, moments: Tensors | None) -> Message:
     state of personal parameters stays with the client.
     """
     return replace(message, parts={**message.parts, PART: moments}) if moments else message
-
-
-def check_averages_moments(algorithm: Algorithm, channel: Channel) -> None:
-    """Checks that a server can average the optimizers' state."""
-    links = channel.links.items()
-    changed = [way for way, link in links if not (link.direct and link.codec.lossless)]
-    # Its own declaration: a method that inherits from another may train in another way.
-    if not vars(type(algorithm)).get("averages_moments") or algorithm.mask_aware:
-        mask = " with algorithm.mask_aware=true" if algorithm.mask_aware else ""
-        why = f"{algorithm.title}{mask} does not send the plain mean of one training"
-    elif type(algorithm.aggregation) is not Aggregation:
-        why = f"aggregation={type(algorithm.aggregation).__name__.lower()} compares weights"
-    elif channel.sums is not None:
-        why = "channel.secure=masks clips their numbers of steps"
-    elif changed:
-        why = f"codec.{changed[0]} and channel.{changed[0]} change what is sent"
-    else:
-        return
-    raise cannot_average(why)
-
-
-def cannot_average(why: str) -> ConfigError:
-    """Returns the error of a run whose server cannot average the optimizers' state."""
-    return ConfigError(
-        f"local.optimizer_state=averaged does not go with this: {why}; choose "
-        "local.optimizer_state=kept or fresh."
-    )

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from medfed.common.arguments import kind
 from medfed.federation import optimizers
+from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.client import AmongOthers, Batch, ClientData
 from medfed.federation.hospital import Batched, padded
 from medfed.federation.split import float_entries
+from medfed.federation.wire.channel import Channel
 from medfed.standalone.errors import ConfigError, MedfedError, few, first_line
 
 
@@ -112,6 +114,46 @@ def check_labels(algorithm: Algorithm, clients: Iterable[ClientData]) -> None:
                 f"{client.id} are not that, of two or more classes; choose another algorithm "
                 "for outcomes, times, regions, boxes and findings, such as algorithm=fedper."
             )
+
+
+def check_averages(algorithm: Algorithm, channel: Channel) -> None:
+    """Refuses what protects means, of a model that is wholly personal."""
+    robust = type(algorithm.aggregation)
+    masks = channel.sums is not None
+    key = "channel.secure=masks" if masks else f"aggregation={robust.__name__.lower()}"
+    if algorithm.parts_averaged and (masks or robust is not Aggregation):
+        raise ConfigError(
+            f"{key} protects what is averaged, and the model is wholly personal, so "
+            f"{algorithm.title} averages nothing; make less of it personal "
+            f"(model.personal), or leave {key} out."
+        )
+
+
+def check_averages_moments(algorithm: Algorithm, channel: Channel) -> None:
+    """Checks that a server can average the optimizers' state."""
+    links = channel.links.items()
+    changed = [way for way, link in links if not (link.direct and link.codec.lossless)]
+    # Its own declaration: a method that inherits from another may train in another way.
+    if not vars(type(algorithm)).get("averages_moments") or algorithm.mask_aware:
+        mask = " with algorithm.mask_aware=true" if algorithm.mask_aware else ""
+        why = f"{algorithm.title}{mask} does not send the plain mean of one training"
+    elif type(algorithm.aggregation) is not Aggregation:
+        why = f"aggregation={type(algorithm.aggregation).__name__.lower()} compares weights"
+    elif channel.sums is not None:
+        why = "channel.secure=masks clips their numbers of steps"
+    elif changed:
+        why = f"codec.{changed[0]} and channel.{changed[0]} change what is sent"
+    else:
+        return
+    raise cannot_average(why)
+
+
+def cannot_average(why: str) -> ConfigError:
+    """Returns the error of a run whose server cannot average the optimizers' state."""
+    return ConfigError(
+        f"local.optimizer_state=averaged does not go with this: {why}; choose "
+        "local.optimizer_state=kept or fresh."
+    )
 
 
 class Beside(AmongOthers):

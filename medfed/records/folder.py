@@ -241,12 +241,12 @@ class RunFolder(Places):
             self.check_data(splits)
             return
         code = {"commit": commit_here(), "plugins": fingerprints(config.plugins)}
-        write_json(self.versions_json, {**versions(), **code})
-        write_json(self.splits_json, splits)
-        write_json(self.preprocessing_json, preprocessing)
-        write_json(self.cohort_json, cohort)
+        facts = {self.versions_json: {**versions(), **code}, self.splits_json: splits}
+        facts |= {self.preprocessing_json: preprocessing, self.cohort_json: cohort}
         if (plan := config.facts.plan) is not None:
-            write_json(self.plan_json, {"sha256": digest(plan), "plan": plan})
+            facts[self.plan_json] = {"sha256": digest(plan), "plan": plan}
+        for path, content in facts.items():
+            write_json(path, content)
         if config.overrides is not None:  # what was typed, for whoever resumes the run
             write_text(self.overrides_yaml, as_yaml(list(config.overrides)))
         # The last one: by it a run folder is known.

@@ -44,8 +44,9 @@ from medfed.personalize.quantized_base import layer_weights
 from medfed.records.folder import RunFolder
 from medfed.reports.charts import Picture, Row, forest
 from medfed.reports.report import rendered
-from medfed.run.experiment import Experiment, reopen_selected
+from medfed.run.experiment import Experiment
 from medfed.run.federating import federate
+from medfed.run.finished import reopen_selected
 from medfed.standalone.files import filled, write_json, write_text, writing
 
 BATCHES = (1, 4, 16)

@@ -21,7 +21,8 @@ from medfed.federation.lightning.strategy import ranks_end_together
 from medfed.federation.reference import onboarded_client, outsiders_model
 from medfed.records.cells import Stage
 from medfed.reports.tasks import course
-from medfed.run.experiment import Experiment, build_experiment, test_selected, tested_cases
+from medfed.run.experiment import Experiment, build_experiment
+from medfed.run.finished import test_selected
 from medfed.run.loggers import NO_LOGGER
 from medfed.run.memberships import Memberships
 from medfed.run.train import train
@@ -120,7 +121,7 @@ def _tested(experiment: Experiment) -> dict[str, Any]:
     """The test metrics of every client, on resampled patients, too, and of constants."""
     evaluation, plans = experiment.evaluation, experiment.data.plans
     metric = experiment.task.selection[0]
-    tested = tested_cases(experiment)
+    tested = experiment.tested_cases()
     result: dict[str, Any] = {
         "clients": evaluation.test,
         "patients": {

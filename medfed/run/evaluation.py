@@ -39,7 +39,8 @@ from medfed.federation.lightning.module import EvalSplit
 from medfed.federation.lightning.strategy import ranks_end_together
 from medfed.records.folder import RunFolder
 from medfed.reports.subsets import heat_map
-from medfed.run.experiment import Experiment, reopen, reopen_selected, test_selected, tested_cases
+from medfed.run.experiment import Experiment
+from medfed.run.finished import reopen, reopen_selected, test_selected
 from medfed.run.intervals import case_statistics, over_clients
 from medfed.run.results import undefined
 from medfed.standalone.csv_files import MISSING, Sheet, as_number, missing_words
@@ -60,7 +61,7 @@ def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
     measured: dict[str, Any] = {"split": split, "clients": clients}
     measured |= {"federation": over_clients(clients), "undefined": undefined(clients, split)}
     measured |= {"failed": {split: scores.failed(clients)}}
-    measured |= case_statistics(tested_cases(experiment), experiment.config.seed)
+    measured |= case_statistics(experiment.tested_cases(), experiment.config.seed)
     write_json(run.evaluation_json(split), run.about() | measured)
     return summary | measured
 
@@ -120,7 +121,7 @@ def measure_subgroups(
     ``patients`` is None.
     """
     experiment = _tested(folder, split)
-    tested, data = tested_cases(experiment), experiment.data
+    tested, data = experiment.tested_cases(), experiment.data
     if not tested.pooled():
         raise ConfigError("by is for tasks with a table of cases, and models that have not failed.")
     texts = values_of(data, column, source)

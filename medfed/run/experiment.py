@@ -18,12 +18,10 @@ from medfed.common.console import say, wide_console
 from medfed.common.floors import remark
 from medfed.common.scores import failed
 from medfed.common.tensors import Tensors, layout_of, select
-from medfed.common.untrusted import read_checkpoint
-from medfed.config.allowed import check_plugins
 from medfed.config.check import no_gpu, several
 from medfed.config.compose import build
-from medfed.config.description import LacksKeyError, Privacy, RunDescription, describe
-from medfed.config.sections import Section, without_places
+from medfed.config.description import Privacy, RunDescription
+from medfed.config.sections import without_places
 from medfed.datamodules.base import FederatedDataModule
 from medfed.federation.lightning import callbacks, checkpoint
 from medfed.federation.lightning.collect import rank
@@ -41,15 +39,16 @@ from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
-from medfed.run.assembly import next_to_outputs, read_data, task_for
+from medfed.run.assembly import read_data, task_for
 from medfed.run.claim import SameEverywhere
 from medfed.run.cohort import cohort_record, print_cohort, print_plan
 from medfed.run.federating import federate, statistics_of
 from medfed.run.intervals import SplitCases
-from medfed.run.loggers import NO_LOGGER, remember
+from medfed.run.loggers import remember
 from medfed.run.privacy import print_hidden, print_protections, protections
 from medfed.run.start import Account, Start
-from medfed.standalone.errors import CheckpointError, ConfigError
+from medfed.run.trial import next_to_outputs
+from medfed.standalone.errors import ConfigError
 
 
 def adapt(config: RunDescription, task: TaskModule, data: FederatedDataModule) -> None:
@@ -96,6 +95,12 @@ class Experiment:
     evaluation: callbacks.PersonalEvaluation
     trainer: pl.Trainer
     folder: Path
+
+    def tested_cases(self) -> SplitCases:
+        """Returns the cases that the last test has kept, by client."""
+        evaluation, lost = self.evaluation, failed(self.evaluation.test)
+        split = self.module.test_split
+        return SplitCases.of(self.task, self.data, evaluation.cases, split, lost)
 
 
 def build_experiment(config: RunDescription) -> Experiment:
@@ -252,62 +257,3 @@ def callbacks_of(
     if config.evaluation.patience is not None:
         called.append(callbacks.Patience(config.evaluation.patience))
     return called
-
-
-def test_selected(experiment: Experiment) -> None:
-    """Loads the round that validation selects and evaluates it on the test split."""
-    experiment.evaluation.check_selected()
-    best = best_checkpoint(experiment.folder)
-    experiment.trainer.test(experiment.module, ckpt_path=best, weights_only=True, verbose=False)
-    tested = tested_cases(experiment)
-    for client, metrics in experiment.evaluation.test.items():
-        metrics |= tested.of_candidates(client)
-
-
-def tested_cases(experiment: Experiment) -> SplitCases:
-    """Returns the cases that the last test has kept, by client."""
-    evaluation, split = experiment.evaluation, experiment.module.test_split
-    lost = failed(evaluation.test)
-    return SplitCases.of(experiment.task, experiment.data, evaluation.cases, split, lost)
-
-
-def best_checkpoint(folder: Path) -> Path:
-    """Returns the checkpoint of the round that validation selects."""
-    best = RunFolder(folder).best_ckpt
-    if not checkpoint.is_whole(best):
-        raise CheckpointError(f"{best} is missing or torn; resume or repeat the run.")
-    checkpoint.check_federation(best)
-    return best
-
-
-def reopened(config: Section, folder: Path, **trainer: Any) -> RunDescription:
-    """Describes a finished run so that its objects can be built again."""
-    source = config.plain()
-    source |= {"resume": str(folder), "folder": str(folder), "progress": False}
-    source["logger"] = NO_LOGGER
-    source["trainer"] |= {"devices": 1, "strategy": "auto", **trainer}  # not those of training
-    if "num_nodes" in source["trainer"]:
-        source["trainer"]["num_nodes"] = 1
-    return describe(source)
-
-
-def reopen(folder: Path) -> Experiment:
-    """Rebuilds the objects of a finished run from its folder, for evaluation."""
-    run = RunFolder(folder)
-    config, _ = run.config, run.splits  # both are read before the data
-    run.check_simulation(
-        "which keep their patients; only simulations are evaluated or attacked again"
-    )
-    check_plugins(config, folder)
-    try:
-        return build_experiment(reopened(config, folder))
-    except LacksKeyError as error:
-        raise CheckpointError(f"{run.config_yaml} lacks a key: {error}.") from error
-
-
-def reopen_selected(folder: Path) -> Experiment:
-    """Reopens a run with the states of the round that validation selected, on its device."""
-    experiment = reopen(folder)
-    experiment.module.to(experiment.trainer.strategy.root_device)
-    experiment.module.restore(read_checkpoint(best_checkpoint(folder)))
-    return experiment

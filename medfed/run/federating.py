@@ -20,11 +20,11 @@ from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Algorithm, ClientInfo
 from medfed.federation.client import Batch, ClientData
 from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.federation import Federation, cannot_average
+from medfed.federation.federation import Federation, assemble
+from medfed.federation.inputs import cannot_average
 from medfed.federation.lightning.collect import inform, warn
 from medfed.federation.local_client import Pool
 from medfed.federation.optimizers import learning_rates, remembers_elsewhere
-from medfed.federation.reference import assemble
 from medfed.federation.split import ParameterSplit, float_entries
 from medfed.federation.wire.channel import Channel, Link
 from medfed.federation.wire.codecs.base import Codec

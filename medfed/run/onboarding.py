@@ -32,7 +32,8 @@ from medfed.federation.wire.ledger import Ledger
 from medfed.functional.conformal import for_newcomer
 from medfed.records.folder import RunFolder, with_nan
 from medfed.reports.charts import Point, curves, looks_in_order, panels
-from medfed.run.experiment import Experiment, reopen_selected
+from medfed.run.experiment import Experiment
+from medfed.run.finished import reopen_selected
 from medfed.standalone.errors import ConfigError, DataError, did_you_mean, few
 from medfed.standalone.files import csv_text, write_json, write_text
 

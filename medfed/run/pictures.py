@@ -24,7 +24,7 @@ from medfed.functional.detection import ALARM, HIT, SCAN, lesion_curve
 from medfed.functional.scores import ALARMS, Floats, sensitivities
 from medfed.functional.survival import SURVIVAL, kaplan_meier
 from medfed.records.folder import read_predictions
-from medfed.run.experiment import Experiment, tested_cases
+from medfed.run.experiment import Experiment
 from medfed.run.intervals import SplitCases, joined
 from medfed.run.memberships import Memberships, leaf_order, matched
 
@@ -250,9 +250,9 @@ def draw_run(
         figures["bytes"] = bytes_per_client(federation.ledger)
     if len(federation.clients) == len(federation.ids):  # otherwise the server is elsewhere
         figures |= federation.pictures()
-    figures["froc"] = froc_curves(tested_cases(experiment))
-    figures["detections"] = detections(tested_cases(experiment))
-    figures["survival"] = survival_curves(tested_cases(experiment))
+    figures["froc"] = froc_curves(experiment.tested_cases())
+    figures["detections"] = detections(experiment.tested_cases())
+    figures["survival"] = survival_curves(experiment.tested_cases())
     method = type(federation.algorithm).__name__.lower()
     if cases := read_predictions(method, experiment.folder, federation.ids):
         figures["contours"] = experiment.task.picture(cases)

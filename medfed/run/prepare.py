@@ -31,7 +31,6 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache.store import Store
 from medfed.datamodules.cache.volumes import CachedDataModule
 from medfed.datamodules.client_data import ClientData
-from medfed.datamodules.patches import painted
 from medfed.federation.split import Block, ParameterSplit, blocks
 from medfed.models.contours import region_colours
 from medfed.models.segmentation_meter import slice_with_most
@@ -239,7 +238,7 @@ def augmentation_sheet(data: FederatedDataModule) -> Figure | None:
 def _flat(image: Tensor, label: Tensor) -> Sample:
     """A slice (C, h, w), and its class () or regions (R, h, w); of a volume in RAS, front up."""
     if boxes := label.ndim == 2:
-        label = painted(label, image.shape[1:])
+        label = _painted(label, image.shape[1:])
     regions = label.ndim > 1
     if image.ndim == 4:
         depth = image.shape[-1] // 2
@@ -341,3 +340,16 @@ def _legend(figure: Figure, data: FederatedDataModule) -> None:
         for colour, name in zip(palette, data.class_names, strict=True)
     ]
     legend_below(figure, lines, 9)
+
+
+def _painted(boxes: Tensor, size: Sequence[int]) -> Tensor:
+    """Paints boxes (M, 6 or more) of a volume as a region, for pictures: (1, h, w, d) uint8.
+
+    Example:
+        >>> _painted(torch.tensor([[0.0, 1.0, 0.0, 1.0, 3.0, 1.0]]), (1, 4, 1)).flatten().tolist()
+        [0, 1, 1, 0]
+    """
+    region = torch.zeros(1, *size, dtype=torch.uint8)
+    for a, b, c, d, e, f in boxes[:, :6].round().int().clamp(min=0).tolist():
+        region[0, a:d, b:e, c:f] = 1
+    return region

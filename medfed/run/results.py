@@ -32,7 +32,7 @@ from medfed.models.segmentation_meter import slice_with_most
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder, save_prediction, save_tensors
 from medfed.reports.coverage import COVERAGE, coverage_table
-from medfed.run.experiment import Experiment, tested_cases
+from medfed.run.experiment import Experiment
 from medfed.run.intervals import case_statistics, doubts, over_clients
 from medfed.run.loggers import end_logging
 from medfed.run.memberships import Memberships
@@ -130,7 +130,7 @@ def write_tables(experiment: Experiment, summary: dict[str, Any], best: int | No
         write_text(run.cases_csv, csv_text(rows[0], (row.values() for row in rows)))
         if lesions := experiment.data.found_places(rows):
             write_text(run.detections_csv, csv_text(lesions[0], (row.values() for row in lesions)))
-    summary |= case_statistics(tested_cases(experiment), experiment.config.seed)
+    summary |= case_statistics(experiment.tested_cases(), experiment.config.seed)
     config, federation = experiment.config, experiment.module.federation
     if config.privacy != Privacy():
         planned = protections(config, experiment.data.clients, federation)

@@ -12,7 +12,8 @@ from medfed.federation.lightning.strategy import ranks_end_together
 from medfed.records.folder import RunFolder
 from medfed.run import results
 from medfed.run.claim import locked_run_folder
-from medfed.run.experiment import Experiment, build_experiment, test_selected
+from medfed.run.experiment import Experiment, build_experiment
+from medfed.run.finished import test_selected
 from medfed.run.loggers import marked_as_failed
 
 

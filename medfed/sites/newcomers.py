@@ -26,8 +26,9 @@ from medfed.federation.wire.packet import Packet
 from medfed.functional.conformal import for_newcomer
 from medfed.functional.points import Point
 from medfed.records.folder import Run, RunFolder, with_nan
-from medfed.run.experiment import best_checkpoint, read_start, reopened
+from medfed.run.experiment import read_start
 from medfed.run.federating import preprocessing, server_half
+from medfed.run.finished import best_checkpoint, reopened
 from medfed.run.onboarding import add_rows, earlier_rows
 from medfed.sites import coordinator, wire
 from medfed.sites.agreement import Agreed, fingerprints

@@ -36,7 +36,8 @@ from medfed.federation.wire.ledger import Ledger
 from medfed.records.folder import RunFolder
 from medfed.run import assembly, claim, federating, loggers, results
 from medfed.run.evaluation import show_across
-from medfed.run.experiment import best_checkpoint, callbacks_of, read_start, trainer_of
+from medfed.run.experiment import callbacks_of, read_start, trainer_of
+from medfed.run.finished import best_checkpoint
 from medfed.run.memberships import Memberships
 from medfed.sites import agreement, calls
 from medfed.sites.attendance import Attendance, SitesProgress

@@ -161,3 +161,17 @@ def zscore(image: Tensor) -> Tensor:
             mean, std = voxels.mean().item(), voxels.std(correction=0).item()
             channel[inside] = (voxels - mean) / (std or 1.0)
     return image
+
+
+def among(image: Tensor, there: Sequence[bool]) -> Tensor:
+    """Puts the channels of a normalised image in their places; the others are zero.
+
+    Example:
+        >>> among(torch.tensor([[5.0], [7.0]]), [True, False, True]).tolist()
+        [[5.0], [0.0], [7.0]]
+    """
+    if all(there):
+        return image
+    whole = torch.zeros(len(there), *image.shape[1:])
+    whole[torch.tensor(there)] = image
+    return whole

@@ -24,21 +24,6 @@ from .errors import ConfigError
 from .itk import say_once
 from .normalization import Rule, record_of, rules_from
 
-
-def among(image: Tensor, there: Sequence[bool]) -> Tensor:
-    """Puts the channels of a normalised image in their places; the others are zero.
-
-    Example:
-        >>> among(torch.tensor([[5.0], [7.0]]), [True, False, True]).tolist()
-        [[5.0], [0.0], [7.0]]
-    """
-    if all(there):
-        return image
-    whole = torch.zeros(len(there), *image.shape[1:])
-    whole[torch.tensor(there)] = image
-    return whole
-
-
 BLANK = (
     "is 0 in every voxel for the network: its grey values are all alike, or outside the window of "
     "data.normalize; check that it is a scan, no mask, in the units of the others"

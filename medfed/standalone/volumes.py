@@ -9,8 +9,9 @@ reads NRRD, MetaImage and DICOM, nibabel NIfTI.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 log = logging.getLogger(__name__)
+# Of a file: its sizes, how many values a voxel has, and (4, 4) from its voxels to mm in RAS.
+Header = tuple[tuple[int, ...], int, NDArray[np.float64]]
 SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
 _PAIR = (".hdr", ".img")
 _SHEAR = 0.01  # cosine between two axes, about half a degree
@@ -103,9 +106,13 @@ def files_of_case(files: Iterable[Path], series: Sequence[str] = ()) -> list[Pat
 
 def read_geometry(path: Path, towards: str = "RAS", series: Sequence[str] = ()) -> Geometry:
     """Reads the header of a volume, and no voxel; its axes run `towards`, the affine to RAS."""
+    return _geometry(path, _by_format(path, "header", series)(), towards)
+
+
+def _geometry(path: Path, header: Header, towards: str = "RAS") -> Geometry:
     from nibabel.orientations import axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
 
-    shape, channels, stored = _by_format(path, "header", series)
+    shape, channels, stored = header
     steps = np.linalg.norm(stored[:3, :3], axis=0)
     if not np.isfinite(stored).all() or steps.min() < 1e-9:
         raise DataError(f"{path} has no valid affine; its orientation is unknown: convert it anew.")
@@ -123,9 +130,10 @@ def read_geometry(path: Path, towards: str = "RAS", series: Sequence[str] = ()) 
     return Geometry((x, y, z), affine, channels, stored, turn)
 
 
-def read_geometries(paths: Iterable[Path], series: Sequence[str] = ()) -> list[Geometry]:
+def read_geometries(paths: Sequence[Path], series: Sequence[str] = ()) -> list[Geometry]:
     """Reads the headers of several volumes."""
-    return [read_geometry(path, series=series) for path in paths]
+    reads = [_by_format(path, "header", series) for path in paths]
+    return list(map(_geometry, paths, [read() for read in reads]))
 
 
 def read_volume(
@@ -158,7 +166,7 @@ def read_volume(
 
 def stored_voxels(path: Path, series: Sequence[str] = ()) -> NDArray[Any]:
     """Returns all voxels of a volume, (i, j, k) or (i, j, k, C), in the order of the file."""
-    array: NDArray[Any] = _by_format(path, "voxels", series)
+    array: NDArray[Any] = _by_format(path, "voxels", series)()
     return array
 
 
@@ -251,9 +259,11 @@ def _is_one_of(codes: Tensor, values: Sequence[int]) -> Tensor:
     return torch.from_numpy(table.take(codes.numpy()))
 
 
-def _by_format(path: Path, what: Literal["header", "voxels"], series: Sequence[str]) -> Any:
-    """The header or the voxels of a file, or of a folder of DICOM."""
+def _by_format(
+    path: Path, what: Literal["header", "voxels"], series: Sequence[str]
+) -> Callable[[], Any]:
+    """What reads the header or the voxels of a file, or of a folder of DICOM."""
     if path.is_dir():
-        return getattr(dicom, what)(path, series)
+        return partial(getattr(dicom, what), path, series)
     by_itk = path.suffix.lower() in (".mha", ".mhd", ".nrrd", ".nhdr")
-    return getattr(itk if by_itk else nifti, what)(path)
+    return partial(getattr(itk if by_itk else nifti, what), path)

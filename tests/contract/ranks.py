@@ -18,8 +18,8 @@ import torch  # noqa: E402
 
 from medfed.federation.lightning import module as runtime  # noqa: E402
 from medfed.federation.lightning.collect import rank  # noqa: E402
-from medfed.federation.lightning.module import FederatedModule, assign  # noqa: E402
-from medfed.federation.lightning.strategy import ClientSharding  # noqa: E402
+from medfed.federation.lightning.module import FederatedModule  # noqa: E402
+from medfed.federation.lightning.strategy import ClientSharding, assign  # noqa: E402
 from tests.contract.harness import half, lightning, lossy  # noqa: E402
 
 

@@ -18,7 +18,7 @@ from medfed.config.compose import load
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.plans import by_id
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.readers.cases import named_centres
+from medfed.datamodules.readers.centres import named_centres
 from medfed.datamodules.readers.image_folder import read_image_table
 from medfed.datamodules.readers.image_masks import ImageMasksReader
 from medfed.datamodules.readers.table import read_csv

@@ -14,7 +14,7 @@ from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
 from medfed.run.evaluation import measure_subsets
-from medfed.run.experiment import reopen_selected
+from medfed.run.finished import reopen_selected
 from medfed.run.onboarding import hospital_at, onboard
 from medfed.sites.calls import SiteError
 from medfed.standalone.errors import DataError

@@ -21,7 +21,7 @@ from medfed.delivery.predict.prediction import predict
 from medfed.delivery.start.pretrained import Pretrained
 from medfed.reports.comparison import compare_runs
 from medfed.run.assembly import read_data, resolve_facts, task_for
-from medfed.run.experiment import reopen_selected
+from medfed.run.finished import reopen_selected
 from medfed.run.onboarding import hospital_at
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError
 from medfed.standalone.samples import pixels_of

@@ -18,7 +18,7 @@ from medfed.common.tensors import digest
 from medfed.datamodules.readers.medmnist import read_medmnist
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.splits import SPLITS
-from medfed.run.experiment import reopen_selected
+from medfed.run.finished import reopen_selected
 from medfed.run.onboarding import find_clients, onboard, show_onboarding
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError, MedfedError
 from tests.integration.runs import CLINICAL, ROOT, left_in, run

@@ -18,7 +18,7 @@ from medfed.delivery.main import export, predict
 from medfed.delivery.start.pretrained import Pretrained
 from medfed.federation.split import float_entries
 from medfed.models.segmentation import SegmentationTask
-from medfed.run.experiment import reopen_selected
+from medfed.run.finished import reopen_selected
 from medfed.run.onboarding import hospital_at
 from medfed.standalone.errors import ConfigError
 from medfed.standalone.files import digest

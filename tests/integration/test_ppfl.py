@@ -7,7 +7,7 @@ import torch
 
 from medfed.config.compose import load
 from medfed.models.networks.canonical import Canonical
-from medfed.run.experiment import reopen
+from medfed.run.finished import reopen
 from medfed.standalone.errors import ConfigError
 from tests.integration.runs import CLINICAL, imaging, outcome, run
 

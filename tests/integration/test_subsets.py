@@ -21,7 +21,7 @@ from medfed.run.evaluation import (
     show_subsets,
     table_of,
 )
-from medfed.run.experiment import reopen_selected
+from medfed.run.finished import reopen_selected
 from medfed.standalone.errors import CheckpointError, ConfigError
 from tests.integration.runs import ROOT, imaging, left_in, run
 

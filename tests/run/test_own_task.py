@@ -18,9 +18,9 @@ from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
 from medfed.models.task import TaskModule, WholeSplit
 from medfed.reports.comparison import compare_runs
-from medfed.run.assembly import try_model
 from medfed.run.evaluation import evaluate_run
 from medfed.run.train import train
+from medfed.run.trial import try_model
 from medfed.standalone.errors import ConfigError
 from medfed.standalone.mixture import Activation
 from tests.registered import register

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks, trees
-from medfed.datamodules.readers.cases import CaseReader, hospitals_of, institutions
+from medfed.datamodules.readers.cases import CaseReader
+from medfed.datamodules.readers.centres import hospitals_of, institutions
 from medfed.standalone.contrasts import FILES, AbsentFileError, Pattern, alternatives, find_file
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks, trees
-from medfed.datamodules.readers.cases import CaseReader, as_names, hospitals_of, read_json
+from medfed.datamodules.readers.cases import CaseReader, as_names
+from medfed.datamodules.readers.centres import hospitals_of, read_json
 from medfed.standalone.names import fold as fold_name
 from medfed.standalone.volumes import SUFFIXES, existing
 

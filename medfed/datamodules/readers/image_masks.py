@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks, trees
-from medfed.datamodules.readers.cases import named_centres
+from medfed.datamodules.readers.centres import named_centres
 from medfed.datamodules.readers.samples import channel_names
 from medfed.standalone import pictures
 from medfed.standalone.pictures import SUFFIXES, Color

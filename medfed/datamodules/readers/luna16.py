@@ -15,7 +15,7 @@ from typing import Literal
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.cases import named_centres
+from medfed.datamodules.readers.centres import named_centres
 from medfed.standalone import ct
 from medfed.standalone.ct import Candidates, ScanSpec
 from medfed.standalone.files import sha256

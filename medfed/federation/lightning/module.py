@@ -1,6 +1,6 @@
 """The LightningModule of a federated run: an epoch is a round, and a round is one batch.
 
-It assigns clients to ranks, and gathers the replies of all ranks.
+It moves clients between ranks, and gathers the replies of all ranks.
 """
 
 # Callbacks of rounds go with a FederatedModule alone.
@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from statistics import median
 from typing import Any, ClassVar, Literal, Protocol
 
 import pytorch_lightning as pl
@@ -39,58 +38,13 @@ from medfed.federation.lightning.collect import (
     warn,
     world_size,
 )
-from medfed.federation.lightning.strategy import check_trainer
+from medfed.federation.lightning.strategy import assign, check_trainer, costs
 from medfed.federation.wire.packet import Packet
 from medfed.functional.conformal import Covering
 from medfed.functional.points import Chooser, Point, RegionChooser, Rows
 from medfed.standalone.errors import CheckpointError, CodecError, ConfigError, NonFiniteError
 
 EvalSplit = Literal["train", "val", "test"]
-
-# How much longer than its best assignment a round must take before clients change ranks.
-WORTH_MOVING, SECONDS = 1.1, 0.2
-
-
-def costs(expected: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Returns the cost of each client's round: its last time, or an estimate in proportion.
-
-    Example:
-        >>> costs({"a": 10, "b": 20, "c": 40}, {"a": 1.0, "b": 2.0})
-        {'a': 1.0, 'b': 2.0, 'c': 4.0}
-    """
-    if not seconds:
-        return dict(expected)
-    each = median(taken / expected[client] for client, taken in seconds.items())
-    return {client: seconds.get(client, size * each) for client, size in expected.items()}
-
-
-def assign(
-    work: Mapping[str, float], ranks: int, owners: Mapping[str, int] | None = None
-) -> dict[str, int]:
-    """Assigns clients to ranks so that all ranks finish at about the same time.
-
-    The longest work is assigned first, to the rank with the least work so far. The longest rank
-    then takes at most 4/3 of what the best assignment would (Graham: Bounds on multiprocessing
-    timing anomalies, SIAM J. Appl. Math. 17(2), 1969). With `owners`, the current ranks, work is in
-    seconds, and clients stay unless the longest rank saves a tenth of its time, and
-    :data:`SECONDS`.
-
-    Example:
-        >>> assign({"a": 1, "b": 1, "c": 1}, ranks=2)
-        {'a': 0, 'b': 1, 'c': 0}
-        >>> assign({"a": 1, "b": 2, "c": 3}, ranks=2, owners={"a": 0, "b": 1, "c": 0})
-        {'a': 1, 'b': 1, 'c': 0}
-    """
-    order = sorted(work, key=lambda c: -work[c])
-    loads, assigned = [0.0] * ranks, {}
-    for client in order:
-        assigned[client] = loads.index(min(loads))
-        loads[assigned[client]] += work[client]
-    if owners is not None:
-        kept = [sum(w for c, w in work.items() if owners[c] == rank) for rank in range(ranks)]
-        if max(kept) <= max(WORTH_MOVING * max(loads), max(loads) + SECONDS):
-            return {c: owners[c] for c in work}
-    return {c: assigned[c] for c in work}
 
 
 class Once:

@@ -1,8 +1,8 @@
 """Several ranks, each with its own clients: Lightning's DDP without DDP's model wrapping.
 
 Ranks are processes on one or several machines; each has a device, or several share one. This module
-starts the ranks of one machine; torchrun and SLURM start theirs. It also says which settings of a
-Trainer have no meaning for rounds; docs/api/trainer.md has all.
+starts the ranks of one machine; torchrun and SLURM start theirs. It assigns clients to ranks, and
+says which settings of a Trainer have no meaning for rounds; docs/api/trainer.md has all.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from statistics import median
 from subprocess import TimeoutExpired
 from typing import Any
 
@@ -38,6 +39,8 @@ from medfed.standalone.checks import check_count
 from medfed.standalone.errors import ConfigError, MedfedError, RankError, first_line
 
 _GRACE = 5.0  # seconds that a rank has to report why it ends
+# How much longer than its best assignment a round must take before clients change ranks.
+WORTH_MOVING, SECONDS = 1.1, 0.2
 
 
 class ClientSharding(DDPStrategy):
@@ -313,3 +316,45 @@ def _of_another_rank(
             break
         time.sleep(0.1)
     return None
+
+
+def costs(expected: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
+    """Returns the cost of each client's round: its last time, or an estimate in proportion.
+
+    Example:
+        >>> costs({"a": 10, "b": 20, "c": 40}, {"a": 1.0, "b": 2.0})
+        {'a': 1.0, 'b': 2.0, 'c': 4.0}
+    """
+    if not seconds:
+        return dict(expected)
+    each = median(taken / expected[client] for client, taken in seconds.items())
+    return {client: seconds.get(client, size * each) for client, size in expected.items()}
+
+
+def assign(
+    work: Mapping[str, float], ranks: int, owners: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Assigns clients to ranks so that all ranks finish at about the same time.
+
+    The longest work is assigned first, to the rank with the least work so far. The longest rank
+    then takes at most 4/3 of what the best assignment would (Graham: Bounds on multiprocessing
+    timing anomalies, SIAM J. Appl. Math. 17(2), 1969). With `owners`, the current ranks, work is in
+    seconds, and clients stay unless the longest rank saves a tenth of its time, and
+    :data:`SECONDS`.
+
+    Example:
+        >>> assign({"a": 1, "b": 1, "c": 1}, ranks=2)
+        {'a': 0, 'b': 1, 'c': 0}
+        >>> assign({"a": 1, "b": 2, "c": 3}, ranks=2, owners={"a": 0, "b": 1, "c": 0})
+        {'a': 1, 'b': 1, 'c': 0}
+    """
+    order = sorted(work, key=lambda c: -work[c])
+    loads, assigned = [0.0] * ranks, {}
+    for client in order:
+        assigned[client] = loads.index(min(loads))
+        loads[assigned[client]] += work[client]
+    if owners is not None:
+        kept = [sum(w for c, w in work.items() if owners[c] == rank) for rank in range(ranks)]
+        if max(kept) <= max(WORTH_MOVING * max(loads), max(loads) + SECONDS):
+            return {c: owners[c] for c in work}
+    return {c: assigned[c] for c in work}

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from medfed.federation.lightning.module import assign
+from medfed.federation.lightning.strategy import assign
 
 CLIENTS = [f"c{i}" for i in range(5)]
 
