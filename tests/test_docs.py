@@ -21,7 +21,7 @@ from rich.console import Console
 
 from medfed.commands.deploy import split
 from medfed.commands.help import COMMANDS
-from medfed.commands.methods import words, yamls
+from medfed.commands.methods import method, words, yamls
 from medfed.commands.site import read
 from medfed.config.compose import CONFIG_DIR, build, load
 from medfed.federation.algorithm import Algorithm
@@ -418,3 +418,43 @@ def test_the_pages_name_what_methods_may_ask_of_a_client():
     named = {(page.name, n) for page in PAGES for n in re.findall(CLIENTS, page.read_text())}
     assert len(named) > 5
     assert not [f"{page}: client.{n}" for page, n in named if n not in known]
+
+
+def methods_in(page, first, last):
+    """The methods that a page names between two pieces of its text, of which one ends it."""
+    text = (DOCS / page).read_text()
+    start = text.index(first)
+    named = re.findall(r"`(\w+)`", text[start : text.index(last, start)])
+    return {*named} & {*yamls()}
+
+
+def test_the_pages_name_the_methods_that_a_key_refuses_or_covers():
+    """By what the methods declare, so that a new one must be named, too."""
+    kinds = {name: method(name, file).kind for name, file in yamls().items()}
+    refused = {n for n, kind in kinds.items() if kind.card.privacy_exposure != "gradients"}
+    assert methods_in("privacy.md", "Methods that compare losses", "sketches (choose") == refused
+    moments = {n for n, kind in kinds.items() if vars(kind).get("averages_moments")}
+    assert methods_in("methods.md", "`local.optimizer_state=averaged` has", "with Adam") == moments
+    sums = {n: {*kind.parts_averaged} for n, kind in kinds.items()}
+    partly = {kinds[n].__name__ for n in sums if sums[n] and sums[n] != {*kinds[n].parts_sent}}
+    for page in ("channel.md", "sites.md"):
+        named = re.findall(r"Of (\w+), (\w+) and (\w+)[^.]*part", (DOCS / page).read_text())
+        assert [{*map(str.lower, each)} for each in named] == [{*map(str.lower, partly)}], page
+
+
+def test_a_method_has_the_key_mask_aware_where_it_is_defined():
+    for name, file in yamls().items():
+        kind = method(name, file).kind
+        defined = bool(kind.parts_sent) and kind.supports_missing_channels
+        assert ("mask_aware" in yaml.safe_load(file.read_text())) == defined, name
+
+
+def test_scripts_have_the_options_that_the_pages_show():
+    shown = re.compile(r"python ((?:benchmarks|docs|scripts)/[\w/]+\.py)((?: [^`\n#]+)?)")
+    found = {pair for page in PAGES for pair in shown.findall(page.read_text())}
+    assert len(found) > 40
+    for script, arguments in found:
+        source = (ROOT / script).read_text()
+        options = re.findall(r"(?<= )--[\w-]+", arguments)
+        missing = [option for option in options if f'"{option}"' not in source]
+        assert not missing, f"{script} has no option {missing}"
