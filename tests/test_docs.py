@@ -29,8 +29,10 @@ from medfed.federation.card import Card
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.models.networks.personal_part import default_personal
+from medfed.records.places import Places
 from medfed.reports.sentences import card
 from medfed.run.prepare import split_tree
+from medfed.sites import policy
 from medfed.sites.agreement import Agreed
 from tests.checking import composed
 from tests.pages import DOCS, PAGES, ROOT, write_files
@@ -458,3 +460,21 @@ def test_scripts_have_the_options_that_the_pages_show():
         options = re.findall(r"(?<= )--[\w-]+", arguments)
         missing = [option for option in options if f'"{option}"' not in source]
         assert not missing, f"{script} has no option {missing}"
+
+
+INTERNAL = (".lock", ".lock.pid", "job.json", "validation.json")  # what no person opens
+
+
+def test_the_pages_name_the_files_of_a_run_folder_and_of_a_site():
+    """What is there may hold patients, or must not be lost."""
+    code = "\n".join(c for page in PAGES for c in re.findall(r"`([^`\n]+)`", page.read_text()))
+    places = {str(getattr(Places, name)) for name in vars(Places) if not name.startswith("_")}
+    files = {name for name in places if name not in INTERNAL and "/" not in name} - {"folder"}
+    assert len(files) > 30
+    lacking = [name for name in sorted(files) if not re.search(rf"\b{re.escape(name)}\b", code)]
+    assert not lacking, lacking
+    for name in (policy.SPENT, policy.COUNTED, policy.PATIENTS, policy.NUMBERS):
+        assert f"`{name}`" in (DOCS / "it.md").read_text(), name
+    held = re.search(r"\| run folder \|.*", (DOCS / "export.md").read_text())[0]
+    assert "`predictions`" in held
+    assert "`checkpoints`" in held
