@@ -65,7 +65,16 @@ def commands(page: Path) -> list[str]:
         re.match(r"\s*(?:\$ )?(medfed|python) (\S+.*?)(?:\s+#.*)?$", line)
         for line in page.read_text().splitlines()
     )
-    return list(dict.fromkeys(m[2] for m in matches if m and (m[1] == "medfed" or ".py" in m[2])))
+    lines = [m[2] for m in matches if m and (m[1] == "medfed" or ".py" in m[2])]
+    return list(dict.fromkeys([*lines, *in_sentences(page)]))
+
+
+def in_sentences(page: Path) -> list[str]:
+    """The commands in running text, which may be parts of one; those of sites need files."""
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    shown = re.findall(r"`medfed ([a-z]+ [^`\n…]+)`", prose)
+    shown = [line for line in shown if line.split()[0] in {*COMMANDS} - {"deploy", "init"}]
+    return [re.sub(r"--help|RUN_FOLDER/\S+", "", command) for command in shown]
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda page: page.stem)
@@ -303,6 +312,18 @@ def network(name, facts):
 @pytest.mark.parametrize(("name", "facts", "count"), [*networks()])
 def test_networks_have_the_parameters_that_the_page_names(name, facts, count):
     assert sum(p.numel() for p in network(name, facts).parameters()) == count
+
+
+def test_networks_of_tables_have_the_parameters_of_the_formula():
+    row = re.compile(r"^\| `(\w+)` \| [^|]+ \| ([^|]*features[^|]*) \|", re.MULTILINE)
+    found = dict(row.findall((DOCS / "networks.md").read_text()))
+    assert len(found) == 6
+    for name, formula in found.items():
+        outputs = {"logistic": 2, "mlp": 2, "survival": 10}.get(name, 1)
+        numbers = re.sub(r"\([a-z ]+\)", "", formula).replace("·", "*")
+        numbers = numbers.replace("features", "7").replace("intervals", "10")
+        facts = {"in_channels": 7, "out_channels": outputs}
+        assert sum(p.numel() for p in network(name, facts).parameters()) == eval(numbers), name
 
 
 def test_the_tree_of_a_network_is_the_one_that_prepare_shows(capsys):
