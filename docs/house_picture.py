@@ -76,8 +76,9 @@ def arrows() -> list[tuple[str, str]]:
 
 
 def described() -> str:
-    """Returns the arrows as text, by which a test knows that the picture is of today."""
-    return ", ".join(f"{one} to {other}" for one, other in arrows())
+    """Returns words and arrows as text, by which a test knows that the picture is of today."""
+    words = [f"{package}: {purpose(package)}" for row in layers() for package in row]
+    return "; ".join([*words, *(f"{one} to {other}" for one, other in arrows())])
 
 
 def drawn() -> Figure:

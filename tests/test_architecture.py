@@ -200,7 +200,7 @@ def test_every_imported_package_is_declared():
             assert root in known or name in declared, f"{module} imports {root}"
 
 
-def test_the_picture_of_the_house_is_of_todays_imports():
+def test_the_picture_of_the_house_is_of_todays_imports_and_words():
     """After a change: ``python docs/house_picture.py``."""
     script = runpy.run_path(str(ROOT / "docs/house_picture.py"))
     assert f">{script['described']()}<" in (ROOT / "docs/house.svg").read_text()

@@ -53,6 +53,14 @@ def test_mistakes_are_explained(override, message):
         check_overrides([override])
 
 
+@pytest.mark.parametrize("another", ["local.stepz=3", "local.steps=1 local.epochs=null"])
+def test_beside_another_mistake_an_unknown_key_is_explained_too(another):
+    key = "optimizer.learning_rate=1"
+    for line in ([key, *another.split()], [*another.split(), key]):
+        with pytest.raises(ConfigError, match=r"^Unknown key|^local\.epochs changes nothing"):
+            check_overrides(line)
+
+
 def test_a_word_is_refused_wherever_a_number_or_yes_or_no_stands():
     """Over all keys of a composed run: none is beyond constructors and the table of keys."""
     values = walk(OmegaConf.to_container(load(), resolve=False))

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from medfed.commands.deploy import split
 from medfed.commands.help import COMMANDS
-from medfed.commands.methods import words, yamls
+from medfed.commands.methods import method, words, yamls
 from medfed.commands.site import read
 from medfed.config.compose import CONFIG_DIR, build, load
 from medfed.federation.algorithm import Algorithm
@@ -29,8 +29,10 @@ from medfed.federation.card import Card
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.models.networks.personal_part import default_personal
+from medfed.records.places import Places
 from medfed.reports.sentences import card
 from medfed.run.prepare import split_tree
+from medfed.sites import policy
 from medfed.sites.agreement import Agreed
 from tests.checking import composed
 from tests.pages import DOCS, PAGES, ROOT, write_files
@@ -63,7 +65,16 @@ def commands(page: Path) -> list[str]:
         re.match(r"\s*(?:\$ )?(medfed|python) (\S+.*?)(?:\s+#.*)?$", line)
         for line in page.read_text().splitlines()
     )
-    return list(dict.fromkeys(m[2] for m in matches if m and (m[1] == "medfed" or ".py" in m[2])))
+    lines = [m[2] for m in matches if m and (m[1] == "medfed" or ".py" in m[2])]
+    return list(dict.fromkeys([*lines, *in_sentences(page)]))
+
+
+def in_sentences(page: Path) -> list[str]:
+    """The commands in running text, which may be parts of one; those of sites need files."""
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    shown = re.findall(r"`medfed ([a-z]+ [^`\n…]+)`", prose)
+    shown = [line for line in shown if line.split()[0] in {*COMMANDS} - {"deploy", "init"}]
+    return [re.sub(r"--help|RUN_FOLDER/\S+", "", command) for command in shown]
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda page: page.stem)
@@ -303,6 +314,18 @@ def test_networks_have_the_parameters_that_the_page_names(name, facts, count):
     assert sum(p.numel() for p in network(name, facts).parameters()) == count
 
 
+def test_networks_of_tables_have_the_parameters_of_the_formula():
+    row = re.compile(r"^\| `(\w+)` \| [^|]+ \| ([^|]*features[^|]*) \|", re.MULTILINE)
+    found = dict(row.findall((DOCS / "networks.md").read_text()))
+    assert len(found) == 6
+    for name, formula in found.items():
+        outputs = {"logistic": 2, "mlp": 2, "survival": 10}.get(name, 1)
+        numbers = re.sub(r"\([a-z ]+\)", "", formula).replace("·", "*")
+        numbers = numbers.replace("features", "7").replace("intervals", "10")
+        facts = {"in_channels": 7, "out_channels": outputs}
+        assert sum(p.numel() for p in network(name, facts).parameters()) == eval(numbers), name
+
+
 def test_the_tree_of_a_network_is_the_one_that_prepare_shows(capsys):
     built = network("segresnet", {"in_channels": 4, "out_channels": 1, "spatial_dims": 2})
     drawn = split_tree(built, ParameterSplit.of(built, default_personal(built)), "PFedNet")
@@ -418,3 +441,61 @@ def test_the_pages_name_what_methods_may_ask_of_a_client():
     named = {(page.name, n) for page in PAGES for n in re.findall(CLIENTS, page.read_text())}
     assert len(named) > 5
     assert not [f"{page}: client.{n}" for page, n in named if n not in known]
+
+
+def methods_in(page, first, last):
+    """The methods that a page names between two pieces of its text, of which one ends it."""
+    text = (DOCS / page).read_text()
+    start = text.index(first)
+    named = re.findall(r"`(\w+)`", text[start : text.index(last, start)])
+    return {*named} & {*yamls()}
+
+
+def test_the_pages_name_the_methods_that_a_key_refuses_or_covers():
+    """By what the methods declare, so that a new one must be named, too."""
+    kinds = {name: method(name, file).kind for name, file in yamls().items()}
+    refused = {n for n, kind in kinds.items() if kind.card.privacy_exposure != "gradients"}
+    assert methods_in("privacy.md", "Methods that compare losses", "sketches (choose") == refused
+    moments = {n for n, kind in kinds.items() if vars(kind).get("averages_moments")}
+    assert methods_in("methods.md", "`local.optimizer_state=averaged` has", "with Adam") == moments
+    sums = {n: {*kind.parts_averaged} for n, kind in kinds.items()}
+    partly = {kinds[n].__name__ for n in sums if sums[n] and sums[n] != {*kinds[n].parts_sent}}
+    for page in ("channel.md", "sites.md"):
+        named = re.findall(r"Of (\w+), (\w+) and (\w+)[^.]*part", (DOCS / page).read_text())
+        assert [{*map(str.lower, each)} for each in named] == [{*map(str.lower, partly)}], page
+
+
+def test_a_method_has_the_key_mask_aware_where_it_is_defined():
+    for name, file in yamls().items():
+        kind = method(name, file).kind
+        defined = bool(kind.parts_sent) and kind.supports_missing_channels
+        assert ("mask_aware" in yaml.safe_load(file.read_text())) == defined, name
+
+
+def test_scripts_have_the_options_that_the_pages_show():
+    shown = re.compile(r"python ((?:benchmarks|docs|scripts)/[\w/]+\.py)((?: [^`\n#]+)?)")
+    found = {pair for page in PAGES for pair in shown.findall(page.read_text())}
+    assert len(found) > 40
+    for script, arguments in found:
+        source = (ROOT / script).read_text()
+        options = re.findall(r"(?<= )--[\w-]+", arguments)
+        missing = [option for option in options if f'"{option}"' not in source]
+        assert not missing, f"{script} has no option {missing}"
+
+
+INTERNAL = (".lock", ".lock.pid", "job.json", "validation.json")  # what no person opens
+
+
+def test_the_pages_name_the_files_of_a_run_folder_and_of_a_site():
+    """What is there may hold patients, or must not be lost."""
+    code = "\n".join(c for page in PAGES for c in re.findall(r"`([^`\n]+)`", page.read_text()))
+    places = {str(getattr(Places, name)) for name in vars(Places) if not name.startswith("_")}
+    files = {name for name in places if name not in INTERNAL and "/" not in name} - {"folder"}
+    assert len(files) > 30
+    lacking = [name for name in sorted(files) if not re.search(rf"\b{re.escape(name)}\b", code)]
+    assert not lacking, lacking
+    for name in (policy.SPENT, policy.COUNTED, policy.PATIENTS, policy.NUMBERS):
+        assert f"`{name}`" in (DOCS / "it.md").read_text(), name
+    held = re.search(r"\| run folder \|.*", (DOCS / "export.md").read_text())[0]
+    assert "`predictions`" in held
+    assert "`checkpoints`" in held

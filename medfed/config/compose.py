@@ -575,8 +575,8 @@ def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
             continue
         try:
             config = _composed([o for o in overrides if o is not override], name).config
-        except ConfigError:
-            return unknown
+        except ConfigError as another:  # of the rest of the line
+            return str(another)
         place = key.rpartition("@")[2]  # group@place: it is the place that does not exist
         node = OmegaConf.select(config, place)
         if named and key not in SECTIONS and isinstance(node, DictConfig) and node:

@@ -19,14 +19,14 @@ data, AAAI 2021, objective Eq. 1 and 2, Algorithm 1; HeurFedAMP, its Eq. 8:
 | sigma | ``sigma`` |
 
 With a fixed sigma the fixed point is grad f_i + lambda sum_j A'(|w_i - w_j|^2) (w_i - w_j) = 0: the
-printed objective has lambda where this iteration has lambda / 2, as A counts each pair twice.
+printed objective has lambda where this iteration has lambda / 2, as a square has twice the slope.
 
 Deviations:
 - alpha = sigma (1 - own) / max_i sum_{j != i} exp(-|w_i - w_j|^2 / sigma): the paper requires an
   alpha without negative weights; this is the largest that leaves every client ``own``.
 - ``sigma=null`` follows the models: a quarter of the median of |w_i - w_j|^2 over all pairs; for
-  HeurFedAMP the inverse of the same median of 1 - cos. Distances grow with the network, and a sigma
-  that does not fit makes all weights equal or all 0.
+  HeurFedAMP the inverse of a quarter of the median of 1 - cos. Distances grow with the network, and
+  a sigma that does not fit makes all weights equal or all 0.
 - w_i continues from its last value, so inexact steps have the same fixed point as exact ones.
 - ``personal`` entries and running statistics are neither mixed nor compared.
 """
