@@ -359,19 +359,32 @@ class Gate:
                 "other sites (across=true)."
             )
 
+    def basis(self, request: Request, with_point: bool = False) -> bytes:
+        """Returns of what a model follows: the message, and the state and thresholds it meets."""
+        content = [request.body]
+        if isinstance(request, wire.Fit | wire.Evaluate | wire.Across):
+            digests = self.module.federation.digests()
+            content.append(digests[f"client/{self.workplace.name}"].encode())
+        if with_point and (point := getattr(request, "point", None)) is not None:
+            content.append(json.dumps(point, sort_keys=True).encode())
+        return b"".join(sha256(each).digest() for each in content)
+
     def few_tests(self, request: Request, reply: Reply | None = None) -> None:
         """Test metrics leave of as many models as the site's file allows."""
+        most = self.workplace.policy.test_metrics
         match request:
-            case wire.Evaluate(split="test") | wire.Bring():
-                model = request.body
-            case wire.Across() if request.of != self.workplace.name:
-                model = request.body
+            case wire.Evaluate(split="test"):
+                if request.point is not None:  # a model is decided once without, once with others'
+                    self.answered.add_test(self.basis(request, True), most, "points")
+                model = self.basis(request)
+            case wire.Bring() | wire.Across():
+                model = self.basis(request)
             case wire.Onboard(last=True):  # earlier questions decide about its model, too
                 assert isinstance(reply, wire.Joined)
                 model = json.dumps(reply.metrics).encode()
             case _:
                 return
-        self.answered.add_test(model, self.workplace.policy.test_metrics)
+        self.answered.add_test(model, most)
 
 
 @dataclass(frozen=True)
@@ -407,9 +420,9 @@ class Rule(NamedTuple):
 
 
 def _model(key: str) -> Callable[[Gate, Request], tuple[str, str]]:
-    return lambda _, request: (
+    return lambda gate, request: (
         key.format(round=request.round, phase=request.phase),
-        sha256(request.body).hexdigest()[:32] if request.body else "",
+        sha256(gate.basis(request, True)).hexdigest()[:32] if request.body else "",
     )
 
 
