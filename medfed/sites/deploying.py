@@ -185,7 +185,8 @@ def start_site(
         log.getChild("refused").error("The site %s does not take part: %s", name, veto)
         return Broken(name, veto.reason, "refused")
     except Exception as error:
-        log.exception("The site %s cannot start.", name)
+        unexpected = not isinstance(error, MedfedError)
+        log.error("The site %s cannot start: %s", name, error, exc_info=unexpected)
         return Broken(name, type(error).__name__)
 
 

@@ -32,7 +32,7 @@ from medfed.sites import masks, wire
 from medfed.sites.policy import Counted, FullError, Meter, Policy, VetoError
 from medfed.sites.wire import START, Reply, Request, Status
 from medfed.standalone import neighbours
-from medfed.standalone.errors import CodecError
+from medfed.standalone.errors import CodecError, MedfedError
 from medfed.studies.parts import Part, Separate
 
 MODELS = 10
@@ -132,13 +132,15 @@ class Gate:
             return self._declined(asked, why)
         except Exception as error:
             # The error's text may name a patient or a file: it stays in this log.
-            self.log.exception("%s failed.", _said(asked))
+            unexpected = not isinstance(error, MedfedError)
+            self.log.error("%s failed: %s", _said(asked), error, exc_info=unexpected)
             return wire.declined(asked, "failed", type(error).__name__).to_bytes()
         finally:
             self.lock.release()
 
     def _declined(self, asked: Request, why: VetoError | Refusal) -> bytes:
-        self.refused.warning("%s was refused: %s", _said(asked), str(why) or why.status)
+        said = "; needed: ".join([str(why) or why.status, *getattr(why, "__notes__", ())])
+        self.refused.warning("%s was refused: %s", _said(asked), said)
         return wire.declined(asked, why.status, why.reason).to_bytes()
 
     def _answer(self, asked: Request, key: bytes, do: Callable[[Any], Reply]) -> bytes:
@@ -148,7 +150,11 @@ class Gate:
             return known
         rule = RULES[type(asked)]
         for check in rule.checks:
-            check(self, asked)
+            try:
+                check(self, asked)
+            except Refusal as why:
+                why.add_note(check.what if isinstance(check, Count) else str(check.__doc__))
+                raise
         reply = do(asked)
         if self.meter is not None:
             self.meter.count()
@@ -275,7 +281,7 @@ class Gate:
     def training_round(self, request: Request) -> None:
         """Round and phase are those of the agreed method, and no test came before."""
         _refuse_if(not 0 <= request.round < self.workplace.rounds, "round")
-        _refuse_if(not 0 <= request.phase < len(self.phase_names(request.round)), "order")
+        _refuse_if(request.phase >= len(self.phase_names(request.round)), "order")
         # A run that trains on after the test would select by it.
         _refuse_if(self.tested, "order")
 
