@@ -174,7 +174,7 @@ def start_site(
         terms = agreement.Agreed(**decoded(agreed, agreement.AgreedRecord))
         if file.site != name:
             raise ConfigError(f"{path} is of site {file.site}, but FLARE names this site {name}.")
-        kit = path.resolve().parent.parent / "startup"
+        kit = path.absolute().parents[1] / "startup"  # also where the file itself is a link
         signer = None
         if (kit / "client.key").is_file():
             signer = masks.Certificate(kit, file.folder / "certificates.json")
