@@ -366,11 +366,14 @@ class Gate:
             )
 
     def basis(self, request: Request, with_point: bool = False) -> bytes:
-        """Returns of what a model follows: the message, and the state and thresholds it meets."""
+        """Returns what an answer follows from: the message, the state and thresholds it meets."""
         content = [request.body]
         if isinstance(request, wire.Fit | wire.Evaluate | wire.Across):
             digests = self.module.federation.digests()
             content.append(digests[f"client/{self.workplace.name}"].encode())
+            is_noisy = self.meter is not None or self.module.federation.noise is not None
+            if is_noisy and isinstance(request, wire.Fit):  # the mean of many answers has no noise
+                content.append(f"{request.session}/{request.attempt}".encode())
         if with_point and (point := getattr(request, "point", None)) is not None:
             content.append(json.dumps(point, sort_keys=True).encode())
         return b"".join(sha256(each).digest() for each in content)
@@ -474,7 +477,10 @@ RULES: dict[type[Request], Rule] = {
     wire.Fit: Rule(
         (
             *(Gate.trains, *_OPENS, Gate.keys_if_boxes),
-            Count("models that it trains on in a phase", _model("fit/{round}/{phase}")),
+            Count(
+                "models that it trains on in a phase, noisy answers each",
+                _model("fit/{round}/{phase}"),
+            ),
         ),
         "the parts of the method's message, under masks if agreed; numbers of steps",
         ("parts", "least_per_message", "largest_share", "privacy"),
@@ -489,7 +495,7 @@ RULES: dict[type[Request], Rule] = {
     wire.Evaluate: Rule(
         (
             *(Gate.trains, Gate.in_session, Gate.measured_round, Gate.turn, Gate.as_trained),
-            Count("models in a round; of the test, models in all", _measured),
+            Count("models, states and thresholds: of a round, of the test in all", _measured),
         ),
         "metrics, threshold, calibration, quantiles in four digits; whether test patients are few",
         ("least", "test_metrics"),

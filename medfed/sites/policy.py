@@ -266,7 +266,7 @@ class Counted(msgspec.Struct, frozen=True):
         return _read(self.path, _Counters).get(self.agreement, {}).get(key, [])
 
     def add_test(self, model: bytes, most: int | None, what: str = "test_metrics") -> None:
-        """Counts a model by that of which it follows, before its test metrics leave."""
+        """Counts a model by what it follows from, before its test metrics leave."""
         if most is None:
             return
         try:

@@ -35,7 +35,7 @@ from medfed.run.privacy import Protection
 from medfed.sites import wire
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.calls import Caller, agree_on_data, greet
-from medfed.sites.gate import RULES, table
+from medfed.sites.gate import MODELS, RULES, table
 from medfed.sites.policy import Counted, FullError, Policy, Spending, fewest_in_combinations
 from medfed.sites.site_folder import hospital
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError, SiteError
@@ -268,6 +268,23 @@ def test_noise_is_that_of_the_sites_which_are_there(tmp_path: Path):
     fit(module, tmp_path / "server", 1)
     assert gone.client.steps_done == 0
     assert counts[-2:] == [2, 2]  # they said 3 without a word
+
+
+@pytest.mark.parametrize("is_noisy", [True, False])
+def test_a_round_is_repeated_a_few_times_where_each_answer_has_new_noise(is_noisy, tmp_path: Path):
+    """The mean of the answers to one request, in many attempts, was the message without noise."""
+    transport = toy_sites(tmp_path, "fedavg")
+    module, site = coordinated(transport, "fedavg"), transport.sites["c0"]
+    site.federation.noise = ClientPrivacy(clip=1.0, sigma=1.0) if is_noisy else None
+    body = module.federation.open(0).sent["c0"].to_bytes()
+    for attempt in range(len(NAMES) + MODELS + 1):
+        how = {"round": 0, "attempt": attempt, "cohort": NAMES, "body": body}
+        asked = wire.Fit("c0", module.coordinator.caller.session, **how)
+        reply = wire.Reply.from_bytes(site.answer(asked.to_bytes()))
+        is_last = attempt == len(NAMES) + MODELS
+        assert (reply.status, reply.reason) == (
+            ("refused", "replay") if is_last and is_noisy else ("ok", "")
+        )
 
 
 PROTECTS = {
