@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
+_USUAL = "copy it again or repeat the run"
 _DEPTH = 64  # deepest nesting of YAML, far beyond any configuration
 
 
@@ -47,7 +48,7 @@ convert string to float: 'x'); copy it again or repeat the run.
             why = f"line {mark.line + 1}: {why}"
         elif isinstance(error, UnicodeDecodeError):
             why = "it is no UTF-8"
-        then = what_to_do or "copy it again or repeat the run"
+        then = what_to_do or _USUAL
         raise CheckpointError(f"{path} cannot be read ({why!s:.200}); {then}.") from error
 
 
@@ -55,7 +56,7 @@ def read_json(path: Path, kind: type[T] = dict[str, Any], what_to_do: str = "") 
     """Reads a JSON file as a type; `what_to_do`: where it cannot be read."""
     with reading(path, what_to_do):
         content: Any = parse_json(path, finite=False)  # a metric may be NaN
-        return _fitted(path, content, kind)
+        return _fitted(path, content, kind, what_to_do)
 
 
 def read_yaml(path: Path, kind: Any = dict[str, Any], what_to_do: str = "") -> dict[str, Any]:
@@ -103,12 +104,12 @@ def _yaml_loader() -> Any:
     return Loader
 
 
-def _fitted(path: Path, content: Any, kind: type[T]) -> T:
+def _fitted(path: Path, content: Any, kind: type[T], what_to_do: str = "") -> T:
     try:
         return fit(content, kind)
     except ValueError as error:
         raise CheckpointError(
-            f"{path} is not as a run writes it ({error}); copy it again or repeat the run."
+            f"{path} is not as a run writes it ({error}); {what_to_do or _USUAL}."
         ) from error
 
 

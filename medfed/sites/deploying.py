@@ -174,7 +174,7 @@ def start_site(
         terms = agreement.Agreed(**decoded(agreed, agreement.AgreedRecord))
         if file.site != name:
             raise ConfigError(f"{path} is of site {file.site}, but FLARE names this site {name}.")
-        kit = path.resolve().parent.parent / "startup"
+        kit = path.absolute().parents[1] / "startup"  # also where the file itself is a link
         signer = None
         if (kit / "client.key").is_file():
             signer = masks.Certificate(kit, file.folder / "certificates.json")
@@ -185,7 +185,8 @@ def start_site(
         log.getChild("refused").error("The site %s does not take part: %s", name, veto)
         return Broken(name, veto.reason, "refused")
     except Exception as error:
-        log.exception("The site %s cannot start.", name)
+        unexpected = not isinstance(error, MedfedError)
+        log.error("The site %s cannot start: %s", name, error, exc_info=unexpected)
         return Broken(name, type(error).__name__)
 
 

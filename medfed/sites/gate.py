@@ -32,7 +32,7 @@ from medfed.sites import masks, wire
 from medfed.sites.policy import Counted, FullError, Meter, Policy, VetoError
 from medfed.sites.wire import START, Reply, Request, Status
 from medfed.standalone import neighbours
-from medfed.standalone.errors import CodecError
+from medfed.standalone.errors import CodecError, MedfedError
 from medfed.studies.parts import Part, Separate
 
 MODELS = 10
@@ -132,13 +132,15 @@ class Gate:
             return self._declined(asked, why)
         except Exception as error:
             # The error's text may name a patient or a file: it stays in this log.
-            self.log.exception("%s failed.", _said(asked))
+            unexpected = not isinstance(error, MedfedError)
+            self.log.error("%s failed: %s", _said(asked), error, exc_info=unexpected)
             return wire.declined(asked, "failed", type(error).__name__).to_bytes()
         finally:
             self.lock.release()
 
     def _declined(self, asked: Request, why: VetoError | Refusal) -> bytes:
-        self.refused.warning("%s was refused: %s", _said(asked), str(why) or why.status)
+        said = "; needed: ".join([str(why) or why.status, *getattr(why, "__notes__", ())])
+        self.refused.warning("%s was refused: %s", _said(asked), said)
         return wire.declined(asked, why.status, why.reason).to_bytes()
 
     def _answer(self, asked: Request, key: bytes, do: Callable[[Any], Reply]) -> bytes:
@@ -148,7 +150,11 @@ class Gate:
             return known
         rule = RULES[type(asked)]
         for check in rule.checks:
-            check(self, asked)
+            try:
+                check(self, asked)
+            except Refusal as why:
+                why.add_note(check.what if isinstance(check, Count) else str(check.__doc__))
+                raise
         reply = do(asked)
         if self.meter is not None:
             self.meter.count()
@@ -275,7 +281,7 @@ class Gate:
     def training_round(self, request: Request) -> None:
         """Round and phase are those of the agreed method, and no test came before."""
         _refuse_if(not 0 <= request.round < self.workplace.rounds, "round")
-        _refuse_if(not 0 <= request.phase < len(self.phase_names(request.round)), "order")
+        _refuse_if(request.phase >= len(self.phase_names(request.round)), "order")
         # A run that trains on after the test would select by it.
         _refuse_if(self.tested, "order")
 
@@ -359,19 +365,35 @@ class Gate:
                 "other sites (across=true)."
             )
 
+    def basis(self, request: Request, with_point: bool = False) -> bytes:
+        """Returns what an answer follows from: the message, the state and thresholds it meets."""
+        content = [request.body]
+        if isinstance(request, wire.Fit | wire.Evaluate | wire.Across):
+            digests = self.module.federation.digests()
+            content.append(digests[f"client/{self.workplace.name}"].encode())
+            is_noisy = self.meter is not None or self.module.federation.noise is not None
+            if is_noisy and isinstance(request, wire.Fit):  # the mean of many answers has no noise
+                content.append(f"{request.session}/{request.attempt}".encode())
+        if with_point and (point := getattr(request, "point", None)) is not None:
+            content.append(json.dumps(point, sort_keys=True).encode())
+        return b"".join(sha256(each).digest() for each in content)
+
     def few_tests(self, request: Request, reply: Reply | None = None) -> None:
         """Test metrics leave of as many models as the site's file allows."""
+        most = self.workplace.policy.test_metrics
         match request:
-            case wire.Evaluate(split="test") | wire.Bring():
-                model = request.body
-            case wire.Across() if request.of != self.workplace.name:
-                model = request.body
+            case wire.Evaluate(split="test"):
+                if request.point is not None:  # a model is decided once without, once with others'
+                    self.answered.add_test(self.basis(request, True), most, "points")
+                model = self.basis(request)
+            case wire.Bring() | wire.Across():
+                model = self.basis(request)
             case wire.Onboard(last=True):  # earlier questions decide about its model, too
                 assert isinstance(reply, wire.Joined)
                 model = json.dumps(reply.metrics).encode()
             case _:
                 return
-        self.answered.add_test(model, self.workplace.policy.test_metrics)
+        self.answered.add_test(model, most)
 
 
 @dataclass(frozen=True)
@@ -407,9 +429,9 @@ class Rule(NamedTuple):
 
 
 def _model(key: str) -> Callable[[Gate, Request], tuple[str, str]]:
-    return lambda _, request: (
+    return lambda gate, request: (
         key.format(round=request.round, phase=request.phase),
-        sha256(request.body).hexdigest()[:32] if request.body else "",
+        sha256(gate.basis(request, True)).hexdigest()[:32] if request.body else "",
     )
 
 
@@ -455,7 +477,10 @@ RULES: dict[type[Request], Rule] = {
     wire.Fit: Rule(
         (
             *(Gate.trains, *_OPENS, Gate.keys_if_boxes),
-            Count("models that it trains on in a phase", _model("fit/{round}/{phase}")),
+            Count(
+                "models that it trains on in a phase, noisy answers each",
+                _model("fit/{round}/{phase}"),
+            ),
         ),
         "the parts of the method's message, under masks if agreed; numbers of steps",
         ("parts", "least_per_message", "largest_share", "privacy"),
@@ -470,7 +495,7 @@ RULES: dict[type[Request], Rule] = {
     wire.Evaluate: Rule(
         (
             *(Gate.trains, Gate.in_session, Gate.measured_round, Gate.turn, Gate.as_trained),
-            Count("models in a round; of the test, models in all", _measured),
+            Count("models, states and thresholds: of a round, of the test in all", _measured),
         ),
         "metrics, threshold, calibration, quantiles in four digits; whether test patients are few",
         ("least", "test_metrics"),

@@ -238,7 +238,8 @@ def remembered(path: Path, kind: type[Content], keep: bool = True) -> Iterator[C
 
 
 def _read(path: Path, kind: type[Content]) -> Content:
-    return untrusted.read_json(path, kind) if path.is_file() else kind()
+    kept = "restore it from a backup, as a site without it forgets what has left"
+    return untrusted.read_json(path, kind, kept) if path.is_file() else kind()
 
 
 class FullError(Exception):
@@ -264,16 +265,17 @@ class Counted(msgspec.Struct, frozen=True):
         """Returns what a counter has."""
         return _read(self.path, _Counters).get(self.agreement, {}).get(key, [])
 
-    def add_test(self, model: bytes, most: int | None) -> None:
-        """Counts a model by what was received of it, before its test metrics leave."""
+    def add_test(self, model: bytes, most: int | None, what: str = "test_metrics") -> None:
+        """Counts a model by what it follows from, before its test metrics leave."""
         if most is None:
             return
         try:
-            self.add("test_metrics", sha256(model).hexdigest()[:32], most)
+            self.add(what, sha256(model).hexdigest()[:32], most)
         except FullError as error:
             raise VetoError(
-                f"The coordinator asks for the test metrics of model {most + 1}, and "
-                f"policy.test_metrics of this site's file allows {most}; they stay here."
+                f"The coordinator asks for the test metrics of model {most + 1}, or at further "
+                f"thresholds, and policy.test_metrics of this site's file allows {most}; they stay "
+                "here."
             ) from error
 
     def add_patients(

@@ -196,7 +196,7 @@ class RecordingSite(Site):
 
 def listen(name: str, folder: Path) -> logging.Logger:
     """Writes the log of a site, and of no other in this process, to files."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # patients' ids are in it
     log = logging.getLogger(f"medfed.sites.site.{name}")
     log.setLevel(logging.INFO)
     for each, file in ((log, LOG), (log.getChild("refused"), REFUSALS)):

@@ -47,6 +47,7 @@ REASONS = (
     *("agreed", "policy", "code", "sums", "answers", "few"),
 )
 RoundNumber = Annotated[int, msgspec.Meta(ge=START, lt=1 << 31)]
+Position = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Name = Annotated[str, msgspec.Meta(max_length=200)]
 Samples = Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)]
 
@@ -57,8 +58,8 @@ class Head(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=
     site: Name  # the site of the request
     session: Name = ""  # the coordinator process's random id
     round: RoundNumber = START  # the round's number
-    attempt: RoundNumber = 0  # how often the round has already been tried
-    phase: RoundNumber = 0  # position of the phase within the round
+    attempt: Position = 0  # how often the round has already been tried
+    phase: Position = 0  # position of the phase within the round
     # The last round that the site took part in, as the coordinator believes.
     at: RoundNumber = START
     body: bytes = b""  # a packet, or empty

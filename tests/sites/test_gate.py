@@ -33,7 +33,7 @@ from medfed.run.privacy import Protection
 from medfed.sites import wire
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.calls import Caller, agree_on_data, greet
-from medfed.sites.gate import RULES, table
+from medfed.sites.gate import MODELS, RULES, table
 from medfed.sites.policy import Counted, FullError, Policy, Spending, fewest_in_combinations
 from medfed.sites.site_folder import hospital
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError, SiteError
@@ -87,9 +87,38 @@ def test_every_refusal_is_in_the_log(kind, tmp_path: Path, caplog):
         reply = wire.Reply.from_bytes(site.answer(request.to_bytes()))
         assert reply.status != "ok"
         assert len(caplog.records) == lines + 1
+        assert "; needed: " in caplog.text or reply.reason == "site"  # in words, too
     with site.gate.lock:
         assert wire.Reply.from_bytes(site.answer(own.to_bytes())).status == "busy"
     assert caplog.records[-1].levelno == logging.WARNING
+
+
+def test_the_log_names_the_rule_that_refuses_and_has_no_traceback_of_known_errors(
+    tmp_path: Path,
+):
+    """A person of the hospital's IT reads it; its folder, with patients' ids, is private."""
+    write_table(tmp_path / "ours.csv", ("Basel",))
+    (tmp_path / "site.yaml").write_text("site: Basel\nfolder: new/ours\ndata: {path: ours.csv}\n")
+    agreed, folder = Agreed(("Basel",), (*EXPERIMENT[:-3],)), tmp_path / "new" / "ours"
+    site = hospital(agreed, SiteFile.read(tmp_path / "site.yaml"), keep_bundle)
+
+    def said(**asked) -> str:
+        site.answer(wire.Agree("Basel", "s", **asked).to_bytes())
+        return (folder / "log.txt").read_text().splitlines()[-1]
+
+    said()
+    wrong = b'{"indicators": [], "low": [NaN], "median": [0], "high": [1]}'
+    assert said(phase=1, body=wrong).endswith("is malformed: NaN is no finite number.")
+    assert said(phase=1, body=b"{}").endswith(
+        "refused: answers; needed: one answer to each message"
+    )
+    assert said(phase=9).endswith("The coordinator has left out an answer; start it again.")
+    assert said(phase=-1).endswith("phase: expected int >= 0).")
+    (folder / "answered.json").write_text("[]")
+    assert "answered.json is not as a run writes it" in (line := said(phase=1, body=b"{}"))
+    assert "restore it from a backup, as a site without it forgets what has left." in line
+    assert "Traceback" not in (folder / "log.txt").read_text()
+    assert folder.stat().st_mode & 0o077 == 0
 
 
 def at_once(function, times: int = 25) -> None:
@@ -238,6 +267,23 @@ def test_noise_is_that_of_the_sites_which_are_there(tmp_path: Path):
     fit(module, tmp_path / "server", 1)
     assert gone.client.steps_done == 0
     assert counts[-2:] == [2, 2]  # they said 3 without a word
+
+
+@pytest.mark.parametrize("is_noisy", [True, False])
+def test_a_round_is_repeated_a_few_times_where_each_answer_has_new_noise(is_noisy, tmp_path: Path):
+    """The mean of the answers to one request, in many attempts, was the message without noise."""
+    transport = toy_sites(tmp_path, "fedavg")
+    module, site = coordinated(transport, "fedavg"), transport.sites["c0"]
+    site.federation.noise = ClientPrivacy(clip=1.0, sigma=1.0) if is_noisy else None
+    body = module.federation.open(0).sent["c0"].to_bytes()
+    for attempt in range(len(NAMES) + MODELS + 1):
+        how = {"round": 0, "attempt": attempt, "cohort": NAMES, "body": body}
+        asked = wire.Fit("c0", module.coordinator.caller.session, **how)
+        reply = wire.Reply.from_bytes(site.answer(asked.to_bytes()))
+        is_last = attempt == len(NAMES) + MODELS
+        assert (reply.status, reply.reason) == (
+            ("refused", "replay") if is_last and is_noisy else ("ok", "")
+        )
 
 
 PROTECTS = {

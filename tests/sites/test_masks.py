@@ -21,9 +21,11 @@ from medfed.federation.wire.channel import Channel, Link
 from medfed.federation.wire.codecs.sparse import TopK
 from medfed.federation.wire.fixed_point import FixedPoint
 from medfed.federation.wire.packet import EncodedPart, Packet
+from medfed.sites.agreement import Agreed
 from medfed.sites.attendance import Attendance, SitesProgress
 from medfed.sites.calls import Caller, Terms, agree_on_data, greet
 from medfed.sites.coordinator import Coordinator
+from medfed.sites.deploying import encoded, start_site
 from medfed.sites.masks import Certificate, Half, context_of, needed, unmasked
 from medfed.sites.policy import COUNTED
 from medfed.sites.run import SitesModule
@@ -35,6 +37,7 @@ from tests.integration.runs import CLINICAL, run
 from tests.sites.direct import Direct
 from tests.sites.faults import Faulty, is_at, once
 from tests.sites.hospitals import IMPATIENT, QUICK, across, direct, same
+from tests.sites.tables import EXPERIMENT, write_table
 from tests.sites.toy_sites import Toy, fit, nothing, opened
 from tests.toys import toy_data
 
@@ -335,6 +338,23 @@ def signed(name: str, root: tuple | None = None) -> tuple:
         now + timedelta(days=1),
     )
     return key, made.sign(root[0] if root else key, hashes.SHA256())
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_site_signs_also_where_its_file_is_a_link(is_link, tmp_path: Path):
+    """A link to /etc left the keys of masks unsigned without a word."""
+    kit(tmp_path / "kit" / "startup", "Basel", signed("root"))
+    write_table(tmp_path / "ours.csv", ("Basel",))
+    file = tmp_path / "kit" / "local" / "medfed.yaml"
+    real = tmp_path / "etc" / "medfed.yaml" if is_link else file
+    file.parent.mkdir()
+    real.parent.mkdir(exist_ok=True)
+    real.write_text(f"site: Basel\nfolder: ours\ndata: {{path: {tmp_path / 'ours.csv'}}}\n")
+    if is_link:
+        file.symlink_to(real)
+    agreed = encoded(Agreed(("Basel",), EXPERIMENT[:-2]).record())
+    site = start_site(file, agreed, "Basel", print, print)
+    assert site.signer is not None
 
 
 def test_keys_are_those_of_the_sites_certificates(tmp_path: Path):

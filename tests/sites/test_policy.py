@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from medfed.common.untrusted import read_json
@@ -14,7 +15,7 @@ from medfed.sites.deploying import encoded, start_site
 from medfed.sites.installed import TEMPLATES
 from medfed.sites.policy import NO_LIMITS, Counted, Policy, VetoError
 from medfed.sites.run import coordinate
-from medfed.sites.wire import Hello, Reply, Request, declined
+from medfed.sites.wire import Evaluate, Hello, Reply, Request, declined
 from medfed.standalone.errors import ConfigError, SiteError
 from medfed.standalone.files import filled
 from tests.integration.runs import run
@@ -165,11 +166,38 @@ def test_test_metrics_and_pictures_may_stay_at_a_site(start, agreed, tmp_path, c
     assert not (kept / "pictures").exists()
 
 
+def test_a_model_is_its_message_the_state_and_the_thresholds(start, tmp_path):
+    """One message to each kept state, or with any threshold, gave metrics of any number."""
+    study = Agreed(TWO, (*EXPERIMENT[:-2], "algorithm=fedper", "rounds=2", "local.steps=9"))
+    sites, said = {n: start("policy: {test_metrics: 1}", n, study) for n in TWO}, []
+    honest = sites["Basel"].answer
+
+    def noted(data):
+        said.append((Request.from_bytes(data), Reply.from_bytes(honest(data))))
+        return said[-1][1].to_bytes()
+
+    sites["Basel"].answer = noted
+    across(tmp_path, study, sites)
+    asked = [one for one, _ in said if isinstance(one, Evaluate) and one.split == "test"]
+    alone, shared = asked  # as an honest coordinator asks: once alone, once with the others' point
+    assert alone.point is None
+    assert shared.point
+
+    def answer(one, **change):
+        return Reply.from_bytes(honest(msgspec.structs.replace(one, **change).to_bytes()))
+
+    assert answer(shared).status == answer(alone, attempt=7).status == "ok"  # also another time
+    for change in ({"variance": 9.0}, {"threshold": 0.1}, {"quantile": 1.0}):
+        assert answer(alone, attempt=8, point=change).reason == "policy"
+    for number, at in enumerate({-1, 0, 1} - {alone.at}):
+        assert answer(alone, attempt=9 + number, at=at).reason == "policy"
+
+
 def test_models_are_counted_over_restarts(tmp_path):
     once = Counted(tmp_path / "answered.json", "a")
     once.add_test(b"model", 1)
     once.add_test(b"model", 1)
-    with pytest.raises(VetoError, match=r"test metrics of model 2, and policy\.test_metrics of"):
+    with pytest.raises(VetoError, match=r"test metrics of model 2, or .*policy\.test_metrics"):
         Counted(tmp_path / "answered.json", "a").add_test(b"other", 1)
     Counted(tmp_path / "answered.json", "b").add_test(b"other", 1)
     assert [*json.loads((tmp_path / "answered.json").read_text())] == ["a", "b"]
