@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from medfed.standalone import itk
 from medfed.standalone.errors import MedfedError
 from medfed.standalone.volumes import check_finite, files_of, read_volume
 from tests.odd_sets import Set
@@ -37,6 +38,7 @@ class Heard(logging.Handler):
 def heard() -> Iterator[list[str]]:
     """The lines that medfed says meanwhile; a warning of a library is an error."""
     logger, handler = logging.getLogger("medfed"), Heard()
+    itk._SAID.clear()  # what an earlier command has said
     level, spread = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

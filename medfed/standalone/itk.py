@@ -80,14 +80,18 @@ class Source(NamedTuple):
 
 
 log = logging.getLogger(__name__)
-_SAID: set[tuple[Path, str]] = set()
+_SAID: dict[tuple[Path, str], set[Path]] = {}
+_NAMED = 3  # folders that lines name: data with a folder per patient have thousands
 
 
 def say_once(path: Path, what: str) -> None:
-    """Says what is odd about a file, and nothing of its like in the same folder."""
-    if (key := (path.parent, what)) not in _SAID:
-        _SAID.add(key)
-        log.warning("%s %s.", path, what)
+    """Says what is odd about a file, for one file of a folder and the first folders of the data."""
+    data = path.absolute().parents[:3][-1]
+    folders = _SAID.setdefault((data, what), set())
+    if path.parent not in folders and len(folders) < _NAMED:
+        folders.add(path.parent)
+        last = " Further such files are not named." if len(folders) == _NAMED else ""
+        log.warning("%s %s.%s", path, what, last)
 
 
 def source_of(path: Path) -> Source:

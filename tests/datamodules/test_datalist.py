@@ -25,6 +25,7 @@ from monai.transforms import (
 from medfed.config.compose import build, load
 from medfed.datamodules.readers.datalist import DatalistReader, NnunetReader
 from medfed.run.cohort import cohort_record, print_cohort
+from medfed.standalone import nifti
 from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.normalization import CT_WINDOW
 from medfed.standalone.preparation import on_grid
@@ -308,6 +309,23 @@ def test_ct_in_other_units_than_the_window_is_said_once(kind, tmp_path, caplog):
     lines = [r.getMessage() for r in caplog.records if "Hounsfield" in r.getMessage()]
     assert len(lines) == doubtful
     assert all("has no value below 0" in line for line in lines)
+
+
+@pytest.mark.parametrize("patients", [2, 3, 40])
+@pytest.mark.parametrize("place", ["{}", "{}/anat", "hospital/{}"])
+def test_files_that_are_odd_alike_in_a_folder_each_are_not_all_named(
+    patients, place, tmp_path, caplog
+):
+    """Each of two files of a patient is odd; a thousand lines would hide all others."""
+    for n in range(patients):
+        folder = tmp_path / "list" / "cohort" / place.format(f"p{n}")
+        folder.mkdir(parents=True)
+        for name in ("ct.nii.gz", "mask.nii.gz"):
+            nib.Nifti1Image(np.ones((2, 2, 2), np.int16), None).to_filename(folder / name)
+            nifti.header(folder / name)
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum("which side is left" in line for line in lines) == min(patients, 3)
+    assert sum("Further such files are not named" in line for line in lines) == (patients > 2)
 
 
 @pytest.mark.parametrize("values", [[1], [2], [3], [1, 3]], ids=str)
