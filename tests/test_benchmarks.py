@@ -154,6 +154,19 @@ def test_the_house_counts_code_and_docstrings_apart(tmp_path):
     assert house["code_lines"](file) == len(["class A:", "x", "def f():", "return"])
 
 
+# Who passes more files on the way to the first gradient makes room elsewhere, or says here why not.
+MOVES = {"moves between files to the first gradient": 1613}
+MOVES |= {"files visited to the first gradient": 100}
+
+
+@pytest.mark.long
+def test_the_way_to_the_first_gradient_does_not_grow():
+    house = runpy.run_path(str(ROOT / "benchmarks/project/house.py"))
+    counts = house["first_gradient"](ROOT)
+    grown = {name: counts[name] for name, most in MOVES.items() if counts[name] > 1.05 * most}
+    assert not grown, f"above {MOVES} by more than 5 %"
+
+
 def write_trial(path):
     """Writes three hospitals of a trial: what is known of patients, and when they died."""
     rng, lines = np.random.default_rng(0), ["HOSPNUM,AGE,SEX,RSBP,RATRIAL,TD,DIED"]

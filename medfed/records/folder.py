@@ -241,8 +241,12 @@ class RunFolder(Places):
             self.check_data(splits)
             return
         code = {"commit": commit_here(), "plugins": fingerprints(config.plugins)}
-        facts = {self.versions_json: {**versions(), **code}, self.splits_json: splits}
-        facts |= {self.preprocessing_json: preprocessing, self.cohort_json: cohort}
+        facts: dict[Path, Mapping[str, Any]] = {
+            self.versions_json: {**versions(), **code},
+            self.splits_json: splits,
+            self.preprocessing_json: preprocessing,
+            self.cohort_json: cohort,
+        }
         if (plan := config.facts.plan) is not None:
             facts[self.plan_json] = {"sha256": digest(plan), "plan": plan}
         for path, content in facts.items():

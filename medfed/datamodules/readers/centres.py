@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from medfed.datamodules.extending import *
-from medfed.standalone.volumes import stem_of
 
 _INSTITUTION = re.compile(r"^BraTS1[789]_([A-Za-z0-9]+)_", re.IGNORECASE)
 
