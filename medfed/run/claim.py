@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
-from medfed.common.console import logged_by
+from medfed.common.console import logged_by, output_refused
 from medfed.common.processes import is_first_process
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
@@ -73,8 +73,9 @@ def locked_run_folder(config: RunDescription, logs: bool = False) -> Iterator[No
                 with suppress(OSError):  # another run may have begun there
                     place.rmdir()
         explained = isinstance(error, MedfedError)
-        # medfed's loggers already report it; this error is another library's.
-        if isinstance(error, OSError) and error.errno in FULL and not explained:
+        # medfed's loggers already report it; this error is another library's, or of what it prints.
+        full = isinstance(error, OSError) and error.errno in FULL and not explained
+        if full and not output_refused(error):
             raise cannot_write(folder, error, _ELSEWHERE) from error
         raise
 
