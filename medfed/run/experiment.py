@@ -301,7 +301,10 @@ def reopen(folder: Path) -> Experiment:
     try:
         return build_experiment(reopened(config, folder))
     except LacksKeyError as error:
-        raise CheckpointError(f"{run.config_yaml} lacks a key: {error}.") from error
+        what = f"{run.config_yaml} lacks a key: {error}."
+        raise CheckpointError(f"{run.other_commit()}{what}") from error
+    except ConfigError as error:
+        raise type(error)(f"{run.other_commit()}{error}") from error
 
 
 def reopen_selected(folder: Path) -> Experiment:
