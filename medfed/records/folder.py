@@ -269,7 +269,7 @@ class RunFolder(Places):
             words = shlex.join(["medfed", "train", *self.overrides, f"resume={self.folder}"])
             how = f"by {words}" if self.overrides else "with the same overrides."
             raise errors.CheckpointError(
-                f"The run in {self.folder} has another configuration "
+                f"{self.other_commit()}The run in {self.folder} has another configuration "
                 f"({'; '.join(changed[:5])}); start a new run, or resume {how}"
             )
 
@@ -321,6 +321,17 @@ class RunFolder(Places):
                 f"medfed {made} made the run in {self.folder}, and this is medfed {ours}; open it "
                 "with that version, or repeat the run."
             )
+
+    def other_commit(self) -> str:
+        """Says which commit of medfed made the run, if another one opens it; else nothing."""
+        made = str(self.versions.get("commit", "")) if self.versions_json.is_file() else ""
+        commits = [commit.partition("-")[0][:10] for commit in (made, commit_here())]
+        if commits[0] == commits[1] or {"", "unknown"} & {*commits}:
+            return ""
+        return (
+            f"Commit {commits[0]} of medfed made the run, and this is commit {commits[1]}; open it "
+            "with that one, or repeat the run. "
+        )
 
     @cached_property
     def versions(self) -> dict[str, Any]:

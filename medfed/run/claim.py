@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
-from medfed.common.console import logged_by
+from medfed.common.console import logged_by, output_refused
 from medfed.common.processes import is_first_process
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
@@ -72,10 +72,16 @@ def locked_run_folder(config: RunDescription, logs: bool = False) -> Iterator[No
             for place in absent:
                 with suppress(OSError):  # another run may have begun there
                     place.rmdir()
-        explained = isinstance(error, MedfedError)
-        # medfed's loggers already report it; this error is another library's.
-        if isinstance(error, OSError) and error.errno in FULL and not explained:
-            raise cannot_write(folder, error, _ELSEWHERE) from error
+        # torch.save ends a file that a full disk cut off with an error of its own.
+        cause = error.__context__ if isinstance(error, RuntimeError) else error
+        # medfed's loggers already report it; this error is another library's, or of what it prints.
+        if (
+            isinstance(cause, OSError)
+            and cause.errno in FULL
+            and not isinstance(error, MedfedError)
+            and not output_refused(cause)
+        ):
+            raise cannot_write(folder, cause, _ELSEWHERE) from error
         raise
 
 

@@ -13,7 +13,7 @@ from medfed.federation.lightning import checkpoint
 from medfed.records.folder import RunFolder
 from medfed.run.experiment import Experiment, build_experiment
 from medfed.run.loggers import NO_LOGGER
-from medfed.standalone.errors import CheckpointError
+from medfed.standalone.errors import CheckpointError, ConfigError
 
 
 def test_selected(experiment: Experiment) -> None:
@@ -57,7 +57,12 @@ def reopen(folder: Path) -> Experiment:
     try:
         return build_experiment(reopened(config, folder))
     except LacksKeyError as error:
-        raise CheckpointError(f"{run.config_yaml} lacks a key: {error}.") from error
+        what = f"{run.config_yaml} lacks a key: {error}."
+        raise CheckpointError(f"{run.other_commit()}{what}") from error
+    except ConfigError as error:
+        if made := run.other_commit():
+            raise CheckpointError(f"{made}{error}") from error
+        raise
 
 
 def reopen_selected(folder: Path) -> Experiment:

@@ -99,7 +99,13 @@ class _Wandb(WandbLogger):
             # But for a line that the end of the run before has torn.
             lines = self._kept.read_text("utf-8").split("\n") if self._kept.is_file() else [""]
             self._missing = [json.loads(line) for line in lines[:-1]]
-            self._experiment = run = wandb.init(**self._wandb_init)
+            try:
+                self._experiment = run = wandb.init(**self._wandb_init)
+            except wandb.Error as error:
+                why = f"W&B does not start: {first_line(error)}"
+                raise ConfigError(
+                    f"{why}; set WANDB_MODE=offline to keep a record here."
+                ) from error
             run.define_metric("round")
             run.define_metric("*", step_metric="round", step_sync=True)
         return self._experiment

@@ -118,7 +118,13 @@ def test_what_the_system_refuses_is_no_mistake_of_medfed(tmp_path, monkeypatch):
     assert "please report" not in text
 
 
-FULL = {"help": (), "site": (), "train -h": (), "train": (*CLINICAL, "--cfg", "job")}
+FULL = {
+    "help": (),
+    "site": (),
+    "train -h": (),
+    "train": (*CLINICAL, "rounds=1", "hydra.run.dir=run"),
+    "train --cfg job": CLINICAL,
+}
 
 
 @pytest.mark.parametrize("command", FULL)
@@ -130,3 +136,4 @@ def test_output_to_a_full_device(command, tmp_path):
     assert done.returncode == 1
     why = "Standard output takes no more (No space left on device); send it elsewhere, or make room"
     assert done.stderr.decode() == f"error: {why}.\n"
+    assert not (tmp_path / "run").exists()

@@ -177,6 +177,20 @@ def test_a_run_of_another_version_names_that_version(copy):
         assert sentence.startswith(f"medfed 0.1.3 made the run in {copy}")
 
 
+def test_a_run_of_another_commit_names_that_commit(copy, capsys, monkeypatch):
+    """Its keys may be named else; without its commit, the error would blame the user's."""
+    monkeypatch.setattr("medfed.records.folder.commit_here", lambda: "a" * 40)
+    versions = json.loads((copy / "versions.json").read_text())
+    (copy / "versions.json").write_text(json.dumps({**versions, "commit": "b" * 40}))
+    config = (copy / "config.yaml").read_text().replace("medfed.models.", "medfed.formerly.", 1)
+    (copy / "config.yaml").write_text(config)
+    named = f"Commit {'b' * 10} of medfed made the run, and this is commit {'a' * 10}"
+    assert f"error: {named}" in said(capsys, evaluate, f"run={copy}")
+    assert f"error: {named}" in said(capsys, train, *CLINICAL, "rounds=2", f"resume={copy}")
+    (copy / "versions.json").write_text(json.dumps(versions | {"commit": f"{'a' * 40}-dirty"}))
+    assert "Commit" not in said(capsys, evaluate, f"run={copy}")
+
+
 @pytest.mark.parametrize("name", ["preprocessing.json", "versions.json"])
 def test_what_export_needs_beside(name, copy):
     for damage in (b"", b"[]", b"[" * DEEP, b"\xff"):

@@ -23,7 +23,7 @@ from medfed.standalone.errors import MedfedError
 from tests import processes
 from tests.datamodules.brats_layouts import make_head, save, write_challenge
 from tests.datamodules.luna_files import HEADER, image_of, noise, write_luna
-from tests.integration.runs import left_in
+from tests.integration.runs import left_in, run
 
 CASES = [f"Brats18_X_{n}" for n in range(3)]
 SERIES = [f"1.3.6.{n}" for n in range(3)]
@@ -321,3 +321,15 @@ def test_no_place_for_generated_data(data, tmp_path):
     with pytest.raises(MedfedError, match=r"Cannot write .*file.*; .*data\.root") as caught:
         prepare(described([f"data={data}", f"data.root={tmp_path / 'file' / 'x'}"], "prepare"))
     assert "\n" not in str(caught.value)
+
+
+def test_a_disk_that_is_full_at_a_checkpoint(tmp_path):
+    """PyTorch hides the refusal behind an error of its own."""
+    line = ("experiment=digits_pfednet", "rounds=1", "logger=none", "progress=false")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(MedfedError, match=r"Cannot write .*run \(File too large\); make room"):
+            run(tmp_path / "run", *line)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -13,7 +13,7 @@ import wandb
 
 from medfed.federation.algorithm import Cohort
 from medfed.run import results
-from medfed.standalone.errors import NonFiniteError
+from medfed.standalone.errors import ConfigError, NonFiniteError
 from tests.integration.runs import CLINICAL, resume, run
 from tests.integration.wandb_records import read, records
 
@@ -89,6 +89,12 @@ def test_every_hospital_has_curves_over_rounds_and_a_row_in_the_table_of_the_tes
         "\n", ""
     )
     assert "WANDB_MODE" not in os.environ
+
+
+def test_a_start_that_wandb_refuses_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "online")
+    with pytest.raises(ConfigError, match=r"W&B does not start: .*; set WANDB_MODE=offline"):
+        run(tmp_path / "run", *SHORT, "rounds=1")
 
 
 def test_a_failed_run_ends_and_the_next_one_has_a_record_of_its_own(tmp_path):
