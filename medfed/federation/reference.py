@@ -70,7 +70,9 @@ class Federated:
         """Returns each client's mean loss on one of its splits, by its personal model."""
         fed = self.federation
         measure, model = fed.trainer.evaluated, fed.personal_model
-        return {n: measure(c.data, model(n, split), split) for n, c in fed.clients.items()}
+        losses = {n: measure(c.data, model(n, split), split) for n, c in fed.clients.items()}
+        fed.trainer.model.other.restore(None)  # a user's loss stays as it was given
+        return losses
 
     def levels(self, split: Literal["train", "val", "test"] = "val") -> dict[str, float]:
         """Returns what to add to each client's logit of class 1, so that its level is right.
@@ -152,6 +154,7 @@ def assemble(
     local = LocalTrainer(
         network, checked, split, optimizer, scheduler, rounds, budget, seed, measure
     )
+    local.model.other.add_loss(loss)
     weights = local.model.initial()
     if everyone is None:
         if not clients:
@@ -297,6 +300,7 @@ def run_reference(
                 after_round(number)
     finally:
         federation.trainer.residents.release()
+        federation.trainer.model.other.restore(None)  # a user's loss stays as it was given
     return federation
 
 
