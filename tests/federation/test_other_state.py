@@ -136,7 +136,7 @@ def test_what_a_loss_keeps_is_named_or_its_authors():
     trained_by(study.loss, "ab")
     assert study.calls == 8
     drawing = ODDITIES["random generator"]().requires_grad_(False)
-    with pytest.raises(ConfigError, match="changes the loss: criterion.kept .Generator., which"):
+    with pytest.raises(ConfigError, match=r"changes the loss: criterion.kept .Generator., which"):
         trained_by(around(drawing), "ab")
 
 
