@@ -264,9 +264,10 @@ def _sentence(error: Exception, folder: Path | None) -> str:
     place = line_of_plugin(error)
     if isinstance(error, errors.MedfedError):
         # What a plugin raises itself is for its users, who need no line of it.
-        raised = place and place.startswith(traceback.extract_tb(error.__traceback__)[-1].filename)
-        refused = place and isinstance(error, errors.ConfigError) and not raised
-        return console.visible(f"{place}: {error}" if refused else str(error))
+        last = traceback.extract_tb(error.__traceback__)[-1:]
+        if place and isinstance(error, errors.ConfigError) and last[0].filename not in place:
+            return console.visible(f"{place}: {error}")
+        return console.visible(str(error))
     if isinstance(error, OSError) and (refused := console.output_refused(error)):
         return refused
     logged = _logged(error, folder)

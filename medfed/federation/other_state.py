@@ -140,7 +140,7 @@ class OtherState:
 
         The lists and numbers around a function are its author's, such as a record of all losses.
         """
-        for place, value in _used_by(loss, _LOSS, set()):
+        for place, value in _used_by(loss, "", set()):
             self._explore(value, place)
         self._places = {(h.name, h.kind): number for number, h in enumerate(self._holders)}
 
@@ -379,35 +379,32 @@ class OtherState:
         holder.values[key] = value
 
 
-def _used_by(function: Any, place: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _used_by(function: Any, name: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Yields the modules and callable objects that a function uses, with their names."""
-    if id(function) in seen:
+    if id(function) in seen or isinstance(function, type | BuiltinFunctionType):
         return
     seen.add(id(function))
+    inside: dict[Any, Any]
     if isinstance(function, partial):
         inside = {**function.keywords, **dict(enumerate((function.func, *function.args)))}
     elif isinstance(function, MethodType):
         owner = function.__self__
-        inside = {"": function.__func__, **vars(owner), **getattr(owner, "_modules", {})}
+        inside = {**getattr(owner, "__dict__", {}), **getattr(owner, "_modules", {})}
+        inside[""] = function.__func__
     elif isinstance(function, FunctionType):
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        names = {n: function.__globals__.get(n) for n in _names(function.__code__)}
-        inside = names | {n: c.cell_contents for n, c in cells}
+        code = [function.__code__]
+        for one in code:  # also of functions and comprehensions within it
+            code += [inner for inner in one.co_consts if isinstance(inner, CodeType)]
+        inside = {n: function.__globals__.get(n) for one in code for n in one.co_names}
+        cells = zip(code[0].co_freevars, function.__closure__ or (), strict=True)
+        inside |= {n: cell.cell_contents for n, cell in cells}
     else:
-        if isinstance(function, nn.Module) or not isinstance(function, _FIXED):
-            yield place, function
+        yield f"{_LOSS}{name}", function
         return
-    for name, value in inside.items():
-        if callable(value):
-            yield from _used_by(value, f"{_LOSS}{name}", seen)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Yields the names in a function, and in the functions and comprehensions within it."""
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)
+    for key, value in inside.items():
+        # The functions of libraries use what is no part of a loss.
+        if callable(value) and "site-packages" not in str(getattr(value, "__code__", "")):
+            yield from _used_by(value, key, seen)
 
 
 def _encoded(rows: list[Any]) -> Tensor:

@@ -63,7 +63,7 @@ class Federated:
 
     @property
     def ledger(self) -> Ledger:
-        """Every byte that travelled."""
+        """Every byte that travelled in the rounds, without a delivery of the last result."""
         return self.federation.ledger
 
     def losses(self, split: Literal["train", "val", "test"] = "test") -> dict[str, float]:
