@@ -261,7 +261,12 @@ def one_sentence(folder: Path | None = None) -> Iterator[None]:
 
 def _sentence(error: Exception, folder: Path | None) -> str:
     """Returns what went wrong, in one sentence; of what is unexpected it keeps the traceback."""
+    place = line_of_plugin(error)
     if isinstance(error, errors.MedfedError):
+        # What a plugin raises itself is for its users, who need no line of it.
+        last = traceback.extract_tb(error.__traceback__)[-1:]
+        if place and isinstance(error, errors.ConfigError) and last[0].filename not in place:
+            return console.visible(f"{place}: {error}")
         return console.visible(str(error))
     if isinstance(error, OSError) and (refused := console.output_refused(error)):
         return refused
@@ -274,7 +279,7 @@ def _sentence(error: Exception, folder: Path | None) -> str:
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return f"The memory of this machine is too small; train with smaller batches; {logged}."
     what = f"{type(error).__name__}: {errors.first_line(error)}"
-    if place := line_of_plugin(error):
+    if place:
         return f"{console.visible(f'{place}: {what}')}; {logged}."
     what = f"unexpected {what}"
     return f"{console.visible(what)}; {logged}; please report it."

@@ -44,6 +44,9 @@ def check_state(algorithm: Algorithm, function: str, state: State) -> None:
             odd = named
         else:
             odd = next((v for v in named.values() if not isinstance(v, Tensor)), None)
+            if any(isinstance(v, Tensor) and v.grad_fn is not None for v in named.values()):
+                has = f"{function} leaves tensors that remember their computation in {group!r}"
+                raise _wrong(algorithm, f"{has} of a state; keep tensor.detach()")
         if odd is not None:
             has = f"{function} leaves {_kind(odd)} in {group!r} of a state"
             raise _wrong(algorithm, f"{has}, which is {_STATE}; keep a number as torch.tensor")

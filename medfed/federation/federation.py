@@ -166,8 +166,9 @@ class Federation:
             local.begin(number, packet.phase, position)
             local.adopt(message.parts.get(PART, {}))
             draws = derive_seed(self.seed, number, client, packet.phase, position, "answer")
+            kept = _unchanged(self.algorithm, local.state, "group {} of the client's state")
             whole = _unchanged(self.algorithm, message.parts, "part {} of a message")
-            with whole, globals_seeded(draws, local.trainer.model.device):
+            with kept, whole, globals_seeded(draws, local.trainer.model.device):
                 reply = self.algorithm.answer(local, message)
             check_reply(self.algorithm, reply, packet.phase)
             check_state(self.algorithm, "fit", local.state)
@@ -350,10 +351,15 @@ class Round:
     def _advance(self, replies: Replies | None) -> bool:
         """Lets the server's half go on to its next outbox; returns whether there is one."""
         # A generator that returns ends the round: its value is the server's new state.
-        try:
-            outbox = self._generator.send(replies)  # type: ignore[arg-type]  # None starts it
-        except StopIteration as stop:
-            self._end(stop.value)
+        ended = None
+        method, server = self.federation.algorithm, self.federation.server
+        with _unchanged(method, server, "group {} of the server's state"):
+            try:
+                outbox = self._generator.send(replies)  # type: ignore[arg-type]  # None starts it
+            except StopIteration as stop:
+                ended = stop
+        if ended is not None:
+            self._end(ended.value)
             return False
         self._send(outbox)
         return True
@@ -481,6 +487,7 @@ def assemble(
     local = LocalTrainer(
         network, checked, split, optimizer, scheduler, rounds, budget, seed, measure
     )
+    local.model.other.add_loss(loss)
     weights = local.model.initial()
     if everyone is None:
         if not clients:

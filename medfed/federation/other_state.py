@@ -8,6 +8,8 @@ attributes, lists and dictionaries of these. It travels with a client's model as
 statistic that stays with the client; no message holds it, and it is never averaged. A network that
 changes nothing else has no bytes of it.
 
+What a loss keeps belongs to the hospital, too, but is no part of the model that it gets.
+
 A walk over the whole module tree after each call of training finds the differences, and refuses
 what bytes cannot express.
 """
@@ -22,8 +24,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import chain
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal
 
 import msgspec
@@ -51,6 +54,7 @@ _DTYPES = {
 }
 _OF_EVERY_MODULE = {*vars(nn.Module())}
 _MISSING = object()
+_LOSS = "the loss: "  # before the names of what a loss keeps
 
 
 class _CannotKeepError(Exception):
@@ -131,6 +135,15 @@ class OtherState:
             self._hold_module(name, module, names)
         self._places = {(h.name, h.kind): number for number, h in enumerate(self._holders)}
 
+    def add_loss(self, loss: Any) -> None:
+        """Also compares what a loss keeps: the modules that it uses, and itself if it is an object.
+
+        The lists and numbers around a function are its author's, such as a record of all losses.
+        """
+        for place, value in _used_by(loss, "", set()):
+            self._explore(value, place)
+        self._places = {(h.name, h.kind): number for number, h in enumerate(self._holders)}
+
     def packed(self) -> Tensor:
         """Returns the differences from the start, (bytes,) uint8; on the CPU."""
         found = []
@@ -145,8 +158,9 @@ class OtherState:
                 code = None if gone else self._code(value)
                 found.append([holder.name, holder.kind, key, gone, code])
             except _CannotKeepError:
+                of = "" if holder.name.startswith(_LOSS) else " of the network"
                 raise ConfigError(
-                    f"Training changes {_place(holder.name, key)} of the network "
+                    f"Training changes {_place(holder.name, key)}{of} "
                     f"({type(value).__name__}), which cannot be kept for each hospital; keep it in "
                     "a buffer (register_buffer), or in an attribute that is a tensor, a number, or "
                     "a list or dictionary of these."
@@ -175,9 +189,11 @@ class OtherState:
                     begun.value = holder.values[key]
 
     def by_name(self, packed: Tensor | None) -> tuple[Tensors, Tensor | None]:
-        """Parts differences into tensors that a state dict names, and all others."""
+        """Parts the network's differences into tensors that a state dict names, and all others."""
         named, rest, modules = Tensors(), [], dict(self._network.named_modules())
         for name, kind, key, gone, code in _decoded(packed):
+            if name.startswith(_LOSS):
+                continue
             module = modules.get(name)
             lost = module is None or key in module._non_persistent_buffers_set
             if kind == "" or lost or gone or not _is_tensor(code):
@@ -361,6 +377,34 @@ class OtherState:
             (first.update if isinstance(first, set | dict) else first.extend)(value)
             value = first
         holder.values[key] = value
+
+
+def _used_by(function: Any, name: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yields the modules and callable objects that a function uses, with their names."""
+    if id(function) in seen or isinstance(function, type | BuiltinFunctionType):
+        return
+    seen.add(id(function))
+    inside: dict[Any, Any]
+    if isinstance(function, partial):
+        inside = {**function.keywords, **dict(enumerate((function.func, *function.args)))}
+    elif isinstance(function, MethodType):
+        owner = function.__self__
+        inside = {**getattr(owner, "__dict__", {}), **getattr(owner, "_modules", {})}
+        inside[""] = function.__func__
+    elif isinstance(function, FunctionType):
+        code = [function.__code__]
+        for one in code:  # also of functions and comprehensions within it
+            code += [inner for inner in one.co_consts if isinstance(inner, CodeType)]
+        inside = {n: function.__globals__.get(n) for one in code for n in one.co_names}
+        cells = zip(code[0].co_freevars, function.__closure__ or (), strict=True)
+        inside |= {n: cell.cell_contents for n, cell in cells}
+    else:
+        yield f"{_LOSS}{name}", function
+        return
+    for key, value in inside.items():
+        # The functions of libraries use what is no part of a loss.
+        if callable(value) and "site-packages" not in str(getattr(value, "__code__", "")):
+            yield from _used_by(value, key, seen)
 
 
 def _encoded(rows: list[Any]) -> Tensor:

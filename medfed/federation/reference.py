@@ -59,14 +59,16 @@ class Federated:
 
     @property
     def ledger(self) -> Ledger:
-        """Every byte that travelled."""
+        """Every byte that travelled in the rounds, without a delivery of the last result."""
         return self.federation.ledger
 
     def losses(self, split: Literal["train", "val", "test"] = "test") -> dict[str, float]:
         """Returns each client's mean loss on one of its splits, by its personal model."""
         fed = self.federation
         measure, model = fed.trainer.evaluated, fed.personal_model
-        return {n: measure(c.data, model(n, split), split) for n, c in fed.clients.items()}
+        losses = {n: measure(c.data, model(n, split), split) for n, c in fed.clients.items()}
+        fed.trainer.model.other.restore(None)  # a user's loss stays as it was given
+        return losses
 
     def levels(self, split: Literal["train", "val", "test"] = "val") -> dict[str, float]:
         """Returns what to add to each client's logit of class 1, so that its level is right.
@@ -214,6 +216,7 @@ def run_reference(
                 after_round(number)
     finally:
         federation.trainer.residents.release()
+        federation.trainer.model.other.restore(None)  # a user's loss stays as it was given
     return federation
 
 

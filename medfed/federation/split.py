@@ -739,5 +739,5 @@ def lacks(who: str, lost: list[str], why: str) -> ConfigError:
     """Returns the error of a model that lacks entries."""
     return ConfigError(
         f"{who} lacks {few(lost, 3)}{why}; keep what Client.train returns as a whole, or in two "
-        "parts by client.split.split, and put a part into a model by overwrite(model, part)."
+        "parts by client.split.split, and put a part into a model by {**model, **part}."
     )

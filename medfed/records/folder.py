@@ -239,6 +239,7 @@ class RunFolder(Places):
                 self.check_data(splits)  # as what follows from the data may also have changed
             self.check_keys(changed_keys(self.config, config.values, NOT_THE_EXPERIMENT))
             self.check_data(splits)
+            self.compare_plugins(config.plugins)
             return
         code = {"commit": commit_here(), "plugins": fingerprints(config.plugins)}
         facts: dict[Path, Mapping[str, Any]] = {
@@ -271,6 +272,18 @@ class RunFolder(Places):
             raise errors.CheckpointError(
                 f"{self.other_commit()}The run in {self.folder} has another configuration "
                 f"({'; '.join(changed[:5])}); start a new run, or resume {how}"
+            )
+
+    def compare_plugins(self, folders: Sequence[str]) -> None:
+        """Warns if the files of plugin folders are not those that made the run."""
+        # Late: the other questions need no PyTorch.
+        from medfed.federation.lightning.collect import warn
+
+        made, now = self.versions.get("plugins", {}), fingerprints(folders)
+        if changed := [f for f, content in now.items() if content not in made.values()]:
+            warn(
+                f"Files in {', '.join(changed)} have changed since the run in {self.folder} began; "
+                "if its code is among them, restore it, or start a new run."
             )
 
     def check_data(self, splits: Mapping[str, Any]) -> None:

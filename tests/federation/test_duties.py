@@ -29,6 +29,9 @@ class Own(FedAvg):
         return self.makes(right) if function == self.function else right
 
     def init(self, weights, split, clients):
+        if self.function == "kept":  # no message holds it
+            server, state = super().init(weights, split, clients)
+            return server, {**state, "n": {"n": torch.ones(1)}}
         return self._made("init", super().init(weights, split, clients))
 
     def phases(self, round):
@@ -48,6 +51,8 @@ class Own(FedAvg):
             client.state.update(self.makes)
         if self.function == "received":
             self.makes(message.parts)
+        if self.function == "kept":
+            self.makes(client.state)
         return self._made("fit", super().fit(client, message))
 
     def local_steps(self, client, start):
@@ -74,6 +79,8 @@ class Own(FedAvg):
             replies = yield self._made("outbox", next(rest))
             if not replies:
                 return server
+            if self.function == "serving":
+                self.makes(server)
             rest.send(replies)
         except StopIteration as stop:
             return self._made("round", stop.value)
@@ -100,6 +107,17 @@ MISTAKES = {
     "broadcast, nothing": ("broadcast", lambda _: None, "Own.broadcast returns None; it must be"),
     "broadcast, parts": ("broadcast", lambda m: m.parts, "Own.broadcast returns a dict; it must"),
     "broadcast, in place": ("broadcasting", halve, "Own changes the group shared of the server's"),
+    "state, in place": ("kept", halve, "Own changes the group .* of the client's state in place"),
+    "round, in place": (
+        "serving",
+        halve,
+        "Own changes the group .* of the server's state in place",
+    ),
+    "state, graph": (
+        "state",
+        {"n": {"n": 2 * torch.ones(1, requires_grad=True)}},
+        "Own.fit leaves tensors that remember their computation in 'n' of a state; keep tensor.det",
+    ),
     "fit, in place": ("received", halve, "Own changes the part shared of a message in place"),
     "fit, undeclared": (
         "fit",
@@ -308,7 +326,13 @@ def test_a_channel_takes_codecs(way):
 def test_a_command_names_the_line_of_a_plugin(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", [])
     before = [*_active]
-    (tmp_path / "mine_that_fails.py").write_text("def fit():\n    return {}['model']\n")
+    source = "def fit():\n    return {}['model']\ndef bad(refuse):\n    refuse()\n"
+    source += "def own(error):\n    raise error\n"
+    (tmp_path / "mine_that_fails.py").write_text(source)
+
+    def refuse():
+        raise ConfigError("It has None as a model.")
+
     try:
         add_plugin_folders([tmp_path])
         compiled = compile((tmp_path / "mine_that_fails.py").read_text(), tmp_path / "m.py", "exec")
@@ -317,8 +341,15 @@ def test_a_command_names_the_line_of_a_plugin(tmp_path, monkeypatch):
         with pytest.raises(KeyError) as caught:
             names["fit"]()
         said = _sentence(caught.value, tmp_path)
+        with pytest.raises(ConfigError) as caught:
+            names["bad"](refuse)
+        refused = _sentence(caught.value, tmp_path)
+        with pytest.raises(ConfigError) as caught:
+            names["own"](ConfigError("Set alpha."))
+        assert _sentence(caught.value, tmp_path) == "Set alpha."
     finally:
         _active[:] = before
     assert said.startswith(f"{tmp_path / 'm.py'}, line 2, in fit: KeyError: 'model'; the traceback")
     assert "report it" not in said
+    assert refused == f"{tmp_path / 'm.py'}, line 4, in bad: It has None as a model."
     assert "please report it" in _sentence(KeyError("model"), tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -54,6 +55,89 @@ def test_what_cannot_be_kept_is_refused_before_a_round_closes(name):
     with pytest.raises(ConfigError, match=REFUSED[name]):
         run_reference(built(FedAvg(), case, hospitals(case)).federation, 1, closed.append)
     assert not closed
+
+
+class Study:
+    """Keeps its criterion and a record of all calls."""
+
+    def __init__(self, criterion: nn.Module) -> None:
+        self.criterion, self.calls = criterion, 0
+
+    def loss(self, network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        self.calls += 1
+        return by_criterion(network, batch, self.criterion)
+
+
+class Judges(nn.Module):
+    """A loss that is a module."""
+
+    def __init__(self, criterion: nn.Module) -> None:
+        super().__init__()
+        self.criterion = criterion
+
+    def forward(self, network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return by_criterion(network, batch, self.criterion)
+
+
+class Judge:
+    """A loss that is an object."""
+
+    def __init__(self, criterion: nn.Module) -> None:
+        self.criterion = criterion
+
+    __call__ = Judges.forward
+
+
+def by_criterion(network: nn.Module, batch: dict[str, Tensor], criterion: nn.Module) -> Tensor:
+    return loss(criterion, {**batch, "image": network(batch["image"])})
+
+
+def around(criterion: nn.Module) -> Any:
+    return lambda net, batch: sum(by_criterion(net, batch, criterion) for _ in range(1))
+
+
+LOSSES = {
+    "closure": around,
+    "partial": lambda c: partial(by_criterion, criterion=c),
+    "method": lambda c: Study(c).loss,
+    "module": Judges,
+    "object": Judge,
+    "wrapped": lambda c: wraps(loss)(around(c)),
+}
+
+
+def trained_by(given: Any, names: str) -> medfed.Federated:
+    torch.manual_seed(0)
+    x, count = torch.randn(3, 12, 4), {"a": 8, "b": 12, "c": 4}
+    every = {
+        n: ArrayClient(n, x[i, :k], x[i, :k, 0].sign(), 4) for i, (n, k) in enumerate(count.items())
+    }
+    clients = [every[n] for n in names]
+    return medfed.federate("local", nn.Linear(4, 4), given, clients, rounds=2, steps=2, lr=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [*((name, "closure") for name in KEPT), *(("BatchNorm", form) for form in LOSSES)],
+)
+def test_what_a_loss_keeps_is_each_hospitals_and_begins_anew(name, form):
+    given = LOSSES[form](ODDITIES[name]().requires_grad_(False))
+    done = trained_by(given, "abc")
+    assert set(done.weights("a")) == {"weight", "bias"}
+    done.model("a")
+    assert done.losses("train") == done.losses("train")
+    for hospital in "abc":
+        alone = trained_by(given, hospital).weights(hospital)
+        assert torch.equal(alone["weight"], done.weights(hospital)["weight"])
+
+
+def test_what_a_loss_keeps_is_named_or_its_authors():
+    study = Study(nn.Identity())
+    trained_by(study.loss, "ab")
+    assert study.calls == 8
+    drawing = ODDITIES["random generator"]().requires_grad_(False)
+    with pytest.raises(ConfigError, match=r"changes the loss: criterion.kept .Generator., which"):
+        trained_by(around(drawing), "ab")
 
 
 class Counts(nn.Module):

@@ -84,6 +84,34 @@ def test_a_task_from_outside_is_trained_measured_and_compared(tmp_path, method):
         export_run(checked(load(keys, "export")))
 
 
+def test_a_run_whose_plugin_has_changed_says_so_wherever_it_is_opened(tmp_path, caplog):
+    register("tests.run.test_own_task")
+    yaml = tmp_path / "own" / "model" / "margin.yaml"
+    yaml.parent.mkdir(parents=True)
+    yaml.write_text(YAML)
+    folder, own = tmp_path / "run", f"plugins={tmp_path / 'own'}"
+    keys = [own, *DIGITS, *SMALL, "algorithm=local", "rounds=1"]
+    train(described([*keys, f"folder={folder}"]))
+    export = checked(load([f"run={folder}", f"out={tmp_path / 'out'}", own], "export"))
+
+    def opened():
+        caplog.clear()
+        evaluate_run(folder)
+        yield caplog.text
+        caplog.clear()
+        train(described([*keys, f"folder={folder}", f"resume={folder}"]))
+        yield caplog.text
+        caplog.clear()
+        with pytest.raises(ConfigError, match="cannot predict by"):
+            export_run(export)
+        yield caplog.text
+
+    sentence = f"Files in {tmp_path / 'own'} have changed since the run in {folder} began; if"
+    assert not any("have changed" in said for said in opened())
+    yaml.write_text(YAML + "# changed\n")
+    assert all(sentence in said for said in opened())
+
+
 def task_with(**functions):
     """A task with functions of a user's, on a linear network of two classes."""
     made = type("Own", (MarginTask,), functions)

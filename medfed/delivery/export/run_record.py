@@ -61,6 +61,7 @@ class RunRecord(RunFolder):
         for content in ("summary", "config", "splits", "versions", "preprocessing"):
             getattr(run, content)
         check_plugins(run.config, folder)
+        run.compare_plugins(run.config.plugins)
         check_targets(run.config.plain(), found=True)
         return run
 

@@ -245,7 +245,9 @@ class WorkingNetwork:
         entries = {n: ordinary(t) for n, t in fixed.items()} | dict(weights)
         entries.pop(OTHER, None)
         rest = {} if more is None else {OTHER: more}
-        return {**joined(self.network, entries), **named, **rest}
+        made = {**joined(self.network, entries), **named, **rest}
+        self.other.restore(None)  # a user's loss stays as it was given
+        return made
 
     def plan(self, update: Update) -> TrainableSet:
         """Returns the plan of training one part, or both."""
