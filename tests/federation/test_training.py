@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -246,6 +247,20 @@ def test_scaled_losses_change_nothing_and_overflow_is_repeated() -> None:
     scaled.trainer.gradients.backward = lambda loss: (loss * math.inf).backward()
     with pytest.raises(NonFiniteError, match=r"overflow in float16; choose .*bf16-mixed"):
         scaled.train(scaled.weights)
+
+
+@pytest.mark.parametrize(
+    ("precision", "mend"),
+    [
+        (nullcontext, "infinite; lower optimizer.lr"),
+        (partial(torch.autocast, "cpu", torch.bfloat16), "infinite; train with trainer.precision="),
+    ],
+)
+def test_a_loss_that_is_no_number_in_mixed_precision_names_the_precision(precision, mend) -> None:
+    client = toy_client(norm=False, lr=1e29, steps=12)
+    client.trainer.gradients.precision = precision
+    with pytest.raises(NonFiniteError, match=mend):
+        client.train(client.weights)
 
 
 def test_float16_trains_as_single_precision_and_keeps_weights_in_it() -> None:

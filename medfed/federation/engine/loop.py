@@ -136,7 +136,9 @@ class LocalTrainer:
         with plan.training(rate, how.get("rates"), memory):
             mean = self._steps(data, plan, key, steps, how)
             if not math.isfinite(mean):
-                raise _diverged(data)
+                with self.gradients.precision():
+                    mixed = torch.is_autocast_enabled(self.model.device.type)
+                raise _diverged(data, mixed)
             if memory is not None:
                 memory.clear()
                 memory.update(save_optimizer(plan.optimizer))
@@ -412,8 +414,8 @@ class LocalTrainer:
             raise ConfigError(f"Client {data.id} has no training batch.")
 
 
-def _diverged(data: ClientData) -> NonFiniteError:
-    """Returns the error of a loss that is not finite, which names the samples if they are not."""
+def _diverged(data: ClientData, mixed: bool) -> NonFiniteError:
+    """Returns the error of a loss that is not finite: by samples, by mixed precision, or else."""
     for batch in data.train_batches(0):
         for name in ("image", "label"):
             if isinstance(values := batch.get(name), Tensor) and not bool(values.isfinite().all()):
@@ -421,8 +423,9 @@ def _diverged(data: ClientData) -> NonFiniteError:
                     f"the training loss became NaN or infinite, as a training {name} holds NaN or "
                     "infinity; mend that sample, or leave it out"
                 )
+    full = "train with trainer.precision=32-true, " if mixed else ""
     return NonFiniteError(
-        "the training loss became NaN or infinite; lower optimizer.lr or set local.clip"
+        f"the training loss became NaN or infinite; {full}lower optimizer.lr or set local.clip"
     )
 
 
