@@ -276,7 +276,7 @@ class RunFolder(Places):
 
     def compare_plugins(self, folders: Sequence[str]) -> None:
         """Warns if the files of plugin folders are not those that made the run."""
-        # Late: the other questions need no PyTorch.
+        # imported here: the other questions need no PyTorch
         from medfed.federation.lightning.collect import warn
 
         made, now = self.versions.get("plugins", {}), fingerprints(folders)
@@ -516,7 +516,7 @@ class RunFolder(Places):
 
     def model(self, client: str) -> nn.Module:
         """Returns a client's personal network, in evaluation mode."""
-        # Late: the other questions need no PyTorch.
+        # imported here: the other questions need no PyTorch
         from medfed.federation.other_state import filled
         from medfed.federation.split import float_entries
         from medfed.records.tasks import build_task
