@@ -274,12 +274,12 @@ class RunFolder(Places):
                 f"({'; '.join(changed[:5])}); start a new run, or resume {how}"
             )
 
-    def compare_plugins(self, folders: Sequence[str]) -> None:
+    def compare_plugins(self, folders: Sequence[str] | None) -> None:
         """Warns if the files of plugin folders are not those that made the run."""
         # imported here: the other questions need no PyTorch
         from medfed.federation.lightning.collect import warn
 
-        made, now = self.versions.get("plugins", {}), fingerprints(folders)
+        made, now = self.versions.get("plugins", {}), fingerprints(folders or ())
         if changed := [f for f, content in now.items() if content not in made.values()]:
             warn(
                 f"Files in {', '.join(changed)} have changed since the run in {self.folder} began; "

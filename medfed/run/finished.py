@@ -54,7 +54,7 @@ def reopen(folder: Path) -> Experiment:
         "which keep their patients; only simulations are evaluated or attacked again"
     )
     check_plugins(config, folder)
-    run.compare_plugins(config.get("plugins") or ())
+    run.compare_plugins(config.plugins)
     try:
         return build_experiment(reopened(config, folder))
     except LacksKeyError as error:
