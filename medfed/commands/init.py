@@ -168,7 +168,8 @@ def _answer(key: str, question: Question) -> Any:
     value: Any = typed
     with suppress(ConfigError):
         (read,) = compose.parse(spelling.hydra_spelling([f"{key}={typed}"]), "The answer")
-        value = typed if read.is_sweep_override() else read.value()
+        divides = read.is_sweep_override()
+        value = spelling.names_in(typed, question.choices) if divides else read.value()
     if several and isinstance(value, str):
         value = spelling.names_in(value.strip("[]"), question.choices)
     numbers = several and isinstance(best[0], float)

@@ -128,15 +128,19 @@ class PhaseReplies(dict[str, Message]):
             return None
         mean, count = self._sums[part]
         if count < len(self):
-            raise _lacks(part)
+            raise AbsentPartError(part)
         return parted(mean)
 
 
-def _lacks(part: str) -> ConfigError:
-    return ConfigError(
-        f"The method reads the part {part} of replies, and not every client has sent it in this "
-        f"phase; let fit reply with it, or read it only where {part!r} in reply.parts."
-    )
+class AbsentPartError(ConfigError):
+    """A method reads a part of replies that a client has not sent."""
+
+    def __init__(self, part: str) -> None:
+        self.part = part
+        super().__init__(
+            f"The method reads the part {part} of replies, and not every client has sent it in "
+            f"this phase; let fit reply with it, or read it only where {part!r} in reply.parts."
+        )
 
 
 class _Single(dict[str, Tensors]):
@@ -146,7 +150,7 @@ class _Single(dict[str, Tensors]):
 
     def __missing__(self, part: str) -> Tensors:
         if part not in self.sums:
-            raise _lacks(part)
+            raise AbsentPartError(part)
         raise ConfigError(
             f"The method reads the part {part} of a single reply, and its parts_averaged says that "
             f"it reads only the mean; take {part} out of parts_averaged."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -351,9 +352,8 @@ class Round:
     def _advance(self, replies: Replies | None) -> bool:
         """Lets the server's half go on to its next outbox; returns whether there is one."""
         # A generator that returns ends the round: its value is the server's new state.
-        ended = None
-        method, server = self.federation.algorithm, self.federation.server
-        with _unchanged(method, server, "group {} of the server's state"):
+        ended, algorithm = None, self.federation.algorithm
+        with _unchanged(algorithm, self.federation.server, "group {} of the server's state"):
             try:
                 outbox = self._generator.send(replies)  # type: ignore[arg-type]  # None starts it
             except StopIteration as stop:
@@ -477,12 +477,12 @@ def assemble(
     check_kind("optimizer", optimizer, OptimizerFactory, sgd)
     clients = inputs.check_clients(clients)
     check_arguments(assemble, {n: v for n, v in locals().items() if n != "sgd"})
-    inputs.check_optimizer(optimizer, scheduler, rounds, network)
     inputs.check_labels(algorithm, clients)
     split = algorithm.split(network, personal, buffers)
     check_kind(f"What {algorithm.title}.split returns", split, ParameterSplit)
     algorithm = algorithm.adapted(split, network)
     check_kind("What adapted returns", algorithm, Algorithm)
+    inputs.check_optimizer(optimizer, scheduler, rounds, network)
     checked = inputs.CheckedLoss(loss, network)
     local = LocalTrainer(
         network, checked, split, optimizer, scheduler, rounds, budget, seed, measure
@@ -515,9 +515,12 @@ def assemble(
 @contextmanager
 def _unchanged(algorithm: Algorithm, state: Mapping[str, Tensors], what: str) -> Iterator[None]:
     """Raises ConfigError if a function of a method changes tensors that it is given in place."""
-    before = [(group, t, t._version) for group, named in state.items() for t in named.values()]
+    # By weak references: what the function replaces is not kept in memory.
+    before = [(g, weakref.ref(t), t._version) for g, named in state.items() for t in named.values()]
+    del state
     yield
-    if changed := [group for group, tensor, version in before if tensor._version != version]:
+    after = [(group, reference(), version) for group, reference, version in before]
+    if changed := [g for g, t, version in after if t is not None and t._version != version]:
         raise ConfigError(
             f"{type(algorithm).__name__} changes the {what.format(changed[0])} in place, which "
             "others read later; make new tensors."

@@ -332,9 +332,11 @@ class Coordinator:
                 if error.client is None:
                     raise
                 raise Lost({error.client: str(error).rstrip(".")}) from error
-            except KeyError as error:
+            except (KeyError, aggregation.AbsentPartError) as error:
                 # The method reads parts and scalars by name; only the method knows the names.
-                name = error.args[0]
+                name = (
+                    error.part if isinstance(error, aggregation.AbsentPartError) else error.args[0]
+                )
                 lacking = [c for c, known in names.items() if name not in known]
                 if not lacking:
                     raise

@@ -19,6 +19,7 @@ from medfed.common.console import say, shown, size, wide_console
 from medfed.config.allowed import check_plugins
 from medfed.config.description import RunDescription
 from medfed.federation import algorithm, reference
+from medfed.federation.aggregation import AbsentPartError
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire.ledger import Ledger
@@ -69,13 +70,14 @@ def onboard(
 
     try:
         send(reference.question(federation, info, send, ledger), last=True)
+    except (KeyError, AbsentPartError) as error:
+        name = error.part if isinstance(error, AbsentPartError) else error.args[0]
+        if not packets or name in {*packets[-1].parts, *packets[-1].scalars}:
+            raise
+        raise SiteError(f"{shown(site)}: its message has no {name!s:.60}.") from error
     except (CodecError, ValueError) as error:
         why = f"its message cannot be used: {str(error).rstrip('.')}"
         raise SiteError(f"{shown(site)}: {why}.") from error
-    except KeyError as error:
-        if not packets or error.args[0] in {*packets[-1].parts, *packets[-1].scalars}:
-            raise
-        raise SiteError(f"{shown(site)}: its message has no {error.args[0]!s:.60}.") from error
     return info.num_samples, metrics, ledger
 
 

@@ -193,7 +193,7 @@ def test_monai_runs_a_classification_of_pictures(hospital, tmp_path, monkeypatch
 def test_monai_runs_a_table(hospital, tmp_path, monkeypatch):
     made = hospital("table")
     table, plan = made.data.table, made.data.plans[made.client]
-    index, _ = made.data._select(made.client, plan)["test"]
+    index, _ = made.data._choose(made.client, plan)["test"]
     with (tmp_path / "rows.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["id", *table.names])
