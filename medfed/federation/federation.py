@@ -352,14 +352,14 @@ class Round:
     def _advance(self, replies: Replies | None) -> bool:
         """Lets the server's half go on to its next outbox; returns whether there is one."""
         # A generator that returns ends the round: its value is the server's new state.
-        ended, algorithm = None, self.federation.algorithm
+        new, algorithm = list[Any](), self.federation.algorithm
         with _unchanged(algorithm, self.federation.server, "group {} of the server's state"):
             try:
                 outbox = self._generator.send(replies)  # type: ignore[arg-type]  # None starts it
             except StopIteration as stop:
-                ended = stop
-        if ended is not None:
-            self._end(ended.value)
+                new.append(stop.value)  # not the error: its traceback keeps all states in memory
+        if new:
+            self._end(new.pop())
             return False
         self._send(outbox)
         return True
