@@ -114,8 +114,8 @@ HOSTILE = {
     "compare here": "no finished run",
     "compare here other": "runs=other is no folder; name one that holds finished runs.",
     "report here": "no finished run",
-    "evaluate here": "run=here is no run folder (it has no config.yaml); name one that a run has printed.",
-    "audit here": "run=here is no run folder (it has no config.yaml); name one that a run has printed.",
+    "evaluate here": "(it has no config.yaml); name one that a run has printed.",
+    "audit here": "(it has no config.yaml); name one that a run has printed.",
     "audit run=here shadow=4": "Unknown key 'shadow' (did you mean shadows?)",
 }
 TABLE = "train data=breast_cancer model=mlp partition=round_robin algorithm=fedavg"
