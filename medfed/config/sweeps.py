@@ -1,7 +1,7 @@
 """Runs every combination of the values on a command line, each in a folder: a sweep.
 
-The runs go one by one in this process, several at once in processes of medfed, or by a launcher of
-Hydra: ``joblib`` on this machine, ``submitit_slurm`` on a cluster. Results are the same.
+The runs go one by one in this process, several at once in processes of medfed, or as jobs of SLURM by
+Hydra's launcher ``submitit_slurm``. Results are the same.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ WORKERS = "sweep.workers"
 MOST_WORKERS = 64
 # What each launcher is called by pip, and the module in which Hydra finds it.
 LAUNCHERS = {
-    "joblib": ("hydra-joblib-launcher", "hydra_plugins.hydra_joblib_launcher"),
     "submitit_slurm": ("hydra-submitit-launcher", "hydra_plugins.hydra_submitit_launcher"),
-    "submitit_local": ("hydra-submitit-launcher", "hydra_plugins.hydra_submitit_launcher"),
 }
 _SETTING = re.compile(r"hydra\.launcher\.[a-z]\w*(\.\w+)*=.*", re.DOTALL)
 _KEY_OF_LAUNCHER = "hydra/launcher="
@@ -104,7 +102,7 @@ sweep.workers?); sweep has workers.
                 f"{WORKERS} and hydra/launcher are two ways to run a sweep; leave one out."
             )
         if settings and not launcher:
-            raise ConfigError(f"{settings[0]} needs a launcher; add {_KEY_OF_LAUNCHER}joblib.")
+            raise ConfigError(f"{settings[0]} needs a launcher; add {_KEY_OF_LAUNCHER}submitit_slurm.")
         return cls(workers, launcher, tuple(settings)), others
 
 
@@ -134,7 +132,7 @@ def _launcher(name: str) -> str:
             f"{_KEY_OF_LAUNCHER}{name} needs the package {package}: pip install {package}. "
             f"Without it, {WORKERS}=N runs N at once on this machine."
         )
-    if name == "submitit_slurm" and shutil.which("sbatch") is None:
+    if shutil.which("sbatch") is None:
         raise ConfigError(
             f"{_KEY_OF_LAUNCHER}{name} needs SLURM, but this machine has no sbatch; start the "
             f"sweep on the cluster, or use {WORKERS}=N."
@@ -195,9 +193,8 @@ class Sweep:
                     f"Unknown key {key!r}{did_you_mean(key, known)}; {self.engine.launcher} has "
                     f"{', '.join(name.rpartition('.')[2] for name in known if '._' not in name)}."
                 )
-        if self.engine.launcher != "joblib":  # a name by which its jobs can be ended
-            mark = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:8]
-            chosen.append(f"hydra.launcher.name=medfed-{mark}")
+        mark = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:8]
+        chosen.append(f"hydra.launcher.name=medfed-{mark}")  # by which its jobs can be ended
         try:
             return self._compose([*chosen, *self.engine.settings])
         except (HydraException, OmegaConfBaseException) as error:
@@ -265,10 +262,6 @@ class Sweep:
         )
         lines = [self.composed(job)[0] for job in self.jobs]
         logging.getLogger("hydra_plugins").setLevel(logging.WARNING)
-        if self.engine.launcher == "joblib":
-            done = launcher.launch(lines, initial_job_idx=0)
-            yield from ((job, _result(each)) for job, each in zip(self.jobs, done, strict=True))
-            return
         # One submission each: that of all would end with the first job that SLURM ends.
         results: SimpleQueue[tuple[Job, str]] = SimpleQueue()
         free = Semaphore(self.config.hydra.launcher.get("array_parallelism") or len(lines))
@@ -287,10 +280,9 @@ class Sweep:
             for _ in lines:
                 yield results.get()
         except BaseException:
-            if self.engine.launcher == "submitit_slurm":
-                with suppress(OSError):
-                    name = self.config.hydra.launcher.name
-                    subprocess.run(["scancel", f"--name={name}"], check=False)
+            with suppress(OSError):
+                name = self.config.hydra.launcher.name
+                subprocess.run(["scancel", f"--name={name}"], check=False)
             raise
 
     def record(self) -> None:

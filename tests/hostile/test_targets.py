@@ -204,7 +204,7 @@ COMMAND_LINE = {
     "optimizer._target_=torch.optim.sgd.torch.load": NOT_ON_THE_LIST,
     "cohort._target_=medfed.federation.algorithm.Cohrt": "mean medfed.federation.algorithm.Cohort",
     "hydra.launcher._target_=os.system": "hydra.launcher._target_ is for Hydra's own use",
-    "hydra/launcher=os.system": "hydra/launcher=os.system is unknown; choose one of joblib, ",
+    "hydra/launcher=os.system": "hydra/launcher=os.system is unknown; choose one of submitit_slurm, ",
     "hydra.launcher.n_jobs=2": "hydra.launcher.n_jobs=2 needs a launcher; add",
     "+hydra/launcher=joblib": "hydra/launcher is for Hydra's own use",
     "hydra.sweeper._target_=os.system": "hydra.sweeper._target_ is for",
