@@ -29,7 +29,7 @@ from medfed.config.compose import as_typed, compose_all, source_of
 from medfed.config.description import checked, describe
 from medfed.config.sections import select
 from medfed.config.spelling import literal, to_hydra_overrides, with_plugins
-from medfed.config.sweeps import RECORD, Engine, Job, Sweep
+from medfed.config.sweeps import RECORD, WORKERS, Job, Sweep, workers_of
 from medfed.records.places import Places, check_made, refuse_full
 from medfed.standalone import errors
 
@@ -147,19 +147,19 @@ def _run_of_sweep(name: str, marked: bool, config: DictConfig) -> str:
     return ""
 
 
-def _sweep(command: Command, overrides: Sequence[str], engine: Engine) -> None:
+def _sweep(command: Command, overrides: Sequence[str], workers: int) -> None:
     """Runs all combinations; the failure of one ends no other."""
     failed: list[tuple[Job, str]] = []
-    done, run = 0, partial(_run_of_sweep, command.name, bool(engine.named))
+    done, run = 0, partial(_run_of_sweep, command.name, workers > 0)
     with ExitStack() as stack:
-        sweep = stack.enter_context(Sweep(overrides, command.name, engine))
+        sweep = stack.enter_context(Sweep(overrides, command.name, workers))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="medfed-said-"))
         os.environ[console.PRINTED] = folder
         stack.callback(os.environ.pop, console.PRINTED)
         if command.trains:
             refuse_full(sweep.folder, known_by=RECORD)
-        if engine.named:
-            print(f"{len(sweep.jobs)} runs by {engine.named}, in {sweep.folder}", flush=True)
+        if workers:
+            print(f"{len(sweep.jobs)} runs by {WORKERS}={workers}, in {sweep.folder}", flush=True)
         try:
             for job, why in sweep.outcomes(run):
                 done += 1
@@ -194,12 +194,11 @@ def _start(command: Command, arguments: Sequence[str] | None) -> None:
         return
     with one_sentence(), processes.loading():
         flags = parsed(sys.argv[1:])
-        engine, words = Engine.of(flags.overrides)
+        workers, words = workers_of(flags.overrides)
         sweeps = flags.multirun or "hydra.mode=MULTIRUN" in words
-        if engine.named and not sweeps:
-            raise errors.ConfigError(
-                f"{engine.named} is for a sweep; add -m, or leave {engine.named} out."
-            )
+        if workers and not sweeps:
+            named = f"{WORKERS}={workers}"
+            raise errors.ConfigError(f"{named} is for a sweep; add -m, or leave {named} out.")
         overrides = to_hydra_overrides(command.with_keys(words), sweeps)
         sys.argv[1:] = ["-m"] * flags.multirun + overrides
         compositions = compose_all(overrides, command.name)
@@ -215,7 +214,7 @@ def _start(command: Command, arguments: Sequence[str] | None) -> None:
             command.check(described, sweeps)
     with console.without_remarks(), one_sentence():
         if sweeps:
-            _sweep(command, overrides, engine)
+            _sweep(command, overrides, workers)
             return
         (config,) = described
         if command.trains and config.resume is None and processes.is_first_process():

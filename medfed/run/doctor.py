@@ -28,7 +28,6 @@ EXTRAS = {
     "wandb": "logger=wandb",
     "tensorboard": "logger=tensorboard",
     "mlflow": "logger=mlflow",
-    "slurm": "sweeps as jobs of SLURM, by hydra/launcher=submitit_slurm",
     "sites": "runs across hospitals with NVIDIA FLARE (medfed deploy)",
 }
 
