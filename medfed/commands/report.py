@@ -1,4 +1,4 @@
-"""Writes one page about finished runs: ``medfed report runs=SWEEP_DIR``.
+"""Compares finished runs: ``medfed report runs=[DIR,DIR]`` or ``runs=SWEEP_DIR``.
 
 The page says which method is better, how sure that is, and which clients do better with local
 training. It opens without a network. Tables and vector pictures for papers are files next to it.
