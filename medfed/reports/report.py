@@ -25,7 +25,6 @@ from medfed.functional.statistics import Difference
 from medfed.records.folder import RunFolder
 from medfed.reports import tables
 from medfed.reports.charts import COLOURS, Look, svg
-from medfed.reports.comparison import add_findings
 from medfed.reports.coverage import COVERAGE, coverage_table
 from medfed.reports.findings import Report, report_on
 from medfed.reports.runs import common_folder, find_runs, folders_with
@@ -53,6 +52,9 @@ def report_runs(
     figures: bool = True,
 ) -> Report:
     """Judges finished runs, prints the table and writes the page and its files."""
+    # Imported here, as the other questions draw nothing.
+    from medfed.reports.comparison import add_findings
+
     folders = find_runs(runs)
     folder = common_folder(folders) / "report" if out is None else out.expanduser()
     report = report_on(folders, metric)
