@@ -1,7 +1,7 @@
 """Compares finished runs: ``medfed report runs=[DIR,DIR]`` or ``runs=SWEEP_DIR``.
 
 The page says which method is better, how sure that is, and which clients do better with local
-training. It opens without a network. Tables and vector pictures for papers are files next to it.
+training. It opens without a network. Tables and pictures for papers are files next to it.
 """
 
 from __future__ import annotations
