@@ -41,7 +41,7 @@ demo: $(STAMP)
 	rm -rf outputs/demo
 	$(BIN)/medfed train -m experiment=brats_pfednet algorithm=pfednet,fedavg,local \
 		hydra.sweep.dir=outputs/demo
-	$(BIN)/medfed compare runs=outputs/demo
+	$(BIN)/medfed report runs=outputs/demo
 
 # DATA=FOLDER with the four files of UCI Heart Disease: each hospital gets its own.
 federation: $(SITES)

@@ -37,7 +37,6 @@ EARLY = {
     "train --config-name=x": "Unknown flag --config-name",
     "evaluate run=/no/such": "run=/no/such is no run folder",
     "evaluate roun=x": "Unknown key 'roun'",
-    "compare runs=/no/such": "runs=/no/such is no folder; name one that holds finished runs",
     "report runs=/no/such": "runs=/no/such is no folder; name one that holds finished runs",
     "benchmark suite=digitz": "Unknown suite 'digitz' (did you mean digits",
     "benchmark suite=digits size=medium": "size='medium' is unknown; choose one of smoke, small",
@@ -53,6 +52,7 @@ EARLY = {
     "methods fedavgg": "Unknown method 'fedavgg' (did you mean fedavg",
     "methods unequal_network": "Unknown method 'unequal_network' (did you mean unequal_networks",
     "doctor now": "medfed doctor takes no arguments; leave 'now' out",
+    "compare runs=x": "Unknown command 'compare' (it is medfed report now)",
     "tarin": "Unknown command 'tarin' (did you mean train?); the commands are train,",
 }
 # In this process: what Hydra would take, or answer in its words.
@@ -96,7 +96,7 @@ HOSTILE = {
     "train scheduler=-1": "scheduler=-1 is no option; choose one by scheduler=NAME.",
     "train scheduler._partial_=null": "scheduler._partial_ says how medfed builds a part; leave",
     f"evaluate run={'x' * 300}": "is no path here (File name too long); name another",
-    f"compare runs={'x' * 300}": "is no path here (File name too long); name another",
+    f"report runs={'x' * 300}": "is no path here (File name too long); name another",
     f"train data.path={'x' * 300}": "is no path here (File name too long); name another",
     "train init.weights=. init.rename=3": "init.rename must be a map, not 3.",
     "train cohort.clients=a": "must be a list or null, not 'a'; write cohort.clients=[a].",
@@ -111,11 +111,11 @@ HOSTILE = {
     "train algorithm.strength=-1": "algorithm.strength must not be negative, not -1",
     "train algorithm=ditto algorithm.strength=-1": "strength",
     "train algorithm=fedpd cohort.fraction=0.5": "FedPD needs all clients in every round",
-    "compare here": "no finished run",
-    "compare here other": "runs=other is no folder; name one that holds finished runs.",
-    "report here": "no finished run",
-    "evaluate here": "(it has no config.yaml); name one that a run has printed.",
-    "audit here": "(it has no config.yaml); name one that a run has printed.",
+    "report here": "'here' is no override; write key=value.",
+    "report runs=here": "no finished run",
+    "report runs=[here,other]": "runs=other is no folder; name one that holds finished runs.",
+    "evaluate run=here": "(it has no config.yaml); name one that a run has printed.",
+    "audit run=here": "(it has no config.yaml); name one that a run has printed.",
     "audit run=here shadow=4": "Unknown key 'shadow' (did you mean shadows?)",
 }
 TABLE = "train data=breast_cancer model=mlp partition=round_robin algorithm=fedavg"
@@ -139,7 +139,7 @@ HOSTILE |= {
     f"{TABLE} cohort.absent=1e400": "cohort.absent must be a list, not inf; write [inf].",
     f"{TABLE} hydra.run.dir={'x/' * 2000}": "names 200",
     f"{TABLE} data.path=": "data.path names no file or folder; write data.path=PATH, or leave it",
-    "compare runs=here out=": "out names no file or folder; write out=PATH, or leave it out.",
+    "report runs=here out=": "out names no file or folder; write out=PATH, or leave it out.",
     "benchmark suite=digits out=": "out names no file or folder; write out=PATH",
     "advise data=breast_cancer out=": "out names no file or folder; write out=PATH",
     f"{TABLE} rounds=3 cohort.absent=[[3,[a]]]": "cohort.absent names round 3, but the last of ",
@@ -279,7 +279,6 @@ def test_help_of_a_command_shows_its_own_keys_first(name, capsys):
     own = {
         "train": "experiment",
         "prepare": "data",
-        "compare": "runs",
         "report": "runs",
         "benchmark": "suite",
         "advise": "methods",

@@ -37,7 +37,6 @@ KEYS = {
     "train data=brats_folder": ["data.reader.sites.file"],
     "train algorithm=ppfl": ["algorithm.affinity.weights"],
     "benchmark": ["out", "data_root", "paths.heart", "published"],
-    "compare": ["runs", "out"],
     "report": ["runs", "out"],
     "look": ["of", "folder"],
     "study": ["plan", "folder"],
@@ -122,7 +121,7 @@ def test_odd_names(name):
     assert back("train", f"data.path={name}") == os.path.expanduser(name)
     assert back("predict", f"input=in/{name}") == f"in/{name}"
     if "," not in name:
-        assert back("compare", f"runs=a/{name}") == f"a/{name}"
+        assert back("report", f"runs=a/{name}") == f"a/{name}"
 
 
 printable = st.text(

@@ -110,8 +110,8 @@ def test_from_training_to_prediction(installed):
     )
     assert "pfednet: test auroc" in told
     assert "2 of 2 runs are finished" in told
-    assert "better than FedAvg" in installed.medfed("compare", "runs=runs")
-    assert (installed.place / "runs" / "comparison.csv").is_file()
+    assert "better than FedAvg" in installed.medfed("report", "runs=runs")
+    assert (installed.place / "runs" / "report" / "comparison.csv").is_file()
 
     client = "group_0_hospital_0"
     (first,) = (installed.place / "runs").glob("0_*")

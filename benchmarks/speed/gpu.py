@@ -12,7 +12,6 @@ data:
 | overhead | the same, `torch.compile(mode="reduce-overhead")`, PyTorch's own CUDA graphs |
 | medfed | a round of FedAvg as a run takes it: samples are on the device, as those of indexed |
 | copied | the same, batches made in main memory and copied (`local.resident_gib=0`) |
-| ahead | copied, batches made by a thread (`local.prefetch=true`) |
 | graphs | medfed, its steps as CUDA graphs (`local.graphs=true`), beside the side graph |
 | unfused | medfed by SGD of several kernels (`fused=False`) |
 | kept | medfed, whose clients keep their momentum between rounds, in main memory |
@@ -77,7 +76,6 @@ BARE = ("bare", "indexed", "graph", "compiled", "overhead")
 MEDFED = {
     "medfed": LocalBudget(),
     "copied": LocalBudget(resident_gib=0),
-    "ahead": LocalBudget(resident_gib=0, prefetch=True),
     "graphs": LocalBudget(graphs=True),
     "unfused": LocalBudget(),
     "kept": LocalBudget(optimizer_state="kept"),

@@ -53,7 +53,7 @@ PATHS = (
 )
 FORMS = ("{key}={value}",) * 12 + ("+{key}={value}", "++{key}={value}", "~{key}", "~{key}={value}")
 COMMANDS = (
-    *("evaluate", "export", "predict", "report", "compare", "prepare", "methods", "doctor"),
+    *("evaluate", "export", "predict", "report", "prepare", "methods", "doctor"),
     *("benchmark", "advise", "site", "deploy", "help", "train"),
 )
 HYDRA = (

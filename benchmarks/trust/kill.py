@@ -98,8 +98,8 @@ KINDS = {
     "export": Kind(
         ("export", "run={shared}/run0", "bits=2", "finetune_steps=5"), "out", reads=(CLINICAL,)
     ),
-    "compare": Kind(
-        ("compare", "runs=[{shared}/run0,{shared}/run1]"),
+    "report": Kind(
+        ("report", "runs=[{shared}/run0,{shared}/run1]"),
         "out",
         reads=(CLINICAL, (*CLINICAL, "algorithm=fedavg")),
     ),

@@ -29,7 +29,7 @@ from medfed.config.compose import as_typed, compose_all, source_of
 from medfed.config.description import checked, describe
 from medfed.config.sections import select
 from medfed.config.spelling import literal, to_hydra_overrides, with_plugins
-from medfed.config.sweeps import RECORD, Engine, Job, Sweep
+from medfed.config.sweeps import RECORD, WORKERS, Job, Sweep, workers_of
 from medfed.records.places import Places, check_made, refuse_full
 from medfed.standalone import errors
 
@@ -62,13 +62,6 @@ def without_hydra(
     return decorate
 
 
-def _is_folder(argument: str) -> bool:
-    """Whether an argument has no key; folders may have = in their names, and keys no slash."""
-    key, assigns, _ = argument.partition("=")
-    removes = argument.startswith("~") and not argument.startswith("~/")
-    return not (assigns or removes) or ("/" in key and os.path.exists(argument))
-
-
 _COMMANDS: dict[str, Command] = {}
 
 
@@ -80,9 +73,6 @@ class Command:
     # Further checks of the configurations; its second argument says whether they are a sweep.
     check: Check | None = None
     runs: bool = False  # whether its function gets a RunDescription, otherwise the keys
-    folders: str = (
-        ""  # the key of arguments without a key, which are folders; empty: there are none
-    )
     trains: bool = False  # whether it makes the folder of a run, which must be new or empty
 
     def __call__(self, run: Run) -> Main:
@@ -97,15 +87,6 @@ class Command:
                 _start(self, arguments)
 
         return main
-
-    def with_keys(self, arguments: Sequence[str]) -> list[str]:
-        """Returns a command line in which folders have the key that they belong to."""
-        plain = [a for a in arguments if self.folders and _is_folder(a)]
-        if not plain:
-            return list(arguments)
-        listed = ",".join(map(literal, plain))
-        value = listed if len(plain) == 1 else f"[{listed}]"
-        return [*(a for a in arguments if a not in plain), f"{self.folders}={value}"]
 
     def read(self, source: dict[str, Any], overrides: Sequence[str]) -> Any:
         """Checks a configuration; returns it as the command's function takes it."""
@@ -147,19 +128,19 @@ def _run_of_sweep(name: str, marked: bool, config: DictConfig) -> str:
     return ""
 
 
-def _sweep(command: Command, overrides: Sequence[str], engine: Engine) -> None:
+def _sweep(command: Command, overrides: Sequence[str], workers: int) -> None:
     """Runs all combinations; the failure of one ends no other."""
     failed: list[tuple[Job, str]] = []
-    done, run = 0, partial(_run_of_sweep, command.name, bool(engine.named))
+    done, run = 0, partial(_run_of_sweep, command.name, workers > 0)
     with ExitStack() as stack:
-        sweep = stack.enter_context(Sweep(overrides, command.name, engine))
+        sweep = stack.enter_context(Sweep(overrides, command.name, workers))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="medfed-said-"))
         os.environ[console.PRINTED] = folder
         stack.callback(os.environ.pop, console.PRINTED)
         if command.trains:
             refuse_full(sweep.folder, known_by=RECORD)
-        if engine.named:
-            print(f"{len(sweep.jobs)} runs by {engine.named}, in {sweep.folder}", flush=True)
+        if workers:
+            print(f"{len(sweep.jobs)} runs by {WORKERS}={workers}, in {sweep.folder}", flush=True)
         try:
             for job, why in sweep.outcomes(run):
                 done += 1
@@ -194,13 +175,12 @@ def _start(command: Command, arguments: Sequence[str] | None) -> None:
         return
     with one_sentence(), processes.loading():
         flags = parsed(sys.argv[1:])
-        engine, words = Engine.of(flags.overrides)
+        workers, words = workers_of(flags.overrides)
         sweeps = flags.multirun or "hydra.mode=MULTIRUN" in words
-        if engine.named and not sweeps:
-            raise errors.ConfigError(
-                f"{engine.named} is for a sweep; add -m, or leave {engine.named} out."
-            )
-        overrides = to_hydra_overrides(command.with_keys(words), sweeps)
+        if workers and not sweeps:
+            named = f"{WORKERS}={workers}"
+            raise errors.ConfigError(f"{named} is for a sweep; add -m, or leave {named} out.")
+        overrides = to_hydra_overrides(words, sweeps)
         sys.argv[1:] = ["-m"] * flags.multirun + overrides
         compositions = compose_all(overrides, command.name)
         if (several := compositions[0].sweep) and not sweeps:
@@ -215,7 +195,7 @@ def _start(command: Command, arguments: Sequence[str] | None) -> None:
             command.check(described, sweeps)
     with console.without_remarks(), one_sentence():
         if sweeps:
-            _sweep(command, overrides, engine)
+            _sweep(command, overrides, workers)
             return
         (config,) = described
         if command.trains and config.resume is None and processes.is_first_process():

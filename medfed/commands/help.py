@@ -15,6 +15,8 @@ from medfed.config.compose import CONFIG_DIR
 OVERVIEW = (Path(__file__).parent / "overview.txt").read_text(encoding="utf-8")
 NAMES = tuple(line.split()[0] for line in OVERVIEW.split("\n\n")[1].splitlines())
 """All commands."""
+GONE = {"compare": "report"}
+"""Commands of 0.1, and what does the same now."""
 COMMANDS = tuple(name for name in NAMES if (CONFIG_DIR / f"{name}.yaml").is_file())
 """Those with a primary config."""
 

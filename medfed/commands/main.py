@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from medfed import __version__
-from medfed.commands.help import NAMES, OVERVIEW
+from medfed.commands.help import GONE, NAMES, OVERVIEW
 from medfed.common.console import escape_unknown, output_refused
 from medfed.common.processes import ended_by_signals
 from medfed.standalone.errors import did_you_mean
@@ -41,7 +41,8 @@ def _answer(words: list[str]) -> None:
     elif words[0] == "--version":
         print(__version__)
     elif words[0] not in NAMES:
-        hint = did_you_mean(words[0], NAMES)
+        new = GONE.get(words[0])
+        hint = f" (it is medfed {new} now)" if new else did_you_mean(words[0], NAMES)
         known = f"the commands are {', '.join(NAMES)}."
         print(f"error: Unknown command {words[0]!r}{hint}; {known}", file=sys.stderr)
         sys.exit(2)

@@ -1,7 +1,7 @@
-"""Writes one page about finished runs: ``medfed report runs=SWEEP_DIR``.
+"""Compares finished runs: ``medfed report runs=[DIR,DIR]`` or ``runs=SWEEP_DIR``.
 
 The page says which method is better, how sure that is, and which clients do better with local
-training. It opens without a network. Tables and vector pictures for papers are files next to it.
+training. It opens without a network. Tables and pictures for papers are files next to it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from medfed.commands.command_line import Command
 from medfed.config.sections import Section, listed
 
 
-@Command("report", folders="runs")
+@Command("report")
 def main(config: Section) -> None:
     """Writes the page, tables and pictures, and prints the table."""
     # Imported here, so that --help and errors in the configuration appear at once.

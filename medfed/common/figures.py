@@ -25,13 +25,10 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 
 def save_figures(
-    folder: Path,
-    figures: Mapping[str, Figure | None],
-    kind: str = "png",
-    endings: Sequence[str] = (),
+    folder: Path, figures: Mapping[str, Figure | None], *kinds: str
 ) -> dict[str, Path]:
     """Writes figures as complete PNG files and, on request, as vector files."""
-    if kind == "none":
+    if "none" in kinds:
         return {}
     refuse_links(folder)
     from matplotlib import rc_context
@@ -42,7 +39,7 @@ def save_figures(
         if figure is None:
             continue
         paths[name] = folder / f"{name}.png"
-        for ending in endings or dict.fromkeys(("png", kind)):
+        for ending in dict.fromkeys(("png", *kinds)):
             # Text stays text.
             style = {"svg.hashsalt": name, "svg.fonttype": "none", "pdf.fonttype": 42}
             with replacing(folder / f"{name}.{ending}") as partial, rc_context(style):

@@ -69,7 +69,8 @@ def to_hydra_overrides(arguments: Sequence[str], sweeps: bool = False) -> list[s
         if re.search(r"(^|[./@:])hydra($|[./@:])", key) and not HYDRA.fullmatch(key):
             raise ConfigError(
                 f"{key} is for Hydra's own use; set hydra.run.dir, hydra.sweep.dir or "
-                "hydra.sweep.subdir, and add code and yamls by plugins=FOLDER."
+                "hydra.sweep.subdir, run several at once by sweep.workers=N, and add code and "
+                "yamls by plugins=FOLDER."
             )
     return made
 

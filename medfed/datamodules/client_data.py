@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from medfed.common.tensors import onto
-from medfed.datamodules.augmentation import Augment, Chain, ChannelDropout, augmented
+from medfed.datamodules.augmentation import Augment, ChannelDropout, augmented
 from medfed.datamodules.cache.store import map_array
 from medfed.datamodules.extending import *
 from medfed.standalone.preparation import one_thread
@@ -169,12 +169,6 @@ class ClientData:
             return None
         one = (gather(values, torch.zeros(1).long()) for values in self.train.values())
         return self.num_samples * sum(t.numel() * t.element_size() for t in one)
-
-    @property
-    def may_run_ahead(self) -> bool:
-        """Whether a thread may make training batches: a user's transform may need the process's."""
-        known = self.augment is None or isinstance(self.augment, Chain)
-        return type(self) is ClientData and known and self.source is None
 
     def resident_on(self, device: torch.device) -> ClientData:
         """Returns the client with a copy of its training samples on a device.

@@ -61,8 +61,6 @@ class LocalBudget:
     resident_gib: Annotated[float, check_not_negative] = 8.0
     # Whether clients' states stay on a GPU between turns, too, up to as many GiB; changes no bit.
     resident_states: bool = False
-    # Whether a thread makes other training batches of a GPU two steps ahead; changes no bit.
-    prefetch: bool = False
     # Whether whole steps are CUDA graphs where they can be. ``auto``: not before it was tried on a
     # GPU.
     graphs: bool | Literal["auto"] = "auto"

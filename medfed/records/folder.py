@@ -41,7 +41,7 @@ NOT_THE_EXPERIMENT = (
     *("tuned", "by_method"),  # stand where they are used
     # change no bit
     *("data.workers", "data.memory_gb", "data.cache", "cohort.memory_gb"),
-    *("local.resident_gib", "local.resident_states", "local.prefetch"),
+    *("local.resident_gib", "local.resident_states"),
 )
 _NO_METRIC = ("round", "client", "split")  # columns of metrics.csv
 _Values = dict[str, float | None]  # null where NaN was written

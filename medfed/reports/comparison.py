@@ -1,4 +1,4 @@
-"""``medfed compare``: what ``medfed report`` knows of finished runs, with all metrics and pictures.
+"""All metrics of finished runs, and what differs between them, for ``medfed report``.
 
 `FINDINGS` names the modules that add sentences, tables and pictures about how the runs differ.
 """
@@ -6,23 +6,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 
-from medfed.common.console import in_markdown, say, wide_console
-from medfed.common.figures import FORMATS, save_figures
 from medfed.common.scores import WITHOUT_SMALL, over_seeds
 from medfed.reports import subsets, sweeps, task_pictures
-from medfed.reports.charts import Picture
-from medfed.reports.findings import Finding, Report, report_on
-from medfed.reports.report import markdown, print_tables
-from medfed.reports.runs import common_folder, find_runs, metrics_of, value_at, with_constants
-from medfed.standalone.errors import ConfigError
-from medfed.standalone.files import csv_text, write_text, writing
+from medfed.reports.findings import Report
+from medfed.reports.runs import metrics_of, value_at, with_constants
+from medfed.standalone.files import csv_text
 
-# Modules with a function ``find`` from a report to a Finding, in the order of the text.
+# Modules with a function ``find``, which adds to a report, in the order of the text.
 FINDINGS = (task_pictures, sweeps, subsets)
-_TITLE = "Comparison"
 _SPENT = ("steps", "gradient_passes", "forward_passes")
 _HEAD = ("metric", "place", "method", "seeds", "value", "sd_over_seeds", "low", "high")
 Values = Mapping[str, Sequence[float]]  # by method, one value for each of its runs
@@ -73,41 +66,8 @@ def _ends(report: Report, name: str, metric: str, place: str) -> Sequence[float 
     return (None, None) if any(map(math.isnan, ends)) else ends
 
 
-def compare_runs(
-    runs: str | Sequence[str], out: Path | None = None, metric: str | None = None, kind: str = "png"
-) -> Report:
-    """Compares runs, prints the tables and writes ``comparison.csv``, ``.md`` and pictures."""
-    folders = find_runs(runs)
-    report = report_on(folders, metric, pictures=kind != "none")
-    report.title = _TITLE
-    folder = common_folder(folders) if out is None else out.expanduser()
-    sentences, tables, pictures = list[str](), {"comparison": to_csv(report)}, dict[str, Picture]()
-    for finding in (module.find(report) for module in FINDINGS):
-        sentences += finding.sentences
-        tables |= finding.tables
-        pictures |= finding.pictures if kind != "none" else {}
-    _refuse_others_files(folder, (*tables, *pictures))
-    with writing(folder, "choose another out=FOLDER"):
-        # The text comes first: it identifies the folder when a killed comparison is repeated.
-        text = markdown(report, Finding(in_markdown(sentences), {}, pictures))
-        write_text(folder / "comparison.md", text)
-        for name, text in tables.items():
-            write_text(folder / f"{name}.csv", text)
-        save_figures(folder, {n: p.figure for n, p in pictures.items()}, kind)
-    console = wide_console()
-    print_tables(report, console)
-    say(console, *report.sentences, *sentences, f"Tables and pictures: {folder}")
-    return report
-
-
-def _refuse_others_files(folder: Path, names: Iterable[str]) -> None:
-    """Lets a comparison replace the files of an earlier comparison, and no others."""
-    text, head = folder / "comparison.md", f"# {_TITLE}\n".encode()
-    if text.is_file() and text.read_bytes()[: len(head)] == head:
-        return
-    for name in names:
-        for path in (folder / f"{name}.{ending}" for ending in ("md", "csv", *FORMATS)):
-            if path.exists():
-                raise ConfigError(
-                    f"{path} is there and no comparison has written it; choose another out=FOLDER."
-                )
+def add_findings(report: Report) -> None:
+    """Adds what differs between finished runs: sentences, tables by file, and pictures."""
+    report.tables["comparison"] = to_csv(report)
+    for module in FINDINGS:
+        module.find(report)

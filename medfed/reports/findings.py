@@ -1,6 +1,6 @@
 """Reports: tasks with the verdicts of their methods, and the sentences about them.
 
-One chain leads to what ``medfed compare``, ``report`` and ``benchmark`` say: scores
+One chain leads to what ``medfed report`` and ``medfed benchmark`` say: scores
 (:mod:`medfed.reports.tasks`), intervals, verdicts, sentences, and then tables and the page.
 """
 
@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from medfed.federation.card import CEILINGS
 from medfed.records.folder import Run
@@ -42,6 +42,9 @@ class Report:
     title: str = "Benchmark"  # the title of the page
     remark: str = ""  # a sentence that holds for all others
     runs: Runs = field(default_factory=dict)  # the runs of each method; empty for a benchmark
+    # Of finished runs: further CSV texts and pictures, by the names of their files.
+    tables: dict[str, str] = field(default_factory=dict)
+    pictures: dict[str, Picture] = field(default_factory=dict)
 
     @property
     def sentences(self) -> list[str]:
@@ -90,13 +93,13 @@ def judged(tasks: Sequence[Task], target: float | None = None) -> Report:
     return report
 
 
-def report_on(folders: Sequence[Path], metric: str | None = None, pictures: bool = True) -> Report:
+def report_on(folders: Sequence[Path], metric: str | None = None) -> Report:
     """Judges finished runs."""
     newest, repeated = runs.without_repeats([Run(folder) for folder in folders])
     runs.check_same_patients(newest)
     methods, left_out = runs.pool(newest)
     named, references = runs.with_references(methods)
-    task = task_of_runs(named, runs.chosen_metric(newest, metric), pictures)
+    task = task_of_runs(named, runs.chosen_metric(newest, metric))
     report = judged([task])
     report.title, report.runs = f"Runs of {task.suite}", named
     splits = splits_of(next(iter(named.values())))
@@ -118,11 +121,3 @@ def report_on(folders: Sequence[Path], metric: str | None = None, pictures: bool
     versions = newest[0].versions
     report.libraries = {n: str(v) for n, v in versions.items() if n not in ("commit", "plugins")}
     return report
-
-
-class Finding(NamedTuple):
-    """What a module of ``medfed compare`` adds to a report; empty if it has nothing to say."""
-
-    sentences: Sequence[str] = ()  # for the terminal and the text
-    tables: Mapping[str, str] = {}  # CSV texts by the names of their files
-    pictures: Mapping[str, Picture] = {}  # by the names of their files, in order

@@ -17,19 +17,25 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
 from medfed.common.console import in_latex, in_markdown, say, visible, wide_console
-from medfed.common.figures import save_figures
+from medfed.common.figures import FORMATS, save_figures
 from medfed.common.scores import label_of
 from medfed.common.tables import Table, latex_cell
 from medfed.federation.card import REFERENCES
 from medfed.functional.statistics import Difference
 from medfed.records.folder import RunFolder
 from medfed.reports import tables
-from medfed.reports.charts import COLOURS, Look, Picture, svg
+from medfed.reports.charts import COLOURS, Look, svg
 from medfed.reports.coverage import COVERAGE, coverage_table
-from medfed.reports.findings import Finding, Report, report_on
+from medfed.reports.findings import Report, report_on
 from medfed.reports.runs import common_folder, find_runs, folders_with
 from medfed.reports.sentences import card, ends_of
-from medfed.reports.task_pictures import dial_pictures, looks_of, models_of, pictures_of
+from medfed.reports.task_pictures import (
+    contours_of,
+    dial_pictures,
+    looks_of,
+    models_of,
+    pictures_of,
+)
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import Gain, Harm, Verdict, Verdicts
 from medfed.standalone.errors import ConfigError, few
@@ -46,20 +52,32 @@ def report_runs(
     figures: bool = True,
 ) -> Report:
     """Judges finished runs, prints the table and writes the page and its files."""
+    # Imported here, as the other questions draw nothing.
+    from medfed.reports.comparison import add_findings
+
     folders = find_runs(runs)
     folder = common_folder(folders) / "report" if out is None else out.expanduser()
-    html = folder / "report.html"
-    if html.is_file() and GENERATOR.encode() not in html.read_bytes()[:1000]:
-        raise ConfigError(
-            f"{html} is there and no report has written it; choose another out=FOLDER."
-        )
     report = report_on(folders, metric)
+    add_findings(report)
     report.notes += _unfinished(runs, folders)
+    _refuse_others_files(folder, report)
     with writing(folder, "choose another out=FOLDER"):
         write(folder, report, figures)
     print_tables(report)
-    say(wide_console(), *report.sentences, f"Report: {html}")
+    say(wide_console(), *report.sentences, f"Report: {folder / _PAGE}")
     return report
+
+
+def _refuse_others_files(folder: Path, report: Report) -> None:
+    """Lets a report replace the files of an earlier report, and no others."""
+    html = folder / _PAGE
+    if html.is_file() and GENERATOR.encode() in html.read_bytes()[:1000]:
+        return
+    for path in (folder / name for name in (_PAGE, *_FILES, *map("{}.csv".format, report.tables))):
+        if path.exists():
+            raise ConfigError(
+                f"{path} is there and no report has written it; choose another out=FOLDER."
+            )
 
 
 def _unfinished(runs: str | Sequence[str], folders: Sequence[Path]) -> list[str]:
@@ -75,6 +93,8 @@ def _unfinished(runs: str | Sequence[str], folders: Sequence[Path]) -> list[str]
 
 
 TEMPLATES = Path(__file__).parent / "templates"
+_PAGE = "report.html"
+_FILES = ("table.csv", "clients.csv", "findings.json", "report.md", "tables.tex")
 
 
 def _row(task: Task, name: str, v: Verdict) -> dict[str, object]:
@@ -110,6 +130,8 @@ def table_csv(report: Report) -> str:
 
 def write(folder: Path, report: Report, figures: bool = True) -> None:
     """Writes all files of a report."""
+    # The page comes first: by it a report that was killed is known when it is repeated.
+    write_text(folder / _PAGE, page(report))
     write_text(folder / "table.csv", table_csv(report))
     clients = [
         [task.suite, task.variant, name, split, client, _cell(task.raw(float(value)))]
@@ -121,16 +143,17 @@ def write(folder: Path, report: Report, figures: bool = True) -> None:
     head = ("suite", "variant", "method", "split", "client", "value")
     write_text(folder / "clients.csv", csv_text(head, clients))
     write_json(folder / "findings.json", report.plain())
-    write_text(folder / "report.md", markdown(report))
+    write_text(folder / "report.md", markdown(report, figures))
     write_text(folder / "tables.tex", latex(report))
-    write_text(folder / "report.html", page(report))
+    for name, text in report.tables.items():
+        write_text(folder / f"{name}.csv", text)
     if figures:
-        save_figures(folder / "figures", _figures(report), endings=("svg", "pdf"))
+        save_figures(folder / "figures", _figures(report), *FORMATS)
 
 
 def _figures(report: Report) -> dict[str, Figure | None]:
-    """The pictures that papers show: of each suite's first task, and of dials."""
-    pictures: dict[str, Picture] = {}
+    """The pictures that papers show: of each suite's first task, of dials, of finished runs."""
+    pictures = dict(report.pictures)
     looks = looks_of(report)
     suites: dict[str, Task] = {}
     for task, verdicts in report.tasks:
@@ -138,7 +161,11 @@ def _figures(report: Report) -> dict[str, Figure | None]:
             of_task = pictures_of(task, verdicts, looks)
             pictures |= {f"{place(task.name)}-{name}": one for name, one in of_task.items()}
     pictures |= {f"{place(n)}-dial": one for n, one in dial_pictures(report, looks).items()}
-    return {name: one.figure for name, one in pictures.items()}
+    figures = {name: one.figure for name, one in pictures.items()}
+    if report.runs:
+        task, verdicts = report.tasks[0]
+        figures["contours"] = contours_of(task, verdicts, len(task.clients))
+    return figures
 
 
 def _cell(value: object) -> object:
@@ -154,11 +181,11 @@ def _over_tasks(report: Report) -> dict[str, Table | None]:
     return {"card": card(report.tasks), "means": means, "coverage": covered}
 
 
-def markdown(report: Report, finding: Finding | None = None) -> str:
+def markdown(report: Report, figures: bool = False) -> str:
     """Returns the report: the decision card, verdicts in words, then the tables of each task."""
     tasks = [(task, tables.of_task(task, v), task.notes) for task, v in report.tasks]
     words: dict[str, Any] = {"report": report, "tasks": tasks, "markdown": in_markdown}
-    words |= {"about_coverage": COVERAGE, "finding": finding or Finding()}
+    words |= {"about_coverage": COVERAGE, "figures": figures}
     return filled(TEMPLATES / "report.md", **words, **_over_tasks(report)).rstrip() + "\n"
 
 

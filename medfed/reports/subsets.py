@@ -17,7 +17,7 @@ from medfed.common.scores import label_of, mean_of_known, number, over_seeds, sm
 from medfed.common.untrusted import read_rows, reading
 from medfed.records.folder import Run
 from medfed.reports.charts import Picture
-from medfed.reports.findings import Finding, Report
+from medfed.reports.findings import Report
 from medfed.standalone.files import csv_text
 
 
@@ -73,16 +73,16 @@ _CAPTION = (
 )
 
 
-def find(report: Report) -> Finding:
-    """Finds tables and a heat map of methods against subsets, where all runs were measured."""
+def find(report: Report) -> None:
+    """Adds tables and a heat map of methods against subsets, where all runs were measured."""
     runs = [run for of in report.runs.values() for run in of]
     if not all(run.subsets_csv("test").is_file() for run in runs):
-        return Finding()
+        return
     every = [read_rows(run.subsets_csv("test"), ("channels", "missing")) for run in runs]
     metrics = ("dice", report.tasks[0][0].metric, "loss")
     metric = next((m for m in metrics if all(rows and m in rows[0] for rows in every)), None)
     if metric is None:
-        return Finding()
+        return
     channels = next(iter(runs[0].preprocessing.values()))["channels"]
     by_method = {n: [means_of(run, metric) for run in of] for n, of in report.runs.items()}
     keys = {key for seeds in by_method.values() for seed in seeds for key in seed}
@@ -104,14 +104,13 @@ def find(report: Report) -> Finding:
     title = f"test {label_of(metric)} with some channels, mean over clients and seeds"
     names, sets = [n.replace(" ", "\n") for n in pooled], [s.split("+") for s in subsets]
     figure = heat_map(values, names, sets, channels, title, falls=smaller_is_better(metric))
-    return Finding(
-        [
-            _sentence(method, [(k, *cells[k]) for k in lost], metric)
-            for method, cells in pooled.items()
-        ],
-        {"missing_channels": csv_text(("method", "by", "name", "metric", "value", "sd"), table)},
-        {"missing_channels": Picture(figure, _CAPTION)},
-    )
+    report.notes += [
+        _sentence(method, [(k, *cells[k]) for k in lost], metric)
+        for method, cells in pooled.items()
+    ]
+    head = ("method", "by", "name", "metric", "value", "sd")
+    report.tables["missing_channels"] = csv_text(head, table)
+    report.pictures["missing_channels"] = Picture(figure, _CAPTION)
 
 
 def means_of(run: Run, metric: str) -> dict[int | str, float]:

@@ -23,7 +23,7 @@ from medfed.common.untrusted import read_checkpoint, reading
 from medfed.config.sections import select
 from medfed.records.folder import Run
 from medfed.reports.charts import Picture, curves, legend, looks_in_order, panels
-from medfed.reports.findings import Finding, Report
+from medfed.reports.findings import Report
 from medfed.reports.runs import differences, grouped, value_at
 from medfed.standalone.errors import CheckpointError
 from medfed.standalone.files import csv_text
@@ -205,9 +205,8 @@ def draw(
     return figure
 
 
-def find(report: Report) -> Finding:
-    """Finds what every number changes in which alone some methods differ."""
-    sentences, tables, pictures = list[str](), dict[str, str](), dict[str, Picture]()
+def find(report: Report) -> None:
+    """Adds what every number changes in which alone some methods differ."""
     for key, paths in paths_of(report).items():
         path = paths[0]
         others = {
@@ -219,7 +218,6 @@ def find(report: Report) -> Finding:
             if select(runs[0].config, key) is None
         }
         name, caption = key.replace(".", "_"), f"Test metric against {key}, mean over seeds."
-        sentences += [path.describe(key) for path in paths]
-        tables[name] = to_csv(key, paths)
-        pictures[name] = Picture(draw(key, paths, others), caption)
-    return Finding(sentences, tables, pictures)
+        report.notes += [path.describe(key) for path in paths]
+        report.tables[name] = to_csv(key, paths)
+        report.pictures[name] = Picture(draw(key, paths, others), caption)

@@ -15,7 +15,7 @@ from medfed.common.scores import label_of
 from medfed.federation.card import REFERENCES
 from medfed.records.folder import Run
 from medfed.reports import charts
-from medfed.reports.findings import Finding, Report
+from medfed.reports.findings import Report
 from medfed.reports.sentences import between
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import Verdicts
@@ -211,9 +211,9 @@ def dial_pictures(report: Report, looks: Looks) -> dict[str, charts.Picture]:
     return pictures
 
 
-def find(report: Report) -> Finding:
-    """Draws all methods of finished runs."""
-    (task, verdicts), looks = report.tasks[0], looks_of(report)
+def find(report: Report) -> None:
+    """Draws each hospital's metric with each method of finished runs."""
+    (task, _), looks = report.tasks[0], looks_of(report)
     clients = next(iter(report.runs.values()))[0].clients
     label = f"test {label_of(task.metric)}"
 
@@ -229,8 +229,4 @@ def find(report: Report) -> Finding:
         f"Test metric of each hospital with each method{', with its range over seeds' * several}."
     )
     caption += charts.arrows(figure)
-    pictures = {"clients": charts.Picture(figure, caption), **pictures_of(task, verdicts, looks)}
-    if contours := contours_of(task, verdicts, len(clients)):
-        caption = "True and predicted contours in one test slice per client."
-        pictures["contours"] = charts.Picture(contours, caption)
-    return Finding(pictures=pictures)
+    report.pictures["clients"] = charts.Picture(figure, caption)

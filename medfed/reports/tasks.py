@@ -267,7 +267,7 @@ def values_of(results: Sequence[Result], metric: str, clients: Sequence[str]) ->
     return -values if scores.smaller_is_better(metric) else values
 
 
-def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
+def task_of_runs(methods: Runs, metric: str) -> Task:
     """Reads the scores of finished runs."""
     # Runs on the same patients and data count as one split, whatever their seeds: seeds say
     # how lucky initial weights were, and nothing about patients. `metric`: what they are
@@ -284,7 +284,7 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
         # Runs of other seeds meet the draws of the first: the mean of draws of their own would
         # vary less than with the patients.
         grouped = [
-            [result_of(runs[i], metric, one.seed, pictures) for i in split]
+            [result_of(runs[i], metric, one.seed) for i in split]
             for one, split in zip(ones, splits, strict=True)
         ]
         if not task.scores:
@@ -292,7 +292,7 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
             task.begin(one_each)
             task.add_constants(one_each)
             task.overlap = overlap_of(one_each) if _test_again(ones) else 0.0
-        slices = slices_of(runs[0], name, first[0].clients) if pictures else {}
+        slices = slices_of(runs[0], name, first[0].clients)
         keys = tuple(str(run.folder) for run in runs)
         task.add(name, grouped, budget, slices=slices, keys=keys)
     tested: dict[str, list[dict[str, str]]] = {client: [] for client in task.clients}
@@ -307,10 +307,11 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
     return task
 
 
-def result_of(run: Run, metric: str, seed: int, pictures: bool = False) -> Result:
+def result_of(run: Run, metric: str, seed: int) -> Result:
     """Returns what a finished run has given, as a cell of a benchmark holds it."""
     summary, anew = run.summary, resampled_of(run, metric, run.clients, seed)
-    result: dict[str, Any] = {
+    moments = course(run.history(), run.ledger, summary["selection"], summary["rounds"])
+    return {
         "clients": summary["clients"],
         "patients": {c: {n: len(ids) for n, ids in of.items()} for c, of in run.patients.items()},
         "bytes": summary["bytes"],
@@ -320,11 +321,8 @@ def result_of(run: Run, metric: str, seed: int, pictures: bool = False) -> Resul
             name: {c: of.get(metric) for c, of in constant["clients"].items()}
             for name, constant in summary.get("constant", {}).items()
         },
+        "course": [moment._asdict() for moment in moments],
     }
-    if pictures:
-        moments = course(run.history(), run.ledger, summary["selection"], summary["rounds"])
-        result["course"] = [moment._asdict() for moment in moments]
-    return result
 
 
 def splits_of(runs: Sequence[Run]) -> list[list[int]]:

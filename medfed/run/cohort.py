@@ -1,7 +1,7 @@
 """Counts what every client has before training, and which samples occur twice.
 
 ``medfed train``, ``medfed prepare show=true`` and ``medfed site check`` print the table. A run
-folder has it as ``cohort.json``; ``medfed prepare`` also writes it as CSV.
+folder has it as ``cohort.json``.
 """
 
 from __future__ import annotations

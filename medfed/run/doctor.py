@@ -28,8 +28,6 @@ EXTRAS = {
     "wandb": "logger=wandb",
     "tensorboard": "logger=tensorboard",
     "mlflow": "logger=mlflow",
-    "joblib": "sweeps in parallel by hydra/launcher=joblib",
-    "slurm": "sweeps as jobs of SLURM, by hydra/launcher=submitit_slurm",
     "sites": "runs across hospitals with NVIDIA FLARE (medfed deploy)",
 }
 

@@ -5,12 +5,9 @@ No GPU is needed: the same code makes them on the CPU where `DEVICES` names it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import threading
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,13 +20,12 @@ from medfed.datamodules.augmentation import Augmentation, ChannelDropout
 from medfed.datamodules.client_data import ArrayRows, ClientData
 from medfed.federation.budget import LocalBudget
 from medfed.federation.engine import batches
-from medfed.federation.engine.batches import Residents, ahead
+from medfed.federation.engine.batches import Residents
 from medfed.federation.hospital import ArrayClient, Hospital
 from medfed.federation.local_client import Pool
 from medfed.federation.reference import assemble, run_reference
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedavg import FedAvg
-from medfed.personalize.scaffold import Scaffold
 
 CPU = torch.device("cpu")
 
@@ -260,91 +256,3 @@ def test_samples_that_do_not_fit_stay_in_main_memory(monkeypatch, caplog):
             assert residents.of(small) is small
     assert residents.size == 0
     assert len(caplog.records) == 1
-
-
-def counted(made: list[int], end: int, error: int | None = None):
-    for number in range(end):
-        if number == error:
-            raise KeyError(f"batch {number}")
-        made.append(number)
-        yield number
-
-
-def workers() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("batches")]
-
-
-def test_a_thread_gives_the_same_values_and_errors_in_their_order():
-    made: list[int] = []
-    with ahead(counted(made, 9), CPU) as values:
-        assert next(values) == 0
-        assert workers()
-        assert [*values] == [*range(1, 9)]
-    with ahead(counted([], 9, error=4), CPU) as values:
-        assert [*islice(values, 4)] == [0, 1, 2, 3]
-        with pytest.raises(KeyError, match="batch 4"):
-            next(values)
-    made.clear()
-    with contextlib.suppress(ValueError), ahead(counted(made, 9), CPU) as values:
-        next(values)
-        raise ValueError("a step failed")
-    assert len(made) <= 3  # at most two are made in vain
-    assert not workers()
-
-
-def noted(threads: set[str], image: Tensor, seed: int) -> Tensor:
-    threads.add(threading.current_thread().name.rstrip("0123456789_"))
-    return image + torch.rand(image.shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize(
-    "algorithm", [FedAvg(), Ditto(), Scaffold()], ids=["fedavg", "ditto", "scaffold"]
-)
-def test_prefetched_steps_are_equal_also_with_dropout(algorithm, monkeypatch):
-    on_the_cpu(monkeypatch)
-    assert_prefetching_changes_no_bit(algorithm, "cpu")
-
-
-def assert_prefetching_changes_no_bit(algorithm, device):
-    flips = Augmentation(
-        flip_chance=0.5, affine_chance=0.5, rotation=20.0, noise_chance=0.5, noise=0.1
-    )
-    digests, used = {}, {}
-    for prefetch in (False, True):
-        threads: set[str] = set()
-        more = {"augment": flips.build((4, 4), flips=(0, 1)), "normalize": partial(noted, threads)}
-        data = [images("c0", 8, **more), images("c1", 7, **more)]
-        network = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Dropout(0.5), nn.Conv2d(3, 2, 1))
-
-        def loss(_, batch, network=network):
-            logits = network(batch["image"])
-            return nn.functional.binary_cross_entropy_with_logits(logits, batch["label"])
-
-        torch.manual_seed(0)
-        for layer in (network[0], network[2]):
-            layer.reset_parameters()
-        network.to(device)
-        done, _ = federation(data, network, algorithm, loss, prefetch=prefetch)
-        done.to(torch.device(device))
-        digests[prefetch] = run_reference(done, 2).digests()
-        used[prefetch] = threads
-    assert digests[False] == digests[True]
-    assert used[False] == {"MainThread"}
-    assert "batches" in used[True]
-    assert not workers()
-
-
-@pytest.mark.parametrize(
-    ("name", "may"),
-    [("augmented", True), ("a loader", False), ("a subclass", False), ("a wrapper", False)],
-)
-def test_only_batches_from_a_seed_alone_are_made_by_a_thread(name, may, monkeypatch):
-    on_the_cpu(monkeypatch)
-    _, local = federation([classes()], prefetch=True)
-    assert local._prefetches(ELSEWHERE[name]) is may
-    assert not local._prefetches(images(augment=lambda sample: sample))
-    local.residents.admit(images(), CPU)
-    assert local._prefetches(images("c1"))
-    on_the_device = images()
-    local.residents.admit(on_the_device, CPU)
-    assert not local._prefetches(on_the_device)

@@ -19,7 +19,7 @@ from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.scaffold import Scaffold
-from tests.federation import test_device_batches, test_graphs
+from tests.federation import test_graphs
 from tests.federation.test_graphs import OPTIMIZERS as RULES
 from tests.sweeps import sweep
 from tests.toys import ToyTask, toy_data, toy_federation
@@ -81,12 +81,6 @@ def test_samples_on_the_gpu_and_graphs_change_no_bit(name, caplog):
     for other in others:
         test_graphs.assert_equal_runs(copied, other)
     assert "local.graphs" not in caplog.text  # no capture was refused
-
-
-@pytest.mark.parametrize("algorithm", [FedAvg(), Ditto(strength=0.3)], ids=["fedavg", "ditto"])
-def test_batches_of_a_thread_change_no_bit(algorithm, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    test_device_batches.assert_prefetching_changes_no_bit(algorithm, "cuda")
 
 
 def test_a_batch_with_channel_masks_reaches_the_gpu():

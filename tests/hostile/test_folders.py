@@ -34,7 +34,7 @@ from medfed.delivery.export.export import export_run
 from medfed.federation.lightning.callbacks import RoundProgress
 from medfed.records.folder import RunFolder, git_commit, save_tensors
 from medfed.records.places import BEGUN
-from medfed.reports.comparison import compare_runs
+from medfed.reports.report import report_runs
 from medfed.run.claim import locked_run_folder
 from medfed.run.evaluation import evaluate_run
 from medfed.standalone import files
@@ -314,7 +314,7 @@ def test_each_client_has_its_own_model(named):
 
 def test_what_reads_the_run_works(named, capsys):
     evaluate_run(named)
-    compare_runs(str(named))
+    report_runs(str(named))
     bundles = export_run(checked(load([f"run={named}"], "export")))
     assert all(b.parent == named / "bundles" for b in bundles)
     for name, bundle in zip(medfed.Run(named).clients, bundles, strict=True):

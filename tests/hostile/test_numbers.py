@@ -15,7 +15,7 @@ from medfed.federation.federation import Federation
 from medfed.federation.lightning.checkpoint import seal
 from medfed.functional.scores import CLASS_SCORES
 from medfed.records.folder import Run
-from medfed.reports.comparison import compare_runs
+from medfed.reports.report import report_runs
 from medfed.run.evaluation import evaluate_run
 from medfed.standalone.errors import CheckpointError, NonFiniteError
 from tests.integration.runs import CLINICAL, left_in, resume, run
@@ -113,9 +113,9 @@ def test_clients_of_one_class_are_named_and_left_out_of_every_round(tmp_path, ca
     capsys.readouterr()
     again = evaluate_run(tmp_path / "run", "val")
     assert again["undefined"] == {"val": tested}
-    compare_runs([str(tmp_path / "run")], tmp_path / "out")
+    report_runs([str(tmp_path / "run")], tmp_path / "out")
     assert "The test data of hospital_0, hospital_2 leave" in capsys.readouterr().out
-    assert "| – |" in (tmp_path / "out" / "comparison.md").read_text()
+    assert "| – |" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_without_validation_patients_it_is_said_that_nothing_selects(tmp_path, caplog):

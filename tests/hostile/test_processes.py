@@ -175,7 +175,7 @@ SCANS = ("hospitals=2", "patients=4", "shape=[48,48,24]", "lookalikes=8")
 STOPPED = {
     "prepare": "medfed.datamodules.cache.store.files.write_json",
     "export": "medfed.delivery.bundle.metadata.monai_metadata",
-    "compare": "medfed.reports.comparison.markdown",
+    "report": "medfed.reports.report.page",
 }
 
 
@@ -189,7 +189,7 @@ def test_other_commands_end_with_one_line(
             *(f"data.generated.{key}" for key in SCANS),
         ),
         "export": (f"run={finished}", f"out={tmp_path / 'out'}"),
-        "compare": (f"runs={finished}", f"out={tmp_path / 'out'}"),
+        "report": (f"runs={finished}", f"out={tmp_path / 'out'}"),
     }
     number = signal.SIGTERM if command == "export" else signal.SIGINT
     monkeypatch.setattr(place, lambda *_, **__: signal.raise_signal(number))

@@ -23,7 +23,6 @@ from medfed.delivery.export.run_record import RunRecord
 from medfed.delivery.predict.options import PredictOptions
 from medfed.delivery.predict.prediction import make_predictor
 from medfed.records.places import MANIFEST
-from medfed.reports.comparison import compare_runs
 from medfed.reports.report import report_runs
 from medfed.run.evaluation import evaluate_run
 from medfed.standalone.errors import MedfedError
@@ -95,7 +94,6 @@ def all_of_run(folder: Path) -> None:
     _ = run.clients, run.summary, run.metrics, run.ledger, run.history(), run.versions
     RunRecord.read(folder)
     if int(folder.name) % 20 == 0:
-        compare_runs(str(folder), folder.parent / "compared", kind="none")
         report_runs(str(folder), folder.parent / "reported", figures=False)
         evaluate_run(folder)
 

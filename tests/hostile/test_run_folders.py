@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from medfed.commands.command_line import one_sentence
-from medfed.commands.compare import main as compare
 from medfed.commands.evaluate import main as evaluate
 from medfed.commands.export import main as export
+from medfed.commands.report import main as report
 from medfed.commands.train import main as train
 from medfed.delivery.export.run_record import RunRecord
 from medfed.federation.lightning.checkpoint import digest_file, last_whole, seal
 from medfed.records.folder import Run
-from medfed.reports.comparison import compare_runs
+from medfed.reports.report import report_runs
 from medfed.run.evaluation import evaluate_run
 from medfed.standalone.errors import CheckpointError
 from tests.integration.runs import CLINICAL, left_in, resume
@@ -64,7 +64,7 @@ def said(capsys, command, *arguments: str) -> str:
 
 
 # What each command opens a run by, without the command line.
-OPEN = (evaluate_run, RunRecord.read, lambda folder: compare_runs(str(folder)))
+OPEN = (evaluate_run, RunRecord.read, lambda folder: report_runs(str(folder)))
 
 
 def refused(folder: Path) -> list[str]:
@@ -114,7 +114,7 @@ def test_config(damage, copy):
 def test_the_commands_say_so(copy, capsys):
     path = copy / "config.yaml"
     path.write_text(BOMB)
-    for command, key in ((evaluate, "run"), (export, "run"), (compare, "runs")):
+    for command, key in ((evaluate, "run"), (export, "run"), (report, "runs")):
         assert f"{path} " in said(capsys, command, f"{key}={copy}")
     with pytest.raises(CheckpointError, match=r"config.yaml "):
         resume(copy, *CLINICAL, "rounds=2")
@@ -299,7 +299,7 @@ def test_what_is_compared_and_where_to(arguments, sentence, copy, capsys, tmp_pa
     (tmp_path / "file").write_text("mine")
     before = left_in(tmp_path)
     line = arguments.format(run=copy, file=tmp_path / "file")
-    assert sentence in said(capsys, compare, *line.split())
+    assert sentence in said(capsys, report, *line.split())
     assert left_in(tmp_path) == before
     assert (tmp_path / "file").read_text() == "mine"
 

@@ -31,7 +31,6 @@ BESIDES = {
     "advise": SMALL,
     "evaluate": ("run=there", "by=sex"),
     "report": ("runs=there",),
-    "compare": ("runs=there",),
     "benchmark": ("suite=heart",),
     "export": ("run=there",),
     "adopt": ("bundle=there", "out=new", "task=segmentation", "normalize=zscore"),

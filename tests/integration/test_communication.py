@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from medfed.reports.comparison import compare_runs
 from medfed.reports.findings import report_on
+from medfed.reports.report import report_runs
 from medfed.reports.runs import find_runs
 from medfed.reports.sweeps import paths_of
 from medfed.standalone.errors import CheckpointError
@@ -39,7 +39,7 @@ def sweep(tmp_path_factory, cohort_root) -> Path:
 @pytest.fixture(scope="module")
 def report(sweep, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("report")
-    compare_runs(str(sweep), folder)
+    report_runs(str(sweep), folder)
     return folder
 
 
@@ -70,7 +70,7 @@ def test_the_columns_are_those_of_the_median_round(sweep, report):
 def test_the_report_says_what_cer_saves(sweep, report):
     (key, paths), *others = paths_of(report_on(find_runs(str(sweep)))).items()
     assert (key, others) == ("channel.up.cer.gamma", [])
-    text = (report / "comparison.md").read_text()
+    text = (report / "report.md").read_text()
     assert len(paths) == 2
     assert all(path.describe(key) in text for path in paths)
     stc = next(path for path in paths if len(path.values) == 3)
@@ -80,10 +80,10 @@ def test_the_report_says_what_cer_saves(sweep, report):
 
 
 def test_the_picture_is_drawn_and_named(report):
-    text = (report / "comparison.md").read_text()
-    for name in ("channel_up_cer_gamma.png", "bytes.png"):
-        assert (report / name).stat().st_size > 10_000
-        assert f"({name})" in text
+    text = (report / "report.md").read_text()
+    for name in ("channel_up_cer_gamma.png", "clients.png"):
+        assert (report / "figures" / name).stat().st_size > 10_000
+        assert f"(figures/{name})" in text
 
 
 def test_a_torn_ledger_is_named(sweep, tmp_path):

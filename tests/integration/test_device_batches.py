@@ -47,25 +47,6 @@ def test_samples_on_the_device_change_no_hash(name, tmp_path, monkeypatch):
     assert hashes["plain"] == hashes["resident"]
 
 
-def test_prefetched_batches_change_no_hash(tmp_path, monkeypatch):
-    monkeypatch.setattr(batches, "DEVICES", {"cpu"})
-    words, made = (*imaging(tmp_path / "data"), "augment=light"), list[object]()
-    make = batches.ThreadPoolExecutor
-
-    def counted(*args):
-        made.append(args)
-        return make(*args)
-
-    monkeypatch.setattr(batches, "ThreadPoolExecutor", counted)
-    hashes = []
-    for kind in ("false", "true"):
-        assert not made
-        run(tmp_path / kind, *words, f"local.prefetch={kind}")
-        hashes.append((tmp_path / kind / "hashes.json").read_text())
-    assert hashes[0] == hashes[1]
-    assert len(made) == 2 * 2 * 2  # a thread for each phase of two clients in two rounds
-
-
 def test_steps_as_graphs_change_no_hash(tmp_path, monkeypatch):
     made = StandIn()
     monkeypatch.setattr(graphs, "record", made)

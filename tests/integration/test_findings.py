@@ -19,7 +19,7 @@ from medfed.delivery.export.export import export_run
 from medfed.delivery.main import open_bundle
 from medfed.delivery.predict.prediction import predict
 from medfed.delivery.start.pretrained import Pretrained
-from medfed.reports.comparison import compare_runs
+from medfed.reports.report import report_runs
 from medfed.run.assembly import read_data, resolve_facts, task_for
 from medfed.run.finished import reopen_selected
 from medfed.run.onboarding import hospital_at
@@ -95,8 +95,8 @@ def test_each_hospital_learns_and_measures_what_it_knows(trained):
     with (trained / "run" / "ledger.csv").open(newline="") as file:
         phases = [row["phase"] for row in csv.DictReader(file)]
     assert phases.count("preprocessing") == 4
-    compare_runs(str(trained / "run"), out=trained / "comparison")
-    assert "a left, b right" in (trained / "comparison" / "comparison.md").read_text()
+    report_runs(str(trained / "run"), out=trained / "comparison")
+    assert "a left, b right" in (trained / "comparison" / "report.md").read_text()
 
 
 def test_weights_come_from_the_counts_of_all(trained):

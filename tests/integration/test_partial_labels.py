@@ -93,7 +93,7 @@ def test_records_say_who_annotates_what(trained):
     assert any("a client's mean is over its labels" in line for line in cohort["remarks"])
     partition = read(trained / "run" / "splits.json")["partition"]
     assert partition["b"]["annotated"] == ["dark"]
-    notes = report_on([trained / "run"], pictures=False).notes
+    notes = report_on([trained / "run"]).notes
     assert "Annotated labels: a light, b dark. A client's means are over its labels alone." in notes
     keys = [f"run={trained / 'run'}", "client=a", f"out={trained / 'bundles'}"]
     (bundle,) = export_run(checked(load(keys, "export")))

@@ -13,7 +13,7 @@ from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
-from medfed.reports.comparison import compare_runs
+from medfed.reports.report import report_runs
 from medfed.run.assembly import read_data, task_for
 from medfed.standalone.errors import ConfigError, MedfedError
 from tests.integration.runs import run
@@ -80,8 +80,8 @@ def test_survival_is_learned_and_measured_within_hospitals(trained):
     assert constant["cindex"] == 0.5
     assert clients["a"][brier] < constant[brier]
     assert (folder / "pictures" / "survival.png").is_file()
-    compare_runs(str(folder), metric="cindex", out=trained / "comparison")
-    assert "[0." in (trained / "comparison" / "comparison.md").read_text()
+    report_runs(str(folder), metric="cindex", out=trained / "comparison")
+    assert "[0." in (trained / "comparison" / "report.md").read_text()
 
 
 def test_cox_takes_whole_hospitals(trained, tmp_path):

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from rich.console import Console
 from medfed.commands.main import main
 from medfed.common import console
 from medfed.common.processes import take_gpu, worker_pool
-from medfed.config.sweeps import DIED, Engine, Sweep
+from medfed.config.sweeps import DIED, Sweep, workers_of
 from medfed.standalone.errors import ConfigError
 from tests.integration.runs import ROOT
 
@@ -94,27 +93,13 @@ def test_a_run_has_a_line_and_what_all_runs_say_is_said_once(one_by_one):
 
 def test_the_command_that_the_end_names_takes_the_folder(one_by_one, capsys, tmp_path):
     folder = one_by_one[0]
-    main(["compare", str(folder), f"out={tmp_path}", "pictures.format=none"])
+    main(["report", f"runs={folder}", f"out={tmp_path}", "figures=false"])
     assert "lr=0.1" in capsys.readouterr().out
     assert (tmp_path / "comparison.csv").is_file()
 
 
-ENGINES = {
-    "sweep.workers=2": (),
-    "hydra/launcher=joblib": ("hydra.launcher.n_jobs=2",),
-    "hydra/launcher=submitit_local": (),
-}
-PACKAGES = {"joblib": "hydra_joblib_launcher", "submitit_local": "hydra_submitit_launcher"}
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_several_at_once_are_as_one_by_one(engine, one_by_one, tmp_path, capfd):
-    package = PACKAGES.get(engine.partition("hydra/launcher=")[2])
-    if package and (
-        find_spec("hydra_plugins") is None or not find_spec(f"hydra_plugins.{package}")
-    ):
-        pytest.skip(f"{package.replace('_', '-')} is not installed")
-    assert swept(tmp_path / "s", engine, *ENGINES[engine]) == 1
+def test_several_at_once_are_as_one_by_one(one_by_one, tmp_path, capfd):
+    assert swept(tmp_path / "s", "sweep.workers=2") == 1
     assert sorted(p.name for p in (tmp_path / "s").glob("[0-9]*")) == NAMES
     for name in NAMES[1:]:
         expected = (one_by_one[0] / name / "hashes.json").read_text()
@@ -162,7 +147,7 @@ def wait(config):
 
 
 def test_a_process_that_dies_ends_its_run_and_no_other():
-    with Sweep([*TABLE, "seed=0,1,2,3"], "train", Engine(workers=1)) as sweep:
+    with Sweep([*TABLE, "seed=0,1,2,3"], "train", workers=1) as sweep:
         outcomes = {job.number: why for job, why in sweep.outcomes(die)}
     assert outcomes == {0: "", 1: DIED, 2: "", 3: ""}
 
@@ -177,7 +162,7 @@ def test_an_interrupt_ends_all_processes(tmp_path, request):
     # A shell's background process ignores the signal, and so would this one.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    with Sweep(overrides, "train", Engine(workers=2)) as sweep:
+    with Sweep(overrides, "train", workers=2) as sweep:
         threading.Thread(target=interrupt, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
             list(sweep.outcomes(wait))
@@ -240,23 +225,18 @@ def test_an_experiment_s_settings_of_a_method_hold_in_a_sweep(tmp_path):
         ("sweep.workers=0", "sweep.workers must be a whole number from 1 to 64, not 0."),
         ("sweep.workers=two", "sweep.workers must be a whole number from 1 to 64, not two."),
         ("sweep.worker=2", r"Unknown key 'sweep.worker' \(did you mean sweep.workers\?\)"),
-        ("sweep.workers=2 hydra/launcher=basic", ""),
-        ("hydra/launcher=jobllib", r"is unknown \(did you mean joblib\?\); choose one of joblib,"),
-        ("hydra.launcher.n_jobs=2", "hydra.launcher.n_jobs=2 needs a launcher; add"),
     ],
 )
 def test_what_runs_a_sweep_is_chosen_by_known_words(words, sentence):
-    if not sentence:
-        assert Engine.of(words.split()) == (Engine(workers=2), [])
-        return
     with pytest.raises(ConfigError, match=sentence):
-        Engine.of(words.split())
+        workers_of(words.split())
 
 
-def test_a_launcher_that_is_not_installed_is_named_with_what_to_install(monkeypatch):
-    monkeypatch.setattr("medfed.config.sweeps.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install hydra-submitit-launcher\. Without"):
-        Engine.of(["hydra/launcher=submitit_slurm"])
+@pytest.mark.parametrize("word", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"])
+def test_who_asks_for_a_launcher_of_hydra_is_told_of_the_workers(word, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "-m", *TABLE, "seed=0,1", word])
+    assert "run several at once by sweep.workers=N" in capsys.readouterr().err
 
 
 def test_parallel_runs_without_a_sweep_are_refused(capsys):

@@ -1,4 +1,4 @@
-"""medfed compare: the right numbers, refusals, and the path of the coupling strength."""
+"""medfed report: the right numbers, refusals, and the path of the coupling strength."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 from medfed.common.scores import worst_value
 from medfed.common.untrusted import read_checkpoint
 from medfed.federation.lightning.checkpoint import last_whole
-from medfed.reports.comparison import compare_runs
 from medfed.reports.findings import report_on
 from medfed.reports.report import report_runs
 from medfed.reports.runs import find_runs, metrics_of
@@ -75,14 +74,14 @@ def test_a_folders_name_brings_no_html_or_link_into_the_report(runs, tmp_path):
         shutil.copytree(
             runs / f"local_{seed}", tmp_path / "runs" / f"{seed}<img src=a>![x](http:y)"
         )
-    compare_runs(str(tmp_path / "runs"), tmp_path / "out")
-    text = (tmp_path / "out" / "comparison.md").read_text()
+    report_runs(str(tmp_path / "runs"), tmp_path / "out")
+    text = (tmp_path / "out" / "report.md").read_text()
     assert "1&lt;img src=a>![x]&#40;http:y)" in text
     assert "<img" not in text
 
 
 def test_the_tables_have_the_numbers_of_the_summaries(runs, tmp_path):
-    compare_runs(str(runs), tmp_path)
+    report_runs(str(runs), tmp_path)
     table = read_csv(tmp_path / "comparison.csv")
     for method in ("fedavg", "local"):
         summaries = [summary_of(runs / f"{method}_{seed}") for seed in (0, 1)]
@@ -96,17 +95,18 @@ def test_the_tables_have_the_numbers_of_the_summaries(runs, tmp_path):
         assert float(worst["value"]) == pytest.approx(statistics.fmean(values))
         sent = table["bytes up", "total", method]
         assert float(sent["value"]) == sum(s["bytes"]["up"] for s in summaries) / 2
-    report = (tmp_path / "comparison.md").read_text()
+    report = (tmp_path / "report.md").read_text()
     assert "Equal budgets: 2 gradient steps per client." in report
-    for name in ("clients.png", "forest.png", "bytes.png", "gains.png"):
-        assert (tmp_path / name).stat().st_size > 1000
-        assert f"({name})" in report
+    for name in ("clients", "clinical-forest", "clinical-bytes", "clinical-gains"):
+        for ending in ("png", "svg", "pdf"):
+            assert (tmp_path / "figures" / f"{name}.{ending}").stat().st_size > 1000
+    assert "(figures/clients.png)" in report
 
 
 def test_intervals_of_one_seed_and_the_constant_stand_beside(runs, tmp_path, capsys):
-    compare_runs([str(runs / "fedavg_0"), str(runs / "local_0")], tmp_path, kind="none")
-    assert not [*tmp_path.glob("*.png")]
-    assert "![" not in (tmp_path / "comparison.md").read_text()
+    report_runs([str(runs / "fedavg_0"), str(runs / "local_0")], tmp_path, figures=False)
+    assert not [*tmp_path.glob("**/*.png")]
+    assert "![" not in (tmp_path / "report.md").read_text()
     table = read_csv(tmp_path / "comparison.csv")
     summary = summary_of(runs / "local_0")
     low, high = summary["intervals"]["mean"]["auroc"]
@@ -125,7 +125,7 @@ def test_intervals_of_one_seed_and_the_constant_stand_beside(runs, tmp_path, cap
     assert f"[{low:.4f}, {high:.4f}]" in told
     for metric in ("sensitivity", "specificity", "f1", "brier", "balanced accuracy"):
         assert f" {metric} " in told
-    report = (tmp_path / "comparison.md").read_text()
+    report = (tmp_path / "report.md").read_text()
     head, *lines = means_in(report)
     names = ["fedavg", "fedavg, recalibrated", "fedavg, thresholds", "local"]
     assert head[:5] == ["metric", *names]
@@ -150,15 +150,11 @@ def means_in(report):
     return rows[:1] + rows[2:]
 
 
-def test_it_says_what_a_report_of_the_same_runs_says(runs, tmp_path, capsys):
-    """The same intervals and verdict; no method is called best without a shown difference."""
+def test_no_method_is_called_best_without_a_shown_difference(runs, tmp_path, capsys):
     folders = [str(runs / "fedavg_0"), str(runs / "local_0")]
-    compared = compare_runs(folders, tmp_path / "compare", kind="none")
+    reported = report_runs(folders, tmp_path, figures=False)
     printed = capsys.readouterr().out
-    reported = report_runs(folders, tmp_path / "report", figures=False)
-    assert compared.answers == reported.answers
-    assert compared.remark == reported.remark
-    table = read_csv(tmp_path / "compare" / "comparison.csv")
+    table = read_csv(tmp_path / "comparison.csv")
     ((_, verdicts),) = reported.tasks
     for method, verdict in verdicts.items():
         row = table["auroc", "mean", method]
@@ -169,9 +165,6 @@ def test_it_says_what_a_report_of_the_same_runs_says(runs, tmp_path, capsys):
     assert ("FedAvg" in reported.answers["clinical"][0].split(" is better than ")[0]) == better
     assert ("No method is shown to be better than local training" in printed) != better
     assert "Best by" not in printed
-    written = (tmp_path / "compare" / "comparison.md").read_text()
-    alone = (tmp_path / "report" / "report.md").read_text().split("\n", 1)[1]
-    assert alone.split("## Runs")[0] in written
 
 
 def test_what_is_no_better_than_a_constant_is_told(runs, tmp_path, capsys):
@@ -179,10 +172,10 @@ def test_what_is_no_better_than_a_constant_is_told(runs, tmp_path, capsys):
     for metrics in clients.values():
         metrics["auroc"] = 0.5
     changed(runs / "local_0", tmp_path / "local", clients=clients)
-    compare_runs([str(runs / "fedavg_0"), str(tmp_path / "local")], tmp_path / "out", kind="none")
+    report_runs([str(runs / "fedavg_0"), str(tmp_path / "local")], tmp_path / "out", figures=False)
     told = "no better than a constant prediction (0.5000) by mean auroc: local."
     assert told in capsys.readouterr().out
-    assert told in (tmp_path / "out" / "comparison.md").read_text()
+    assert told in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_runs_of_before_compare_without_them(runs, tmp_path):
@@ -195,7 +188,7 @@ def test_runs_of_before_compare_without_them(runs, tmp_path):
         for metric in ("sensitivity", "specificity", "f1", "brier"):
             del values[metric]
     (old / "summary.json").write_text(json.dumps(summary))
-    comparison = compare_runs([str(runs / "fedavg_0"), str(old)], tmp_path / "out", kind="none")
+    comparison = report_runs([str(runs / "fedavg_0"), str(old)], tmp_path / "out", figures=False)
     assert "brier" not in metrics_of(comparison.runs, "auroc")
     table = read_csv(tmp_path / "out" / "comparison.csv")
     assert {method for _, _, method in table} == {"fedavg", "local"}  # no constant
@@ -206,19 +199,19 @@ def test_runs_of_before_compare_without_them(runs, tmp_path):
 def test_the_default_place_is_the_folder_of_the_runs(runs, tmp_path):
     for name in ("fedavg_0", "local_0"):
         shutil.copytree(runs / name, tmp_path / name)
-    compare_runs([str(tmp_path / "fedavg_0"), str(tmp_path / "local_0")], kind="none")
-    assert (tmp_path / "comparison.csv").is_file()
+    report_runs([str(tmp_path / "fedavg_0"), str(tmp_path / "local_0")], figures=False)
+    assert (tmp_path / "report" / "comparison.csv").is_file()
 
 
 def test_a_users_file_is_not_overwritten(runs, tmp_path):
-    for name in ("comparison.md", "comparison.csv", "clients.png"):
+    for name in ("report.html", "report.md", "comparison.csv", "table.csv"):
         (tmp_path / name).write_text("mine")
-        with pytest.raises(ConfigError, match=f"{name} is there and no comparison has written it"):
-            compare_runs(str(runs), tmp_path)
+        with pytest.raises(ConfigError, match=f"{name} is there and no report has written it"):
+            report_runs(str(runs), tmp_path)
         assert [p.name for p in tmp_path.iterdir()] == [name]
         (tmp_path / name).unlink()
     for _ in range(2):  # its own it replaces
-        compare_runs(str(runs), tmp_path)
+        report_runs(str(runs), tmp_path)
 
 
 def test_other_patients_are_refused(runs, tmp_path):
@@ -287,12 +280,12 @@ def test_a_failed_client_is_in_the_means_and_named(runs, tmp_path):
     failed = changed(
         runs / "local_0", tmp_path / "local", clients=clients, federation=over_clients(clients)
     )
-    comparison = compare_runs(
-        [str(runs / "fedavg_0"), str(failed)], tmp_path / "out", "loss", kind="none"
+    comparison = report_runs(
+        [str(runs / "fedavg_0"), str(failed)], tmp_path / "out", "loss", figures=False
     )
     table = read_csv(tmp_path / "out" / "comparison.csv")
     assert float(table["loss", "mean", "local"]["value"]) == math.inf
-    report = (tmp_path / "out" / "comparison.md").read_text()
+    report = (tmp_path / "out" / "report.md").read_text()
     assert comparison.answers["clinical"][0] in report
     assert any(
         f"Seed 0: local: The loss or the predictions of {one}" in n for n in comparison.notes
@@ -307,7 +300,7 @@ def test_equal_steps_with_other_passes_are_told(runs, tmp_path):
         "forward_passes": dict.fromkeys(clients, 3),
     }
     dear = changed(runs / "local_0", tmp_path / "local", **passes)
-    comparison = compare_runs([str(runs / "fedavg_0"), str(dear)], tmp_path / "out", kind="none")
+    comparison = report_runs([str(runs / "fedavg_0"), str(dear)], tmp_path / "out", figures=False)
     notes = " ".join(comparison.notes)
     assert "Equal budgets: 2 gradient steps per client." in notes
     assert (
@@ -338,7 +331,7 @@ def test_unknown_metric_and_missing_runs(runs, tmp_path, monkeypatch):
 
 def test_personal_models_draw_together_as_the_coupling_grows(sweep, tmp_path):
     """The sum over the graph's edges of the distances of the exported models."""
-    comparison = compare_runs(str(sweep), tmp_path)
+    comparison = report_runs(str(sweep), tmp_path)
     assert [*comparison.runs] == [f"pfednet strength={s:g}" for s in STRENGTHS]
     with (tmp_path / "algorithm_strength.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -364,8 +357,8 @@ def test_personal_models_draw_together_as_the_coupling_grows(sweep, tmp_path):
             assert found == pytest.approx(sum(apart), rel=1e-4, abs=1e-6)
             compared += 1
     assert compared
-    assert (tmp_path / "algorithm_strength.png").stat().st_size > 20000
-    report = (tmp_path / "comparison.md").read_text()
+    assert (tmp_path / "figures" / "algorithm_strength.png").stat().st_size > 20000
+    report = (tmp_path / "report.md").read_text()
     assert f"over the edges of the graph, last round {coupling[0]:.4g} (" in report
 
 

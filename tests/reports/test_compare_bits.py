@@ -1,4 +1,4 @@
-"""medfed compare where runs differ in the bits per weight, and clients in theirs."""
+"""medfed report where runs differ in the bits per weight, and clients in theirs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pathlib
 
 import pytest
 
-from medfed.reports.comparison import compare_runs
 from medfed.reports.findings import report_on
+from medfed.reports.report import report_runs
 from medfed.reports.runs import find_runs
 from medfed.reports.sweeps import Path, Point, draw, paths_of
 from tests.integration.runs import run
@@ -51,7 +51,7 @@ def summary(runs: pathlib.Path, name: str) -> dict:
 
 
 def test_the_path_has_the_numbers_of_the_summaries(runs, tmp_path):
-    comparison = compare_runs(str(runs), tmp_path)
+    comparison = report_runs(str(runs), tmp_path)
     with (tmp_path / "algorithm_bits.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(r["bits"], int(r["seed"])) for r in rows] == [
@@ -64,10 +64,10 @@ def test_the_path_has_the_numbers_of_the_summaries(runs, tmp_path):
         assert float(row[f"worst_test_{comparison.tasks[0][0].metric}"]) == scores["worst"]
     names = [*comparison.runs]
     assert "qupel bits=1 client_bits=32" in names  # and not a word per client
-    report = (tmp_path / "comparison.md").read_text()
-    assert "(algorithm_bits.png)" in report
+    report = (tmp_path / "report.md").read_text()
+    assert "(figures/algorithm_bits.png)" in report
     assert "Bits per weight of qupel: mean test" in report
-    assert (tmp_path / "algorithm_bits.png").stat().st_size > 10000
+    assert (tmp_path / "figures" / "algorithm_bits.png").stat().st_size > 10000
 
 
 def test_what_differs_otherwise_is_no_path(runs):

@@ -1,4 +1,4 @@
-"""medfed compare where runs differ in the number of canonical models alone."""
+"""medfed report where runs differ in the number of canonical models alone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pathlib
 
 import pytest
 
-from medfed.reports.comparison import compare_runs
 from medfed.reports.findings import report_on
+from medfed.reports.report import report_runs
 from medfed.reports.runs import find_runs
 from medfed.reports.sweeps import Path, Point, draw, paths_of
 from tests.integration.runs import run
@@ -39,7 +39,7 @@ def runs(tmp_path_factory) -> pathlib.Path:
 
 
 def test_the_path_has_the_numbers_of_the_summaries(runs, tmp_path):
-    comparison = compare_runs([str(f) for f in find_runs(str(runs)) if "ppfl" in f.name], tmp_path)
+    comparison = report_runs([str(f) for f in find_runs(str(runs)) if "ppfl" in f.name], tmp_path)
     with (tmp_path / "canonical_count.csv").open() as file:
         rows = list(csv.DictReader(file))
     keys = [(r["method"], int(r["count"]), int(r["seed"])) for r in rows]
@@ -50,10 +50,10 @@ def test_the_path_has_the_numbers_of_the_summaries(runs, tmp_path):
         assert float(row[f"mean_test_{comparison.tasks[0][0].metric}"]) == scores["mean"]
         assert float(row[f"worst_test_{comparison.tasks[0][0].metric}"]) == scores["worst"]
         assert "adjusted_rand" not in row  # nothing was planted
-    report = (tmp_path / "comparison.md").read_text()
-    assert "(canonical_count.png)" in report
+    report = (tmp_path / "report.md").read_text()
+    assert "(figures/canonical_count.png)" in report
     assert "Canonical models of ppfl: mean test auroc" in report
-    assert (tmp_path / "canonical_count.png").stat().st_size > 10000
+    assert (tmp_path / "figures" / "canonical_count.png").stat().st_size > 10000
 
 
 def test_what_differs_otherwise_is_no_path(runs):

@@ -13,7 +13,6 @@ from medfed.commands.main import main
 from medfed.common.scores import LEAST_CASES, fewest
 from medfed.common.untrusted import read_rows
 from medfed.records.folder import Run
-from medfed.reports.comparison import compare_runs
 from medfed.reports.findings import report_on
 from medfed.reports.report import report_runs
 from medfed.reports.runs import differences
@@ -94,11 +93,7 @@ def test_from_a_table_to_a_report_over_ten_seeds(tmp_path, monkeypatch, capsys):
     harmed = said.partition(" hospitals that decide have a lower auroc than alone")
     assert harmed[1], "the small ones are not among those of whom it is a share"
     assert "Zug" not in harmed[2].split(".")[0]
-    main(["compare", f"runs={tmp_path}/sweep", "pictures.format=none"])
-    compared = capsys.readouterr().out
-    tables = said.partition("10 splits of the patients.")[0]
-    assert tables in compared  # what a report knows, and the other metrics
-    assert "local, without small" in compared
+    assert "local, without small" in said
 
 
 def test_values_that_follow_from_a_split_are_no_settings(runs):
@@ -142,7 +137,7 @@ def test_a_sweep_over_seeds_is_reported_and_small_clinics_decide_nothing(runs, t
 def test_the_table_of_hospitals_counts_patients_per_split(alone, runs):
     methods = ("local", "fedavg") if alone else ("fedavg",)
     folders = [runs / f"{method}_{seed}" for method in methods for seed in SEEDS]
-    ((task, verdicts),) = report_on(folders, pictures=False).tasks
+    ((task, verdicts),) = report_on(folders).tasks
     table = hospitals_table(task, verdicts)
     rows = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
     if table.head[0] == "hospital":  # the longer side runs downwards
@@ -168,7 +163,7 @@ def test_the_table_of_hospitals_counts_patients_per_split(alone, runs):
 
 
 def test_both_means_stand_beside_each_other(runs, tmp_path, capsys):
-    compare_runs(str(runs), tmp_path, kind="none")
+    report_runs(str(runs), tmp_path, figures=False)
     rows = read_rows(tmp_path / "comparison.csv", ("metric", "place"))
     brier = {
         r["place"]: float(r["value"])

@@ -10,7 +10,7 @@ import torch
 
 from medfed.models.segmentation_meter import surface_metrics
 from medfed.records.folder import Run
-from medfed.reports.comparison import compare_runs
+from medfed.reports.report import report_runs
 from medfed.standalone.volumes import read_geometry
 from tests.datamodules.picture_files import cohort
 from tests.integration.runs import IMAGING, imaging, run
@@ -44,7 +44,7 @@ def test_distances_are_those_of_the_volumes_in_millimetres(tmp_path):
     history = Run(tmp_path / "run").history()
     assert all(math.isnan(r.metrics["hd95"]) for r in history)
     assert not any(summary["undefined"]["val"].values())
-    compare_runs([str(tmp_path / "run")], tmp_path / "out", "iou")
+    report_runs([str(tmp_path / "run")], tmp_path / "out", "iou")
 
 
 def test_pictures_have_no_millimetres(tmp_path, caplog):

@@ -17,7 +17,7 @@ from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
 from medfed.models.task import TaskModule, WholeSplit
-from medfed.reports.comparison import compare_runs
+from medfed.reports.report import report_runs
 from medfed.run.evaluation import evaluate_run
 from medfed.run.train import train
 from medfed.run.trial import try_model
@@ -75,7 +75,7 @@ def test_a_task_from_outside_is_trained_measured_and_compared(tmp_path, method):
     assert summary["selection"] == ["hits", "max"]
     assert all(set(m) == {"loss", "hits"} for m in summary["clients"].values())
     assert evaluate_run(folder)["clients"] == summary["clients"]
-    compare_runs(str(folder), tmp_path / "report")
+    report_runs(str(folder), tmp_path / "report")
     with (tmp_path / "report" / "comparison.csv").open() as file:
         rows = {(r["metric"], r["place"]): float(r["value"]) for r in csv.DictReader(file)}
     assert rows["hits", "mean"] == summary["federation"]["hits"]["mean"]

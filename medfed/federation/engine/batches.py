@@ -1,19 +1,14 @@
-"""What stays on a GPU, and where and when training batches are made, with the same bits.
+"""What stays on a GPU, and where training batches are made, with the same bits.
 
 On a GPU a client's samples are copied once, and its batches are picked there in the order of the
 CPU. Samples that are augmented, joined from several clients, drawn for privacy or made by other
-processes stay in main memory; a thread may make their batches ahead of the steps. Clients' states
-may stay between turns.
+processes stay in main memory. Clients' states may stay between turns.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -25,11 +20,10 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 DEVICES = {"cuda"}  # a test adds the CPU, where the same code must give the same bits
-_AHEAD = 2  # steps
 
 
 def on_gpu(device: torch.device) -> bool:
-    """Returns whether batches may be made on a device, or ahead of its steps."""
+    """Returns whether batches may be made on a device."""
     return device.type in DEVICES
 
 
@@ -136,30 +130,3 @@ class Residents:
             client.offload()
         if self._device is not None and self._device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-@contextmanager
-def ahead(groups: Iterator[_T], device: torch.device) -> Iterator[Iterator[_T]]:
-    """Gives an iterator's values and errors in their order; a thread makes them two ahead.
-
-    The thread ends with the block.
-
-    Example:
-        >>> with ahead(iter("abc"), torch.device("cpu")) as letters:
-        ...     "".join(letters)
-        'abc'
-    """
-    end = object()
-    begin = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
-    pool = ThreadPoolExecutor(1, "batches", begin)
-
-    def made() -> Iterator[_T]:
-        waiting = deque(pool.submit(next, groups, end) for _ in range(_AHEAD))
-        while (group := waiting.popleft().result()) is not end:
-            waiting.append(pool.submit(next, groups, end))
-            yield group  # type: ignore[misc]
-
-    try:
-        yield made()
-    finally:
-        pool.shutdown(cancel_futures=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from itertools import chain, count, islice
 from typing import Literal, TypeVar, Unpack
@@ -37,7 +36,7 @@ from medfed.federation.client import (
     Split,
     TrainOptions,
 )
-from medfed.federation.engine.batches import Residents, ahead, on_gpu
+from medfed.federation.engine.batches import Residents, on_gpu
 from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedForward, size_of
 from medfed.federation.engine.graphs import GraphedSteps, obstacle
 from medfed.federation.engine.private import Drawable
@@ -169,13 +168,9 @@ class LocalTrainer:
         stream = _endless(self._groups, data, seed)
         if self.gradients.private is not None:
             self.gradients.private.begin(_drawable(data), seed)
-        step, device = self._stepper(plan, how, stream), self.model.device
-        groups = islice(stream, steps)
-        # A method's functions may take more batches than there are steps.
-        early = self.budget.prefetch and not (how.get("direction") or how.get("after_step"))
-        source = ahead(groups, device) if early and self._prefetches(data) else nullcontext(groups)
-        with self.model.training(), globals_seeded(seed, device), source as ready:
-            losses = [step(group) for group in ready]
+        step = self._stepper(plan, how, stream)
+        with self.model.training(), globals_seeded(seed, self.model.device):
+            losses = [step(group) for group in islice(stream, steps)]
         return sum(map(float, losses)) / steps  # read at the end: a GPU would wait at every step
 
     def _stepper(self, plan: TrainableSet, how: TrainOptions, stream: Groups) -> Step:
@@ -231,15 +226,6 @@ class LocalTrainer:
         if (key, reason) not in self._said:
             self._said.add((key, reason))
             _log.warning("local.%s=true has no effect on some steps: %s.", key, reason)
-
-    def _prefetches(self, data: ClientData) -> bool:
-        if not on_gpu(self.model.device):
-            self._say_once("prefetch", "the network is on no GPU")
-            return False
-        if self.gradients.private or self.residents.of(data) is not data:
-            return False
-        # Looked up in the class: a user's wrapper may pass it on.
-        return hasattr(type(data), "may_run_ahead") and bool(data.may_run_ahead)  # type: ignore[attr-defined]
 
     def _descend(self, plan: TrainableSet) -> None:
         # The norm covers all trained parameters, over all groups.
