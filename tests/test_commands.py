@@ -111,11 +111,10 @@ HOSTILE = {
     "train algorithm.strength=-1": "algorithm.strength must not be negative, not -1",
     "train algorithm=ditto algorithm.strength=-1": "strength",
     "train algorithm=fedpd cohort.fraction=0.5": "FedPD needs all clients in every round",
-    "report here": "'here' is no override; write key=value.",
-    "report runs=here": "no finished run",
-    "report runs=[here,other]": "runs=other is no folder; name one that holds finished runs.",
-    "evaluate run=here": "(it has no config.yaml); name one that a run has printed.",
-    "audit run=here": "(it has no config.yaml); name one that a run has printed.",
+    "report here": "no finished run",
+    "report here other": "runs=other is no folder; name one that holds finished runs.",
+    "evaluate here": "(it has no config.yaml); name one that a run has printed.",
+    "audit here": "(it has no config.yaml); name one that a run has printed.",
     "audit run=here shadow=4": "Unknown key 'shadow' (did you mean shadows?)",
 }
 TABLE = "train data=breast_cancer model=mlp partition=round_robin algorithm=fedavg"

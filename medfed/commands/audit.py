@@ -16,7 +16,7 @@ from medfed.records.places import refuse_full
 from medfed.standalone.files import writing
 
 
-@Command("audit")
+@Command("audit", folders="run")
 def main(config: Section) -> None:
     """Attacks the run, writes the page and prints its sentences."""
     folder = Path(str(config.run))

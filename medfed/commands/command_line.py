@@ -62,6 +62,13 @@ def without_hydra(
     return decorate
 
 
+def _is_folder(argument: str) -> bool:
+    """Whether an argument has no key; folders may have = in their names, and keys no slash."""
+    key, assigns, _ = argument.partition("=")
+    removes = argument.startswith("~") and not argument.startswith("~/")
+    return not (assigns or removes) or ("/" in key and os.path.exists(argument))
+
+
 _COMMANDS: dict[str, Command] = {}
 
 
@@ -73,6 +80,9 @@ class Command:
     # Further checks of the configurations; its second argument says whether they are a sweep.
     check: Check | None = None
     runs: bool = False  # whether its function gets a RunDescription, otherwise the keys
+    folders: str = (
+        ""  # the key of arguments without a key, which are folders; empty: there are none
+    )
     trains: bool = False  # whether it makes the folder of a run, which must be new or empty
 
     def __call__(self, run: Run) -> Main:
@@ -87,6 +97,15 @@ class Command:
                 _start(self, arguments)
 
         return main
+
+    def with_keys(self, arguments: Sequence[str]) -> list[str]:
+        """Returns a command line in which folders have the key that they belong to."""
+        plain = [a for a in arguments if self.folders and _is_folder(a)]
+        if not plain:
+            return list(arguments)
+        listed = ",".join(map(literal, plain))
+        value = listed if len(plain) == 1 else f"[{listed}]"
+        return [*(a for a in arguments if a not in plain), f"{self.folders}={value}"]
 
     def read(self, source: dict[str, Any], overrides: Sequence[str]) -> Any:
         """Checks a configuration; returns it as the command's function takes it."""
@@ -180,7 +199,7 @@ def _start(command: Command, arguments: Sequence[str] | None) -> None:
         if workers and not sweeps:
             named = f"{WORKERS}={workers}"
             raise errors.ConfigError(f"{named} is for a sweep; add -m, or leave {named} out.")
-        overrides = to_hydra_overrides(words, sweeps)
+        overrides = to_hydra_overrides(command.with_keys(words), sweeps)
         sys.argv[1:] = ["-m"] * flags.multirun + overrides
         compositions = compose_all(overrides, command.name)
         if (several := compositions[0].sweep) and not sweeps:

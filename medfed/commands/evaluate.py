@@ -48,7 +48,7 @@ def across(config: Section, folder: Path) -> None:
     show_across(measure_across(folder, str(config.split)), folder, str(config.split))
 
 
-@Command("evaluate")
+@Command("evaluate", folders="run")
 def main(config: Section) -> None:
     """Evaluates the run and prints the table of its clients, or of hospitals that join it."""
     folder = Path(str(config.run))

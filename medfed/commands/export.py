@@ -6,7 +6,7 @@ from medfed.commands.command_line import Command
 from medfed.config.sections import Section
 
 
-@Command("export")
+@Command("export", folders="run")
 def main(config: Section) -> None:
     """Writes a bundle per client and prints their sizes and metrics."""
     # Imported here, so that --help and errors in the configuration appear at once.

@@ -12,7 +12,7 @@ from medfed.commands.command_line import Command
 from medfed.config.sections import Section, listed
 
 
-@Command("report")
+@Command("report", folders="runs")
 def main(config: Section) -> None:
     """Writes the page, tables and pictures, and prints the table."""
     # Imported here, so that --help and errors in the configuration appear at once.

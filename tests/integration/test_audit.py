@@ -150,7 +150,7 @@ def test_a_convolution_gives_no_row_exactly(tmp_path):
 def test_the_command_writes_a_page_and_never_over_it(ditto, measured, capsys):
     logging.getLogger().handlers.clear()
     before = {n: (ditto / n).read_bytes() for n in left_in(ditto)}
-    main(["audit", f"run={ditto}", "shadows=4", "rounds=1"])
+    main(["audit", str(ditto), "shadows=4", "rounds=1"])
     text = capsys.readouterr().out
     assert "Trains 4 federations of " in text
     assert "guessed from the personal model: AUC" in text
@@ -169,7 +169,7 @@ def test_a_page_that_cannot_be_kept_is_refused_before_any_training(ditto, tmp_pa
     (tmp_path / "file").touch()
     before = left_in(ditto)
     with pytest.raises(SystemExit):
-        main(["audit", f"run={ditto}", f"out={tmp_path / 'file' / 'page'}"])
+        main(["audit", str(ditto), f"out={tmp_path / 'file' / 'page'}"])
     told = capsys.readouterr()
     assert "Cannot write" in told.err
     assert "choose another out=FOLDER." in told.err
@@ -203,7 +203,7 @@ def test_names_on_the_page_are_no_markup(measured, tmp_path):
 )
 def test_mistakes_are_one_sentence(ditto, key, message, capsys):
     with pytest.raises(SystemExit):
-        main(["audit", f"run={ditto}", key])
+        main(["audit", str(ditto), key])
     assert message in capsys.readouterr().err
 
 

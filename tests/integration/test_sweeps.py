@@ -93,7 +93,7 @@ def test_a_run_has_a_line_and_what_all_runs_say_is_said_once(one_by_one):
 
 def test_the_command_that_the_end_names_takes_the_folder(one_by_one, capsys, tmp_path):
     folder = one_by_one[0]
-    main(["report", f"runs={folder}", f"out={tmp_path}", "figures=false"])
+    main(["report", str(folder), f"out={tmp_path}", "figures=false"])
     assert "lr=0.1" in capsys.readouterr().out
     assert (tmp_path / "comparison.csv").is_file()
 
