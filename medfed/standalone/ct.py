@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -247,9 +248,10 @@ def read_points(path: Path, last: str | None) -> dict[str, Candidates]:
         what = f"{path} needs the columns {', '.join(wanted)}, but has {', '.join(header)}"
         raise DataError(f"{what}; give it the header line of LUNA16.")
     series_at, *number_at = (header.index(name) for name in wanted)
+    of_row = itemgetter(*number_at)
     for number, row in enumerate(rows, start=1):
         try:
-            numbers.extend([float(row[at]) for at in number_at])
+            numbers.extend(map(float, of_row(row)))
             scan.append(names.setdefault(row[series_at].strip(), len(names)))
         except (ValueError, IndexError):
             raise DataError(
@@ -276,7 +278,7 @@ def find_scans(path: Path) -> dict[str, Path]:
     scans: dict[str, Path] = {}
     inner = (sorted(path.glob("/".join(["subset*"] * depth))) for depth in (1, 2, 3))
     folders = [path, *filter(Path.is_dir, chain.from_iterable(inner))]
-    for header in (file for folder in folders for file in sorted(folder.glob("*"))):
+    for header in [file for folder in folders for file in sorted(folder.glob("*"))]:
         if header.suffix.lower() not in (".mhd", ".mha") or not is_visible(header.name):
             continue
         series = header.name[: -len(".mhd")]  # series ids contain dots

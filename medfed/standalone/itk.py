@@ -204,7 +204,8 @@ def _length(reader: Any) -> int:
 
 def _head(path: Path) -> bytes:
     """The beginning of a file."""
-    refuse_special(path)
+    if not path.is_file():
+        refuse_special(path)
     with intact(path), path.open("rb") as file:
         return file.read(_HEADER_BYTES)
 

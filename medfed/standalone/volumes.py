@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 # Of a file: its sizes, how many values a voxel has, and (4, 4) from its voxels to mm in RAS.
 Header = tuple[tuple[int, ...], int, NDArray[np.float64]]
 SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
-_PAIR = (".hdr", ".img")
+_PAIR = {".hdr": [".img"], ".img": [".hdr"]}
 _SHEAR = 0.01  # cosine between two axes, about half a degree
 _APART = 0.1  # voxels by which the corners of two grids may differ
 
@@ -91,17 +91,20 @@ def existing(paths: Iterable[Path]) -> list[Path]:
 
 def files_of(path: Path, series: Sequence[str] = ()) -> list[Path]:
     """Lists the files that make up a volume: those of a DICOM series, a header and its voxels."""
-    if path.is_dir():
-        return dicom.files(path, series)
-    if path.suffix.lower() == ".mhd":
-        return list(dict.fromkeys([path, itk.source_of(path).file]))
-    pair = _PAIR if path.suffix in _PAIR else ()
-    return [path, *(path.with_suffix(s) for s in pair if s != path.suffix)]
+    return files_of_case([path], series)
 
 
 def files_of_case(files: Iterable[Path], series: Sequence[str] = ()) -> list[Path]:
     """Lists all files that the volumes of a case are made of."""
-    return [file for path in files for file in files_of(path, series)]
+    every: list[Path] = []
+    for path in files:
+        if path.is_dir():
+            every += dicom.files(path, series)
+        elif path.suffix.lower() == ".mhd":
+            every += dict.fromkeys([path, itk.source_of(path).file])
+        else:
+            every += [path, *map(path.with_suffix, _PAIR.get(path.suffix, ()))]
+    return every
 
 
 def read_geometry(path: Path, towards: str = "RAS", series: Sequence[str] = ()) -> Geometry:

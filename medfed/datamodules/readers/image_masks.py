@@ -144,7 +144,8 @@ class ImageMasksReader(VolumeReader):
         self.regions = tuple(self._values)
         columns = {"image": image, "mask": mask, "patient": patient, "centre": centre}
         pairs = _list_pairs(path, columns, patient_pattern, unplaced, self._others)
-        self.color = _one_color(pairs, color)
+        self.color, sizes = _one_color(pairs, color)
+        self._sizes = {file: pictures.scaled(of, scale) for file, of in sizes.items()}
         self._pairs: dict[str, list[Pair]] = {}  # those of each patient
         for pair in pairs:
             self._pairs.setdefault(pair.patient, []).append(pair)
@@ -175,9 +176,9 @@ class ImageMasksReader(VolumeReader):
 
     def shape(self, patient: Patient) -> tuple[int, ...]:
         """See `VolumeReader.shape`: width, height and number of pictures."""
-        sizes = [pictures.picture_header(pair.image)[:2] for pair in self._pairs[patient.id]]
+        sizes = [self._sizes[pair.image] for pair in self._pairs[patient.id]]
         width, height = (max(sides) for sides in zip(*sizes, strict=True))
-        return (*pictures.scaled((width, height), self.scale), len(sizes))
+        return width, height, len(sizes)
 
     def spacing(self, patient: Patient) -> tuple[float, ...]:
         """See `Reader.spacing`: it is unknown for pictures."""
@@ -206,15 +207,15 @@ class ImageMasksReader(VolumeReader):
         mask = pictures.read_mask(file)
         values = np.unique(mask).tolist()
         if self._known:
-            strange = [v for v in values if v and v not in self._known]
+            strange = sorted({*values} - {0, *self._known})
         else:
             strange = values[1:] if values[-1] in _WHITE and len(values) > 2 else []
-            strange = strange or [v for v in values[-1:] if v not in (0, *_WHITE)]
+            strange = strange or sorted({values[-1]} - {0, *_WHITE})
         if strange:
             raise DataError(_strange(file, values, strange, sorted({0, *self._known})))
-        mask = pictures.shrink_mask(mask, self.scale)
+        mask = pictures.upright(pictures.shrink_mask(mask, self.scale))
         regions = [np.isin(mask, v) if v else mask != 0 for v in self._values.values()]
-        return pictures.upright(np.stack(regions).astype(np.uint8))
+        return np.stack(regions).astype(np.uint8)
 
 
 def _region_values(
@@ -246,23 +247,28 @@ def _strange(file: Path, values: list[int], strange: list[int], known: list[int]
     return f"{what}. Check the mask, or {mend}."
 
 
-def _one_color(pairs: Sequence[Pair], wanted: Color | None) -> Color:
-    """Checks that masks fit their pictures, and that all pictures are grey, or all coloured."""
+def _one_color(
+    pairs: Sequence[Pair], wanted: Color | None
+) -> tuple[Color, dict[Path, tuple[int, int]]]:
+    """Checks that masks fit their pictures, and that all pictures are grey, or all coloured.
+
+    Also returns the width and height of every picture.
+    """
     of: dict[Color, Path] = {}
+    sizes: dict[Path, tuple[int, int]] = {}
     for pair in pairs:
         width, height, color = pictures.picture_header(pair.image)
         of.setdefault(color, pair.image)
+        sizes[pair.image] = width, height
         if (size := pictures.picture_header(pair.mask)[:2]) != (width, height):
             raise DataError(
                 f"{pair.mask} has {size[0]} x {size[1]} pixels, but {pair.image} has {width} x "
                 f"{height}; a mask must have the size of its picture."
             )
-    if wanted is not None:
-        return wanted
-    if len(of) > 1:
+    if wanted is None and len(of) > 1:
         what = f"{of['grey']} is grey and {of['rgb']} has colours"
         raise DataError(f"{what}; set data.reader.color=grey or data.reader.color=rgb for all.")
-    return next(iter(of))
+    return wanted or next(iter(of)), sizes
 
 
 def _files(pairs: Sequence[Pair]) -> Iterator[tuple[str, Path]]:

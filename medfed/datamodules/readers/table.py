@@ -34,17 +34,20 @@ def find_kinds(
     if auto and categorical != "auto":
         where = f"{sheet.path}, data.categorical: "
         declared = check_names("column", categorical, names, where)
-    left_out, categories, coded = dict[str, str](), {}, {}
+    left_out, categories = dict[str, str](), {}
+    texts_of = {name: sheet.texts(name) for name in names if name not in declared}
+    known_of = {name: dict.fromkeys(texts) for name, texts in texts_of.items()}
+    for known in known_of.values():
+        known.pop(None, None)
+    codes = {name: code_among(known) for name, known in known_of.items()}
+    coded = {name: code for name, code in codes.items() if code}
     for name in names:
         if name in declared:
             categories[name] = _named(sheet, name)
             continue
-        texts = sheet.texts(name)
-        known = dict.fromkeys(text for text in texts if text is not None)
-        if code := code_among(known):
-            coded[name] = code
         if not auto:
             continue
+        texts, known = texts_of[name], known_of[name]
         rows = len(texts) - texts.count(None)
         first = int(texts[:1] == ["1"])
         numbered = texts == [str(n) for n in range(first, first + len(texts))]
@@ -350,9 +353,9 @@ def _accounts_of(sheet: Sheet, names: Sequence[str], categories: Categories) -> 
     }
     lacking: dict[str, tuple[int, str]] = {}
     for name in names:
-        lacks = sheet.lacks if name in categories else sheet.lacks_number
-        for number, text in zip(sheet.numbers, sheet[name], strict=True):
-            if lacks(text):
+        missing = sheet.lacking(name, () if name in categories else csv_files.MISSING)
+        for number, text, lacks in zip(sheet.numbers, sheet[name], missing, strict=True):
+            if lacks:
                 why = f"missing ({text})" if text else "empty"
                 first = f"{name[:60]} in data row {number}"
                 count, example = lacking.get(why, (0, first))
