@@ -31,17 +31,10 @@ from medfed.datamodules.planning import Agreed, Planning, facts_of
 from medfed.datamodules.plans import ClientPlan, by_id, has_channels, labels_of_clients, match_files
 from medfed.standalone.files import sha256
 from medfed.standalone.normalization import Rule, rules_of
-from medfed.standalone.preparation import (
-    BLANK,
-    Preparation,
-    axial,
-    brain_slices,
-    millimetres,
-    on_grid,
-    plane_of,
-    with_neighbours,
-)
-from medfed.standalone.volumes import files_of, files_of_case, read_volume
+from medfed.standalone.preparation import BLANK, Preparation, millimetres, on_grid
+from medfed.standalone.slices import axial, brain_slices, plane_of, with_neighbours
+from medfed.standalone.volume_files import files_of, files_of_case
+from medfed.standalone.volumes import read_volume
 
 log = logging.getLogger(__name__)
 _ALIKE = 1.1  # voxels of hospitals differ if their medians' ratio along an axis is larger

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 # Of a file: its sizes, how many values a voxel has, and (4, 4) from its voxels to mm in RAS.
 Header = tuple[tuple[int, ...], int, NDArray[np.float64]]
-SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
-_PAIR = {".hdr": [".img"], ".img": [".hdr"]}
 _SHEAR = 0.01  # cosine between two axes, about half a degree
 _APART = 0.1  # voxels by which the corners of two grids may differ
 
@@ -57,54 +55,6 @@ class Volume(NamedTuple):
 
     voxels: Tensor  # (C, H, W, D) float32, contiguous, RAS
     geometry: Geometry  # where they lie
-
-
-def is_volume(path: Path) -> bool:
-    """Says whether a path is, by its name, a volume: a file, or the folder of a DICOM series."""
-    return bool(suffix_of(path)) or (path.is_dir() and dicom.is_series(path))
-
-
-def suffix_of(path: Path) -> str:
-    """Returns the suffix of a volume's file, both parts of ``.nii.gz``; empty for other files.
-
-    Example:
-        >>> suffix_of(Path("a.b.nii.gz")), suffix_of(Path("a.mha")), suffix_of(Path("a.png"))
-        ('.nii.gz', '.mha', '')
-    """
-    return next((s for s in SUFFIXES if path.name.lower().endswith(s)), "")
-
-
-def stem_of(path: Path) -> str:
-    """Returns the name of a volume without its suffix."""
-    return path.name[: len(path.name) - len(suffix_of(path))]
-
-
-def existing(paths: Iterable[Path]) -> list[Path]:
-    """Returns the volumes that exist: files, and folders that hold anything.
-
-    Example:
-        >>> existing([Path("no_such_scan.nii.gz")])
-        []
-    """
-    return [p for p in paths if (any(p.iterdir()) if p.is_dir() else p.exists())]
-
-
-def files_of(path: Path, series: Sequence[str] = ()) -> list[Path]:
-    """Lists the files that make up a volume: those of a DICOM series, a header and its voxels."""
-    return files_of_case([path], series)
-
-
-def files_of_case(files: Iterable[Path], series: Sequence[str] = ()) -> list[Path]:
-    """Lists all files that the volumes of a case are made of."""
-    every: list[Path] = []
-    for path in files:
-        if path.is_dir():
-            every += dicom.files(path, series)
-        elif path.suffix.lower() == ".mhd":
-            every += dict.fromkeys([path, itk.source_of(path).file])
-        else:
-            every += [path, *map(path.with_suffix, _PAIR.get(path.suffix, ()))]
-    return every
 
 
 def read_geometry(path: Path, towards: str = "RAS", series: Sequence[str] = ()) -> Geometry:

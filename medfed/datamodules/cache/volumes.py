@@ -22,7 +22,7 @@ from medfed.datamodules.readers.account import Account, account_of
 from medfed.datamodules.readers.base import expanded
 from medfed.standalone import dicom
 from medfed.standalone.preparation import Preparation, bounding_box, one_thread
-from medfed.standalone.volumes import files_of_case
+from medfed.standalone.volume_files import files_of_case
 
 
 def read_case(

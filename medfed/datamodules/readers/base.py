@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from medfed.standalone.errors import ConfigError, did_you_mean, few
-from medfed.standalone.volumes import SUFFIXES
+from medfed.standalone.volume_files import SUFFIXES
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,7 @@ from medfed.datamodules.readers import looks, trees
 from medfed.datamodules.readers.cases import CaseReader, as_names
 from medfed.datamodules.readers.centres import hospitals_of, read_json
 from medfed.standalone.names import fold as fold_name
-from medfed.standalone.volumes import SUFFIXES, existing
+from medfed.standalone.volume_files import SUFFIXES, existing
 
 Regions = dict[str, tuple[int, ...]]
 Wanted = Mapping[str, Sequence[int]] | Sequence[str]  # values by region, or names
