@@ -7,13 +7,33 @@ regions are divided evenly among a patient's regions, so a small one appears as 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from medfed.datamodules.cache.store import Arrays
 from medfed.datamodules.client_data import Block, Rows
 from medfed.datamodules.extending import *
-from medfed.standalone.preparation import bounding_box
+from medfed.standalone.preparation import bounding_box, on_grid
+
+
+class PreparedCase(NamedTuple):
+    """A case as a client's network sees it."""
+
+    image: Tensor  # (C, h, w, d); channels that the client or the case lacks are 0
+    label: Tensor  # (R, H, W, D) on the grid of its file
+    brain: Tensor  # (h, w, d) bool, true if any channel is not 0
+    present: Tensor  # (C,) bool, the channels that are there
+    grid: Tensor | None  # (4, 4) from the label's voxels to the image's; None if they are the same
+    # (3,) mm between the label's voxels; None if it was not read with the image.
+    spacing: Tensor | None
+
+    def mask(self) -> Tensor:
+        """Returns the label (R, h, w, d) on the image's grid, by the nearest voxels."""
+        if self.grid is None:
+            return self.label
+        return on_grid(self.label, self.grid.inverse(), self.image.shape[1:], nearest=True)
 
 
 def patch_size_3d(patch_size: Sequence[int], spatial_dims: int) -> tuple[int, int, int]:
@@ -204,20 +224,18 @@ class PatchRows:
 
 
 def fixed_patches(
-    image: Tensor,
-    label: Tensor,
-    brain: Tensor,
-    present: Tensor,
+    case: PreparedCase,
     count: int,
     background_share: float,
     size: tuple[int, int, int],
     slices: int | None,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    """Cuts patches of a volume once, around `sample_centres`; see `FreshPatches`."""
-    centres = sample_centres(label.any(dim=0), brain, count, background_share, size, generator)
-    boxed = (0, 0, 0), tuple(label.shape[1:]), (), present.numpy()
-    volume = BoxedVolume(image.numpy(), None, label.numpy(), *boxed)
+    """Cuts patches of a case once, around `sample_centres`; see `FreshPatches`."""
+    label = case.mask()
+    centres = sample_centres(label.any(dim=0), case.brain, count, background_share, size, generator)
+    boxed = (0, 0, 0), tuple(label.shape[1:]), (), case.present.numpy()
+    volume = BoxedVolume(case.image.numpy(), None, label.numpy(), *boxed)
     at = np.pad(centres.numpy() - np.array(size) // 2, ((0, 0), (1, 0)))  # all of volume 0
     rows, every = PatchRows([volume], at, size, slices=slices).block(), torch.arange(len(at))
     return {n: v if isinstance(v, Tensor) else v.take(every) for n, v in rows.items()}

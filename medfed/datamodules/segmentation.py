@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,12 +26,18 @@ from medfed.datamodules.client_data import (
 from medfed.datamodules.duplicates import Sample, content
 from medfed.datamodules.extending import *
 from medfed.datamodules.one_site import Claims, Half, Merging, OwnData
-from medfed.datamodules.patches import BoxedVolume, FreshPatches, volume_of, volume_of_cache
+from medfed.datamodules.patches import (
+    BoxedVolume,
+    FreshPatches,
+    PreparedCase,
+    volume_of,
+    volume_of_cache,
+)
 from medfed.datamodules.planning import Agreed, Planning, facts_of
 from medfed.datamodules.plans import ClientPlan, by_id, has_channels, labels_of_clients, match_files
 from medfed.standalone.files import sha256
 from medfed.standalone.normalization import Rule, rules_of
-from medfed.standalone.preparation import BLANK, Preparation, millimetres, on_grid
+from medfed.standalone.preparation import BLANK, Preparation, millimetres
 from medfed.standalone.slices import axial, brain_slices, plane_of, with_neighbours
 from medfed.standalone.volume_files import files_of, files_of_case
 from medfed.standalone.volumes import read_volume
@@ -39,24 +45,6 @@ from medfed.standalone.volumes import read_volume
 log = logging.getLogger(__name__)
 _ALIKE = 1.1  # voxels of hospitals differ if their medians' ratio along an axis is larger
 _USUAL = Preparation((Rule("zscore_nonzero"),))
-
-
-class PreparedCase(NamedTuple):
-    """A case as a client's network sees it."""
-
-    image: Tensor  # (C, h, w, d); channels that the client or the case lacks are 0
-    label: Tensor  # (R, H, W, D) on the grid of its file
-    brain: Tensor  # (h, w, d) bool, true if any channel is not 0
-    present: Tensor  # (C,) bool, the channels that are there
-    grid: Tensor | None  # (4, 4) from the label's voxels to the image's; None if they are the same
-    # (3,) mm between the label's voxels; None if it was not read with the image.
-    spacing: Tensor | None
-
-    def mask(self) -> Tensor:
-        """Returns the label (R, h, w, d) on the image's grid, by the nearest voxels."""
-        if self.grid is None:
-            return self.label
-        return on_grid(self.label, self.grid.inverse(), self.image.shape[1:], nearest=True)
 
 
 @dataclass(eq=False, repr=False)
@@ -539,10 +527,8 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
 
         `patient`: the position of its patient among the client's.
         """
-        prepared = self.prepared(case, plan)
-        volume = prepared.image, prepared.mask(), prepared.brain, prepared.present
-        of = self.patches_per_patient, self.background_share, self.size
-        cut = patches.fixed_patches(*volume, *of, self._slices, rng)
+        of = self.patches_per_patient, self.background_share, self.size, self._slices
+        cut = patches.fixed_patches(self.prepared(case, plan), *of, rng)
         return {**cut, "case": torch.full((len(cut["image"]),), patient)}
 
     def evaluation_block(self, case: str, patient: int, plan: ClientPlan, every: int = 1) -> Batch:

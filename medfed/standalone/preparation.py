@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,13 +33,6 @@ _UNITS = (
     "what was added, or train with data.normalize=zscore"
 )
 _LEAST = 0.01  # mm between voxels; below it a volume does not fit in memory
-
-
-class Prepared(NamedTuple):
-    """A volume prepared for a network."""
-
-    image: Tensor  # (C, h, w, d) float32
-    grid: Tensor  # (4, 4) float64 from voxels of the scan to voxels of `image`
 
 
 @dataclass(frozen=True)
@@ -79,8 +72,11 @@ class Preparation:
         if below and voxels[below].min() >= 0:
             say_once(path, _UNITS)
 
-    def apply(self, voxels: Tensor, spacing: Sequence[float]) -> Prepared:
-        """Prepares one volume (C, H, W, D) in RAS, perhaps in place."""
+    def apply(self, voxels: Tensor, spacing: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Prepares one volume (C, H, W, D) in RAS, perhaps in place.
+
+        Returns (C, h, w, d) float32, and (4, 4) float64 from the voxels of the scan to these.
+        """
         affine = np.diag([*spacing, 1.0])
         start = np.eye(4)
         if self.crop:
@@ -101,7 +97,7 @@ class Preparation:
             resampled = resample(MetaTensor(image, affine=torch.from_numpy(affine)))
             grid = np.linalg.inv(resampled.affine.numpy()) @ affine @ grid
             image = resampled.as_tensor().float().contiguous()
-        return Prepared(image, torch.from_numpy(grid))
+        return image, torch.from_numpy(grid)
 
     def _box(self, voxels: Tensor) -> tuple[slice, ...]:
         lower = [rule.low if rule.name == "window" else 0.0 for rule in self.rules]

@@ -290,7 +290,8 @@ def read_scan(scan: ScanFiles, facts: Facts, tolerance: float | None) -> Scan:
     if scan.path.is_dir() and not dicom.is_series(scan.path):
         files = _files_by_contrast(scan, facts)
         names, paths = list(files), list(files.values())
-        geometry = volumes.check_same_grid(paths)[0]
+        geometry, *_ = geometries = volumes.read_geometries(paths)
+        volumes.check_same_grid(paths, geometries)
     else:
         geometry = volumes.read_geometry(scan.path)
         names, paths = channels_of(scan.path, geometry.channels, facts), [scan.path]

@@ -131,14 +131,8 @@ def as_stored(array: NDArray[Any], geometry: Geometry) -> NDArray[Any]:
     return np.ascontiguousarray(apply_orientation(array, back))
 
 
-def check_same_grid(paths: Sequence[Path], series: Sequence[str] = ()) -> list[Geometry]:
-    """Checks, from the headers alone, that all volumes of a patient lie on one grid."""
-    geometries = read_geometries(paths, series)
-    _check_one_grid(paths, geometries)
-    return geometries
-
-
-def _check_one_grid(paths: Sequence[Path], geometries: Sequence[Geometry]) -> None:
+def check_same_grid(paths: Sequence[Path], geometries: Sequence[Geometry]) -> None:
+    """Checks that all volumes of a patient lie on one grid."""
     first, geometry = paths[0], geometries[0]
     for path, other in zip(paths[1:], geometries[1:], strict=True):
         if other.shape != geometry.shape:
@@ -159,7 +153,7 @@ def read_together(
     reads = [_by_format(path, series) for path in paths]
     stored = [(header(), voxels()) for header, voxels in reads]
     geometries = [_geometry(path, header) for path, (header, _) in zip(paths, stored, strict=True)]
-    _check_one_grid(paths, geometries)
+    check_same_grid(paths, geometries)
     # Each is taken off the list: its array is free as soon as it is float32.
     return [
         _volume(path, stored.pop(0)[1], geometry, None if n else channels)

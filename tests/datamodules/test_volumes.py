@@ -8,15 +8,8 @@ import pytest
 import SimpleITK as sitk
 
 from medfed.standalone.errors import DataError
-from medfed.standalone.volumes import (
-    as_stored,
-    check_same_grid,
-    files_of,
-    is_volume,
-    read_geometry,
-    read_volume,
-    stem_of,
-)
+from medfed.standalone.volume_files import files_of, is_volume, stem_of
+from medfed.standalone.volumes import as_stored, read_geometry, read_together, read_volume
 from tests.datamodules.volume_files import affine, image_of, noise, write_series, write_volume
 from tests.sweeps import sweep
 
@@ -50,12 +43,12 @@ def test_the_files_of_a_mask_and_of_its_scan_may_differ_in_format(tmp_path):
     """A DICOM series, and a mask on its grid whose axes are stored in another order."""
     write_volume(tmp_path / "scan", noise(), affine())
     write_volume(tmp_path / "mask.nrrd", noise().transpose(2, 0, 1), affine()[:, [2, 0, 1, 3]])
-    check_same_grid([tmp_path / "scan", tmp_path / "mask.nrrd"])
-    scan, mask = (read_volume(tmp_path / name).voxels for name in ("scan", "mask.nrrd"))
+    both = read_together([tmp_path / "scan", tmp_path / "mask.nrrd"])
+    scan, mask = (volume.voxels for volume in both)
     assert scan.equal(mask)
     write_volume(tmp_path / "other.mha", noise(), affine(origin=(-100.0, -90, 30.5)))
     with pytest.raises(DataError, match=r"other\.mha has another affine than .*scan; resample"):
-        check_same_grid([tmp_path / "scan", tmp_path / "other.mha"])
+        read_together([tmp_path / "scan", tmp_path / "other.mha"])
 
 
 def test_values_per_voxel_are_channels(tmp_path):

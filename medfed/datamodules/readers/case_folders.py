@@ -53,7 +53,7 @@ class FolderReader(CaseReader):
         folders = self.case_folders()
         if not folders:
             raise DataError(f"{self.path} has no case folders; set data.path to their parent.")
-        placed = self.placed(sorted(folder.name for folder in folders))
+        placed = self.origins.of(sorted(folder.name for folder in folders))
         return [self._case(folder) for folder in folders if folder.name in placed]
 
     def _case(self, folder: Path) -> Patient:
@@ -103,6 +103,7 @@ class BratsChallengeReader(FolderReader):
         values = {"whole": (1, 2, enhancing), "core": (1, enhancing), "enhancing": (enhancing,)}
         chosen = {name: values[name] for name in check_names("region", regions, list(values))}
         super().__init__(path, FILES, MASK, chosen, channels, values["whole"], **more)
+        self.origins = replace(self.origins, of_brats=True)
 
     def case_folders(self) -> list[Path]:
         """Lists the folders here; of one without images, such as ``HGG``, the folders in it."""
@@ -116,10 +117,6 @@ class BratsChallengeReader(FolderReader):
             if (first := names.setdefault(folder.name, folder)) != folder:
                 raise DataError(f"Case {folder.name} is in {first} and in {folder}; remove one.")
         return cases
-
-    def centres(self, cases: Sequence[str]) -> Mapping[str, str]:
-        """See `CaseReader.centres`."""
-        return super().centres(cases) or institutions(self.path, cases)
 
 
 def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:

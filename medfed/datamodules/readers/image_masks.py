@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks, trees
-from medfed.datamodules.readers.centres import named_centres
+from medfed.datamodules.readers.centres import LISTS, named_centres
 from medfed.datamodules.readers.samples import channel_names
 from medfed.standalone import pictures
 from medfed.standalone.pictures import SUFFIXES, Color
@@ -153,7 +153,7 @@ class ImageMasksReader(VolumeReader):
 
     def indices(self) -> list[Path]:
         """See `Reader.indices`."""
-        return [self._path / name for name in (_INDEX, "centres.json", "centres.csv")]
+        return [self._path / name for name in (_INDEX, *LISTS)]
 
     def patients(self) -> list[Patient]:
         """See `Reader.patients`."""
@@ -268,7 +268,7 @@ def _one_color(
     if wanted is None and len(of) > 1:
         what = f"{of['grey']} is grey and {of['rgb']} has colours"
         raise DataError(f"{what}; set data.reader.color=grey or data.reader.color=rgb for all.")
-    return wanted or next(iter(of)), sizes
+    return next(iter(of)) if wanted is None else wanted, sizes
 
 
 def _files(pairs: Sequence[Pair]) -> Iterator[tuple[str, Path]]:

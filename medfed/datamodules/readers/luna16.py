@@ -15,7 +15,7 @@ from typing import Literal
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.centres import named_centres
+from medfed.datamodules.readers.centres import LISTS, named_centres
 from medfed.standalone import ct
 from medfed.standalone.ct import Candidates, ScanSpec
 from medfed.standalone.files import sha256
@@ -120,7 +120,7 @@ class Luna16Reader(Reader):
 
     def indices(self) -> list[Path]:
         """See `Reader.indices`."""
-        return [self._csv, *(self.path / name for name in ("centres.json", "centres.csv"))]
+        return [self._csv, *(self.path / name for name in LISTS)]
 
     def left(self) -> Mapping[Path, str]:
         """See `Reader.left`."""
@@ -139,10 +139,6 @@ class Luna16Reader(Reader):
             of = centres.get(series)
             patients.append(Patient(series, files, of, counts=self._counts_of(series)))
         return patients
-
-    def spacing(self, patient: Patient) -> tuple[float, ...]:
-        """See `Reader.spacing`."""
-        return self.spacings([patient])[0]
 
     def spacings(self, patients: Sequence[Patient]) -> list[tuple[float, ...]]:
         """See `Reader.spacings`."""

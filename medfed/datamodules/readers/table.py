@@ -36,9 +36,7 @@ def find_kinds(
         declared = check_names("column", categorical, names, where)
     left_out, categories = dict[str, str](), {}
     texts_of = {name: sheet.texts(name) for name in names if name not in declared}
-    known_of = {name: dict.fromkeys(texts) for name, texts in texts_of.items()}
-    for known in known_of.values():
-        known.pop(None, None)
+    known_of = {n: dict.fromkeys(t for t in of if t is not None) for n, of in texts_of.items()}
     codes = {name: code_among(known) for name, known in known_of.items()}
     coded = {name: code for name, code in codes.items() if code}
     for name in names:
