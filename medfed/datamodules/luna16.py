@@ -106,10 +106,8 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
         ranges = [[store.rows(series) for series in plan.patients[split]] for split in SPLITS]
         every, images = store.array("row"), store.path("image")
         seeds = [derive_seed(self.seed, "thin", name, split) for split in SPLITS]
-        chosen = [
-            select_rows(of, labels, plan.shares, seed)
-            for of, seed in zip(ranges, seeds, strict=True)
-        ]
+        draws = zip(ranges, seeds, strict=True)
+        chosen = [select_rows(of, labels, plan.shares, seed) for of, seed in draws]
         for split, (rows, case) in zip(SPLITS, chosen, strict=True):
             series, numbers = [plan.patients[split][i] for i in case], every[rows]
             keys = zip(series, numbers.tolist(), strict=True)

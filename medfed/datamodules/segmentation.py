@@ -26,13 +26,7 @@ from medfed.datamodules.client_data import (
 from medfed.datamodules.duplicates import Sample, content
 from medfed.datamodules.extending import *
 from medfed.datamodules.one_site import Claims, Half, Merging, OwnData
-from medfed.datamodules.patches import (
-    BoxedVolume,
-    FreshPatches,
-    PreparedCase,
-    volume_of,
-    volume_of_cache,
-)
+from medfed.datamodules.patches import BoxedVolume, FreshPatches, PreparedCase
 from medfed.datamodules.planning import Agreed, Planning, facts_of
 from medfed.datamodules.plans import ClientPlan, by_id, has_channels, labels_of_clients, match_files
 from medfed.standalone.files import sha256
@@ -311,8 +305,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
             paths = [path for case in cases for path in case.files.values()]
             files = files_of_case(paths, self.scans.series)
             return {str(path): sha256(path) for path in sorted(set(files))}
-        hashes_of_cases = [self.store.hashes(case.id) for case in cases]
-        return dict(sorted(item for hashes in hashes_of_cases for item in hashes.items()))
+        return dict(sorted(item for c in cases for item in self.store.hashes(c.id).items()))
 
     def unprepared(self, case: str, plan: ClientPlan) -> tuple[Tensor, Tensor, Tensor]:
         """Reads a case's image with its files' grey values, its label, and (C,) what is there."""
@@ -421,8 +414,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         """See the base class."""
         patients = {s: [i for plan in plans.values() for i in plan.patients[s]] for s in SPLITS}
         cases = {s: [case for case, _ in self.cases_among(of)] for s, of in patients.items()}
-        every = iter(self.resampled_shapes([case for of in cases.values() for case in of]))
-        shapes = {split: [*islice(every, len(of))] for split, of in cases.items()}
+        shapes = {split: self.resampled_shapes(of) for split, of in cases.items()}
         self._check_patches(cases["train"], shapes["train"])
         sizes = {split: self._bytes(of, split) for split, of in shapes.items()}
         evaluated = sizes["val"] + sizes["test"]
@@ -493,8 +485,12 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         rng = numpy_rng(self.seed, "places", case)
         if self._mapped and self.store is not None and plan.scanner is None:
             arrays = self.store.arrays(case)
-            return volume_of_cache(arrays, prepared.mask(), prepared.brain, prepared.present, rng)
-        return volume_of(prepared.image, prepared.mask(), prepared.brain, rng, prepared.present)
+            return patches.volume_of_cache(
+                arrays, prepared.mask(), prepared.brain, prepared.present, rng
+            )
+        return patches.volume_of(
+            prepared.image, prepared.mask(), prepared.brain, rng, prepared.present
+        )
 
     def contents(self) -> tuple[str, list[Sample]]:
         """See the base class: the files of the images, byte by byte."""
@@ -547,7 +543,9 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
             grid = None if grid is None else plane_of(grid)
             mm[2] *= every
         count = len(image)
-        beside = {"case": torch.full((count,), patient), "spacing": mm.expand(count, -1)}
+        beside = {"case": torch.full((count,), patient)}
+        if self.millimetres:
+            beside["spacing"] = mm.expand(count, -1)
         beside["present"] = present.repeat_interleave(self.slices).expand(count, -1)
         if grid is not None:
             beside["grid"] = grid.expand(count, *grid.shape)
@@ -596,8 +594,3 @@ class ImageMasksDataModule(SegmentationDataModule):
             "normalization": {"name": self.scans.record()["normalization"]},
             "input": {"kind": "pictures", **self.scans.layout()},
         }
-
-    def evaluation_block(self, case: str, patient: int, plan: ClientPlan, every: int = 1) -> Batch:
-        """See the base class; without the spacing, which is unknown."""
-        block = super().evaluation_block(case, patient, plan, every)
-        return {name: values for name, values in block.items() if name != "spacing"}
