@@ -33,39 +33,33 @@ class Origins:
         return every if (table := expanded(self.sites.get("file"))) is None else [*every, table]
 
     @cached_property
-    def _rows(self) -> list[tuple[str, Place]]:
-        """Case and place of each row of the table."""
+    def _columns(self) -> tuple[Sequence[str], Sequence[str], Sequence[Split | None]]:
+        """Case, hospital and split of each row of the table."""
         sheet = Sheet.read(self.files[-1])
         columns = [name for key in ("case", "centre", "split") if (name := self.sites.get(key))]
         where = f"{sheet.path}, data.reader.sites: "
-        columns = list(check_names("column", columns, sheet.columns, where))
-        cases, centres = (sheet.names(name) for name in columns[:2])
-        splits = official_splits(sheet, columns[2]) if columns[2:] else ()
-        places = zip(centres, splits or [None] * len(cases), strict=True)
-        return list(zip(cases, places, strict=True))
+        case, centre, *split = check_names("column", columns, sheet.columns, where)
+        splits = official_splits(sheet, split[0]) if split else ()
+        return sheet.names(case), sheet.names(centre), splits or [None] * len(sheet)
 
     def of(self, cases: Sequence[str]) -> dict[str, Place]:
         """Returns the place of each case to read: of all, unless a table leaves some out."""
         if not self.sites.get("file"):
-            centres = self._centres(cases)
+            centres: Mapping[str, str] = named_centres(self.folder, cases)
+            if not centres and (key := self.pattern) is not None:
+                centres = {c: search_name("centre", key, c, self.folder / c) for c in cases}
+            elif not centres and self.of_brats:
+                centres = institutions(self.folder, cases)
             return {case: (centres.get(case), None) for case in cases}
-        path, listed = self.files[-1], _listed(self.files[-1], self._rows, cases)
+        path, listed = self.files[-1], _listed(self.files[-1], cases, *self._columns)
         placed = {case: listed[fold(case)] for case in cases if fold(case) in listed}
         left = [case for case in cases if case not in placed]
         if not placed:
-            those = few([name for name, _ in self._rows])
-            what = f"{path} lists no case of {self.folder}; it has {those}"
+            what = f"{path} lists no case of {self.folder}; it has {few(self._columns[0])}"
             raise DataError(f"{what}, and the cases are {few(left)}.")
         if left:
             log.warning("%s does not list %s, which are left out.", path, few(left))
         return placed
-
-    def _centres(self, cases: Sequence[str]) -> Mapping[str, str]:
-        if named := named_centres(self.folder, cases):
-            return named
-        if (key := self.pattern) is not None:
-            return {case: search_name("centre", key, case, self.folder / case) for case in cases}
-        return institutions(self.folder, cases) if self.of_brats else {}
 
 
 def named_centres(folder: Path, cases: Iterable[str]) -> dict[str, str]:
@@ -74,10 +68,11 @@ def named_centres(folder: Path, cases: Iterable[str]) -> dict[str, str]:
     path = next((folder / name for name in LISTS if (folder / name).exists()), None)
     if path is None:
         return {}
-    rows = read_json(path).items() if path.suffix == ".json" else _from_csv(path, cases)
-    if not all(isinstance(name, str) for _, name in rows):
+    rows = [*read_json(path).items()] if path.suffix == ".json" else _from_csv(path, cases)
+    names, places = [name for name, _ in rows], [place for _, place in rows]
+    if not all(isinstance(place, str) for place in places):
         raise DataError(f'{path} must be an object of {{"case": "hospital"}}.')
-    listed = _listed(path, [(case, (centre, None)) for case, centre in rows], cases)
+    listed = _listed(path, cases, names, places, [None] * len(rows))
     centres = {case: str(listed.get(fold(case), ("", None))[0]) for case in cases}
     if lost := next((case for case, centre in centres.items() if not centre), None):
         what = f"{path} names no hospital for case {lost}{did_you_mean(fold(lost), listed)}"
@@ -86,16 +81,14 @@ def named_centres(folder: Path, cases: Iterable[str]) -> dict[str, str]:
 
 
 def _listed(
-    path: Path, rows: Iterable[tuple[str, Place]], cases: Sequence[str]
+    path: Path, cases: Names, names: Names, centres: Names, splits: Sequence[Split | None]
 ) -> dict[str, Place]:
-    """Returns what a file says of each case that it names, by the case's folded name."""
-    known, places = {*map(fold, cases)}, [place for _, place in rows]
-    names = [_case_named(name, known) for name, _ in rows]
-    ids = same(names, f"{path}, cases", "entry {}".format)
-    where = f"{path}, hospitals"
-    centres = same([str(centre) for centre, _ in places], where, lambda at: f"case {ids[at]}")
+    """Returns what the rows of a file say of each case, by the case's folded name."""
+    known = {*map(fold, cases)}
+    ids = same([_case_named(name, known) for name in names], f"{path}, cases", "entry {}".format)
+    centres = same(centres, f"{path}, hospitals", lambda at: f"case {ids[at]}")
     listed = dict[str, Place]()
-    for case, centre, (_, split) in zip(ids, centres, places, strict=True):
+    for case, centre, split in zip(ids, centres, splits, strict=True):
         first = listed.setdefault(case, (centre, split))
         if case in known and first != (centre, split):
             what = f"{path} has case {case} at {first[0]} and at {centre}, or in two splits"
@@ -141,7 +134,7 @@ def _case_named(name: str, cases: Collection[str]) -> str:
     return next((form for form in forms if fold(form) in cases), name)
 
 
-def _from_csv(path: Path, cases: Iterable[str]) -> list[list[str]]:
+def _from_csv(path: Path, cases: Iterable[str]) -> list[tuple[str, Any]]:
     """Pairs of case and hospital, without a header."""
     rows, known = _rows(path), {*map(fold, cases)}
     means = [
@@ -154,7 +147,7 @@ def _from_csv(path: Path, cases: Iterable[str]) -> list[list[str]]:
     for number, row in enumerate(rows[header:], start=1 + header):
         if len(row) != 2:
             raise DataError(f"{path}, line {number}: {len(row)} columns; give case and hospital.")
-    return rows[header:]
+    return [(case, centre) for case, centre in rows[header:]]
 
 
 def _rows(path: Path) -> list[list[str]]:
