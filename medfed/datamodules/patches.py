@@ -124,8 +124,7 @@ def volume_of(
     image: Tensor, label: Tensor, inside: Tensor, rng: Rng, present: Tensor | None = None
 ) -> BoxedVolume:
     """Keeps a volume in memory; patches are centred in regions or `inside` (H, W, D)."""
-    marked = (image != 0).any(dim=0) | (label != 0).any(dim=0)
-    box = bounding_box(marked.numpy())
+    box = bounding_box(((image != 0).any(dim=0) | (label != 0).any(dim=0)).numpy())
     origin, shape = tuple(s.start for s in box), tuple(image.shape[1:])
     places = _places_of(label.numpy(), inside.numpy(), rng)
     there = None if present is None else present.numpy()
@@ -148,8 +147,7 @@ def volume_of_cache(
 
 def _by_slice(volume: Tensor, box: Sequence[slice]) -> NDArray[Any]:
     """(C, h, w, d) of a box, whose slices lie in memory one after the other."""
-    cropped = volume.numpy()[:, *box]
-    return np.ascontiguousarray(cropped.transpose(3, 0, 1, 2)).transpose(1, 2, 3, 0)
+    return np.ascontiguousarray(volume.numpy()[:, *box].transpose(3, 0, 1, 2)).transpose(1, 2, 3, 0)
 
 
 def _places_of(label: NDArray[np.uint8], inside: NDArray[np.bool_], rng: Rng) -> tuple[Places, ...]:
@@ -187,8 +185,7 @@ class PatchRows:
     def shape(self) -> tuple[int, ...]:
         """(N, C, h, w[, d])."""
         many = 1 if self.labels else self.slices or 1
-        sides = self.size[: 3 if self.slices is None else 2]
-        return (len(self.at), self._channels * many, *sides)
+        return (len(self.at), self._channels * many, *self.size[: 3 if self.slices is None else 2])
 
     @property
     def _channels(self) -> int:

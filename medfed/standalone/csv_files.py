@@ -216,11 +216,9 @@ class Sheet:
         gone = sorted({*self.numbers} - {*numbers})
         reason = f"no {name}{' of those named' * (known is not None)}{words}"
         text = "%s: %d of %d rows have no %s%s and are left out: data rows %s."
-        listed = few([*map(str, gone)], 10)
-        log.warning(text, self.path, len(gone), len(self), name, words, listed)
+        log.warning(text, self.path, len(gone), len(self), name, words, few([*map(str, gone)], 10))
         cells = {column: [*compress(of, kept)] for column, of in self.cells.items()}
-        left_out = {**self.left_out, reason: gone}
-        return replace(self, cells=cells, numbers=numbers, left_out=left_out)
+        return replace(self, cells=cells, numbers=numbers, left_out={**self.left_out, reason: gone})
 
     def aged(self, names: Sequence[str]) -> Sheet:
         """Adds columns such as ``years from birth to admission``, by the ISO dates in both."""

@@ -206,10 +206,8 @@ def _resample(block: Patches, first: Ints, grid: Ints, steps: Floats) -> Patches
     # In voxels from the centre: whole steps are exact for every storage order. "nearest", as a
     # rounding error must not push a row beyond the block's end.
     start = -(grid // 2) * steps - first
-    shape = tuple(grid[::-1].tolist())
-    place = block, steps[::-1], start[::-1], shape, np.float64
-    values = affine_transform(*place, order=1, mode="nearest")
-    return np.asarray(np.rint(values), dtype=np.int16)
+    place = block, steps[::-1], start[::-1], tuple(grid[::-1].tolist()), np.float64
+    return np.asarray(np.rint(affine_transform(*place, order=1, mode="nearest")), dtype=np.int16)
 
 
 _WORLD = ("coordX", "coordY", "coordZ")
@@ -268,8 +266,7 @@ def read_points(path: Path, last: str | None) -> dict[str, Candidates]:
     value = table[:, 3] if last else np.zeros(len(table))
     every = Candidates(table[:, :3], value, np.arange(1, len(table) + 1), str(path))
     of = np.array(scan, dtype=np.int64)
-    ends = np.cumsum(np.bincount(of))[:-1]
-    parts = np.split(np.argsort(of, kind="stable"), ends)
+    parts = np.split(np.argsort(of, kind="stable"), np.cumsum(np.bincount(of))[:-1])
     return {name: every.some(rows) for name, rows in zip(names, parts, strict=True)}
 
 

@@ -29,8 +29,7 @@ def with_neighbours(volume: Tensor, count: int) -> Tensor:
         return volume
     depth = volume.shape[3]
     padded = torch.nn.functional.pad(volume, [count // 2, count // 2])
-    shifted = [padded[..., n : n + depth] for n in range(count)]
-    return torch.stack(shifted, dim=1).flatten(0, 1)
+    return torch.stack([padded[..., n : n + depth] for n in range(count)], dim=1).flatten(0, 1)
 
 
 def axial(volume: Tensor, slices: Tensor) -> Tensor:

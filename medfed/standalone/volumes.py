@@ -201,8 +201,7 @@ def masks_of(
             f"{path}: unknown label value {values[strange][0].item():.9g}; known: "
             f"{', '.join(map(str, known))}. Check the mask, or name the values in data.reader."
         )
-    masks = [_is_one_of(codes, values) for values in regions]
-    return torch.stack(masks).to(torch.uint8)
+    return torch.stack([_is_one_of(codes, values) for values in regions]).to(torch.uint8)
 
 
 def _is_one_of(codes: Tensor, values: Sequence[int]) -> Tensor:

@@ -156,8 +156,7 @@ class OnDiskDataModule(FederatedDataModule):
         if (path := self.source) is None:
             return []
         volumes = [file for p in self.patients.values() for file in p.files.values()]
-        taken = files_of_case(volumes, series)
-        return [account_of(path, [*taken, *more], endings, reasons)]
+        return [account_of(path, [*files_of_case(volumes, series), *more], endings, reasons)]
 
 
 @dataclass(eq=False, repr=False)

@@ -115,8 +115,7 @@ class Reader(ABC):
 
         By default those of the first file's voxels to the right, to the front and to the head.
         """
-        first = next(iter(patient.files.values()))
-        return read_geometry(first, series=self.series).spacing
+        return read_geometry(next(iter(patient.files.values())), series=self.series).spacing
 
     def spacings(self, patients: Sequence[Patient]) -> list[tuple[float, ...]]:
         """Reads what `spacing` does, of several patients."""

@@ -42,8 +42,7 @@ class FolderReader(CaseReader):
                 raise ConfigError(f"data.reader.{key} is a map; write data.reader.{key}='{what}'.")
         names = check_names("channel", channels or list(modalities), list(modalities))
         values = {value for region in regions.values() for value in region}
-        known = sorted(values.union(known_labels))
-        super().__init__(path, names, regions, known, **more)
+        super().__init__(path, names, regions, sorted(values.union(known_labels)), **more)
         self._patterns = {**{name: modalities[name] for name in names}, "label": label}
 
     def cases(self) -> list[Patient]:

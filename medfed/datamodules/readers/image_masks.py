@@ -38,8 +38,7 @@ def _list_pairs(
     """Lists pictures and masks, and checks that all files exist."""
     index = path / _INDEX if path.is_dir() else path
     if index.is_file():
-        sheet = Sheet.read(index).placed(columns["centre"], unplaced)
-        pairs = _from_csv(sheet, columns, pattern)
+        pairs = _from_csv(Sheet.read(index).placed(columns["centre"], unplaced), columns, pattern)
     elif (folders := trees.folders_of(path)) is not None:
         pairs = _from_folders(path, folders, pattern)
     else:

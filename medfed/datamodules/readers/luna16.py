@@ -100,8 +100,7 @@ class Luna16Reader(Reader):
             row, value = min(strange)
             what = f"{self._csv}, data row {row}: class {value:g} is unknown"
             raise DataError(f"{what}; known: 0 (non-nodule) and 1 (nodule). Mend the row.")
-        usable = self._usable(points, missing)
-        self._candidates = _subsample(usable, negatives_per_positive, seed)
+        self._candidates = _subsample(self._usable(points, missing), negatives_per_positive, seed)
         self._counts = {"listed": _count(points), "kept": _count(self._candidates)}
         if not self._candidates:
             why = "it has no nodules, and their number decides how many others are kept"
