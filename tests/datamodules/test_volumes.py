@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from itertools import pairwise
+
 import nibabel as nib
 import numpy as np
 import pytest
@@ -72,3 +75,27 @@ def test_slices_may_have_any_name_and_something_beside_them(tmp_path):
     (tmp_path / "s" / "notes.txt").write_text("not a slice")
     assert np.array_equal(read_volume(tmp_path / "s").voxels[0].numpy(), noise())
     assert len(files_of(tmp_path / "s")) == 6
+
+
+def test_the_files_of_a_case_are_read_together_however_many_there_are(tmp_path):
+    """Each module on the way is entered as often for five files as for one."""
+    files = [tmp_path / f"{n}.nii.gz" for n in range(5)]
+    for file in files:
+        write_volume(file, noise(), affine())
+
+    def entered(paths):
+        places = list[str]()
+
+        def watch(frame, event, _):
+            file = frame.f_code.co_filename
+            if event == "call" and "medfed/standalone" in file:
+                places.append(file)
+
+        sys.setprofile(watch)
+        try:
+            read_together(paths)
+        finally:
+            sys.setprofile(None)
+        return [one for one, other in pairwise([*places, ""]) if one != other]
+
+    assert len(entered(files)) == len(entered(files[:1])) > 2
