@@ -14,7 +14,8 @@ import numpy as np
 
 from medfed.standalone import itk
 from medfed.standalone.errors import MedfedError
-from medfed.standalone.volumes import check_finite, files_of, read_volume
+from medfed.standalone.volume_files import files_of
+from medfed.standalone.volumes import check_finite, read_volume
 from tests.odd_sets import Set
 from tests.odd_volumes import Truth, Volume
 

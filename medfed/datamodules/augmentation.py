@@ -243,8 +243,7 @@ def augmented(augment: Augment, image: Tensor, label: Tensor, seed: int) -> tupl
             return augment(image, label, seed)
         if callable(set_state := getattr(augment, "set_random_state", None)):
             set_state(seed=seed)
-        samples = zip(image, label, strict=True)
-        done = [augment({"image": i, "label": y}) for i, y in samples]
+        done = [augment({"image": i, "label": y}) for i, y in zip(image, label, strict=True)]
     images = torch.stack([torch.as_tensor(d["image"]) for d in done]).as_subclass(Tensor)
     labels = torch.stack([torch.as_tensor(d["label"]) for d in done]).as_subclass(Tensor)
     return images.to(image.dtype), labels.to(label.dtype)

@@ -336,8 +336,7 @@ def voxel_counts(label: Tensor) -> Tensor:
         [6.0, 2.0]
     """
     regions = label.bool().transpose(0, 1).flatten(1)
-    background = (~regions.any(dim=0)).sum()
-    return torch.cat([background[None], regions.sum(dim=1)]).float()
+    return torch.cat([(~regions.any(dim=0)).sum()[None], regions.sum(dim=1)]).float()
 
 
 def label_counts(label: Tensor, size: int) -> Tensor:

@@ -31,7 +31,8 @@ from medfed.standalone.csv_files import Sheet, as_number, csv_rows, listed_colum
 from medfed.standalone.errors import ConfigError, DataError, did_you_mean, few
 from medfed.standalone.files import is_visible, slashed, visible_files
 from medfed.standalone.names import fold, same
-from medfed.standalone.volumes import is_volume, read_geometry, stem_of, suffix_of
+from medfed.standalone.volume_files import is_volume, stem_of, suffix_of
+from medfed.standalone.volumes import read_geometry
 
 __all__ = [
     # of Python and NumPy

@@ -237,5 +237,4 @@ def _by_content(data: ImageSet) -> Iterator[Sample]:
     for n, (patient, key) in enumerate(zip(samples.patients, keys, strict=True)):
         if key is not None:
             name = f"{samples.files[n].name} of {patient}" if grouped else patient
-            label = None if continuous else int(samples.labels[n])
-            yield Sample(patient, name, key, label)
+            yield Sample(patient, name, key, None if continuous else int(samples.labels[n]))

@@ -103,14 +103,16 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
     def _client(self, name: str, plan: ClientPlan, store: Store, labels: Index) -> ClientData:
         blocks: dict[Split, Block] = {}
         unit = partial(to_unit, window=self.patches.window)
-        for split in SPLITS:
-            ranges = [store.rows(series) for series in plan.patients[split]]
-            seed = derive_seed(self.seed, "thin", name, split)
-            rows, case = select_rows(ranges, labels, plan.shares, seed)
-            series, numbers = [plan.patients[split][i] for i in case], store.array("row")[rows]
+        ranges = [[store.rows(series) for series in plan.patients[split]] for split in SPLITS]
+        every, images = store.array("row"), store.path("image")
+        seeds = [derive_seed(self.seed, "thin", name, split) for split in SPLITS]
+        draws = zip(ranges, seeds, strict=True)
+        chosen = [select_rows(of, labels, plan.shares, seed) for of, seed in draws]
+        for split, (rows, case) in zip(SPLITS, chosen, strict=True):
+            series, numbers = [plan.patients[split][i] for i in case], every[rows]
             keys = zip(series, numbers.tolist(), strict=True)
             blocks[split] = {
-                "image": client_images(plan, store.path("image"), rows, unit, keys),
+                "image": client_images(plan, images, rows, unit, keys),
                 "label": torch.from_numpy(labels[rows]),
                 "case": torch.from_numpy(case),
             }
@@ -135,18 +137,18 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
         what = f"of the scans that are there all nodules, and {key} others for each"
         return [f"Of {listed:,} candidates {kept:,} are used: {what}."]
 
-    def contents(self) -> tuple[str, Iterator[Sample]]:
+    def contents(self) -> tuple[str, list[Sample]]:
         """See the base class: patches, in HU."""
         assert self.store is not None
         images, labels = self.store.array("image"), self.store.array("label")
-        return "patches", (
+        used = [series for plan in self.plans.values() for series in plan.every]
+        ranges = [self.store.rows(series) for series in used]
+        return "patches", [
             Sample(series, f"candidate {n - rows.start} of {series}", key, int(labels[n]))
-            for plan in self.plans.values()
-            for series in plan.every
-            for rows in [self.store.rows(series)]
+            for series, rows in zip(used, ranges, strict=True)
             for n in rows
             if (key := content(images[n])) is not None
-        )
+        ]
 
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class: patches at candidates on the patient grid, HU windowed to [-1, 1]."""

@@ -7,13 +7,33 @@ regions are divided evenly among a patient's regions, so a small one appears as 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from medfed.datamodules.cache.store import Arrays
 from medfed.datamodules.client_data import Block, Rows
 from medfed.datamodules.extending import *
-from medfed.standalone.preparation import bounding_box
+from medfed.standalone.preparation import bounding_box, on_grid
+
+
+class PreparedCase(NamedTuple):
+    """A case as a client's network sees it."""
+
+    image: Tensor  # (C, h, w, d); channels that the client or the case lacks are 0
+    label: Tensor  # (R, H, W, D) on the grid of its file
+    brain: Tensor  # (h, w, d) bool, true if any channel is not 0
+    present: Tensor  # (C,) bool, the channels that are there
+    grid: Tensor | None  # (4, 4) from the label's voxels to the image's; None if they are the same
+    # (3,) mm between the label's voxels; None if it was not read with the image.
+    spacing: Tensor | None
+
+    def mask(self) -> Tensor:
+        """Returns the label (R, h, w, d) on the image's grid, by the nearest voxels."""
+        if self.grid is None:
+            return self.label
+        return on_grid(self.label, self.grid.inverse(), self.image.shape[1:], nearest=True)
 
 
 def patch_size_3d(patch_size: Sequence[int], spatial_dims: int) -> tuple[int, int, int]:
@@ -104,8 +124,7 @@ def volume_of(
     image: Tensor, label: Tensor, inside: Tensor, rng: Rng, present: Tensor | None = None
 ) -> BoxedVolume:
     """Keeps a volume in memory; patches are centred in regions or `inside` (H, W, D)."""
-    marked = (image != 0).any(dim=0) | (label != 0).any(dim=0)
-    box = bounding_box(marked.numpy())
+    box = bounding_box(((image != 0).any(dim=0) | (label != 0).any(dim=0)).numpy())
     origin, shape = tuple(s.start for s in box), tuple(image.shape[1:])
     places = _places_of(label.numpy(), inside.numpy(), rng)
     there = None if present is None else present.numpy()
@@ -128,8 +147,7 @@ def volume_of_cache(
 
 def _by_slice(volume: Tensor, box: Sequence[slice]) -> NDArray[Any]:
     """(C, h, w, d) of a box, whose slices lie in memory one after the other."""
-    cropped = volume.numpy()[:, *box]
-    return np.ascontiguousarray(cropped.transpose(3, 0, 1, 2)).transpose(1, 2, 3, 0)
+    return np.ascontiguousarray(volume.numpy()[:, *box].transpose(3, 0, 1, 2)).transpose(1, 2, 3, 0)
 
 
 def _places_of(label: NDArray[np.uint8], inside: NDArray[np.bool_], rng: Rng) -> tuple[Places, ...]:
@@ -167,8 +185,7 @@ class PatchRows:
     def shape(self) -> tuple[int, ...]:
         """(N, C, h, w[, d])."""
         many = 1 if self.labels else self.slices or 1
-        sides = self.size[: 3 if self.slices is None else 2]
-        return (len(self.at), self._channels * many, *sides)
+        return (len(self.at), self._channels * many, *self.size[: 3 if self.slices is None else 2])
 
     @property
     def _channels(self) -> int:
@@ -204,20 +221,18 @@ class PatchRows:
 
 
 def fixed_patches(
-    image: Tensor,
-    label: Tensor,
-    brain: Tensor,
-    present: Tensor,
+    case: PreparedCase,
     count: int,
     background_share: float,
     size: tuple[int, int, int],
     slices: int | None,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    """Cuts patches of a volume once, around `sample_centres`; see `FreshPatches`."""
-    centres = sample_centres(label.any(dim=0), brain, count, background_share, size, generator)
-    boxed = (0, 0, 0), tuple(label.shape[1:]), (), present.numpy()
-    volume = BoxedVolume(image.numpy(), None, label.numpy(), *boxed)
+    """Cuts patches of a case once, around `sample_centres`; see `FreshPatches`."""
+    label = case.mask()
+    centres = sample_centres(label.any(dim=0), case.brain, count, background_share, size, generator)
+    boxed = (0, 0, 0), tuple(label.shape[1:]), (), case.present.numpy()
+    volume = BoxedVolume(case.image.numpy(), None, label.numpy(), *boxed)
     at = np.pad(centres.numpy() - np.array(size) // 2, ((0, 0), (1, 0)))  # all of volume 0
     rows, every = PatchRows([volume], at, size, slices=slices).block(), torch.arange(len(at))
     return {n: v if isinstance(v, Tensor) else v.take(every) for n, v in rows.items()}

@@ -61,7 +61,6 @@ def _sheets(data: FederatedDataModule) -> Iterator[Sheet]:
         if file.suffix.lower() == ".csv":
             yield looks.sheet_of(file)
         elif file.suffix.lower() == ".json":
-            content = read_json(file).values()
-            lists = [of for of in content if isinstance(of, list)]
+            lists = [of for of in read_json(file).values() if isinstance(of, list)]
             if entries := [entry for of in lists for entry in of if isinstance(entry, Mapping)]:
                 yield looks.sheet_of_entries(file, entries)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,44 +26,19 @@ from medfed.datamodules.client_data import (
 from medfed.datamodules.duplicates import Sample, content
 from medfed.datamodules.extending import *
 from medfed.datamodules.one_site import Claims, Half, Merging, OwnData
-from medfed.datamodules.patches import BoxedVolume, FreshPatches, volume_of, volume_of_cache
+from medfed.datamodules.patches import BoxedVolume, FreshPatches, PreparedCase
 from medfed.datamodules.planning import Agreed, Planning, facts_of
 from medfed.datamodules.plans import ClientPlan, by_id, has_channels, labels_of_clients, match_files
 from medfed.standalone.files import sha256
 from medfed.standalone.normalization import Rule, rules_of
-from medfed.standalone.preparation import (
-    BLANK,
-    Preparation,
-    axial,
-    brain_slices,
-    millimetres,
-    on_grid,
-    plane_of,
-    with_neighbours,
-)
-from medfed.standalone.volumes import files_of, files_of_case, read_volume
+from medfed.standalone.preparation import BLANK, Preparation, millimetres
+from medfed.standalone.slices import axial, brain_slices, plane_of, with_neighbours
+from medfed.standalone.volume_files import files_of, files_of_case
+from medfed.standalone.volumes import read_volume
 
 log = logging.getLogger(__name__)
 _ALIKE = 1.1  # voxels of hospitals differ if their medians' ratio along an axis is larger
 _USUAL = Preparation((Rule("zscore_nonzero"),))
-
-
-class PreparedCase(NamedTuple):
-    """A case as a client's network sees it."""
-
-    image: Tensor  # (C, h, w, d); channels that the client or the case lacks are 0
-    label: Tensor  # (R, H, W, D) on the grid of its file
-    brain: Tensor  # (h, w, d) bool, true if any channel is not 0
-    present: Tensor  # (C,) bool, the channels that are there
-    grid: Tensor | None  # (4, 4) from the label's voxels to the image's; None if they are the same
-    # (3,) mm between the label's voxels; None if it was not read with the image.
-    spacing: Tensor | None
-
-    def mask(self) -> Tensor:
-        """Returns the label (R, h, w, d) on the image's grid, by the nearest voxels."""
-        if self.grid is None:
-            return self.label
-        return on_grid(self.label, self.grid.inverse(), self.image.shape[1:], nearest=True)
 
 
 @dataclass(eq=False, repr=False)
@@ -330,8 +305,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
             paths = [path for case in cases for path in case.files.values()]
             files = files_of_case(paths, self.scans.series)
             return {str(path): sha256(path) for path in sorted(set(files))}
-        hashes_of_cases = [self.store.hashes(case.id) for case in cases]
-        return dict(sorted(item for hashes in hashes_of_cases for item in hashes.items()))
+        return dict(sorted(item for c in cases for item in self.store.hashes(c.id).items()))
 
     def unprepared(self, case: str, plan: ClientPlan) -> tuple[Tensor, Tensor, Tensor]:
         """Reads a case's image with its files' grey values, its label, and (C,) what is there."""
@@ -440,8 +414,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         """See the base class."""
         patients = {s: [i for plan in plans.values() for i in plan.patients[s]] for s in SPLITS}
         cases = {s: [case for case, _ in self.cases_among(of)] for s, of in patients.items()}
-        every = iter(self.resampled_shapes([case for of in cases.values() for case in of]))
-        shapes = {split: [*islice(every, len(of))] for split, of in cases.items()}
+        shapes = {split: self.resampled_shapes(of) for split, of in cases.items()}
         self._check_patches(cases["train"], shapes["train"])
         sizes = {split: self._bytes(of, split) for split, of in shapes.items()}
         evaluated = sizes["val"] + sizes["test"]
@@ -512,8 +485,12 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         rng = numpy_rng(self.seed, "places", case)
         if self._mapped and self.store is not None and plan.scanner is None:
             arrays = self.store.arrays(case)
-            return volume_of_cache(arrays, prepared.mask(), prepared.brain, prepared.present, rng)
-        return volume_of(prepared.image, prepared.mask(), prepared.brain, rng, prepared.present)
+            return patches.volume_of_cache(
+                arrays, prepared.mask(), prepared.brain, prepared.present, rng
+            )
+        return patches.volume_of(
+            prepared.image, prepared.mask(), prepared.brain, rng, prepared.present
+        )
 
     def contents(self) -> tuple[str, list[Sample]]:
         """See the base class: the files of the images, byte by byte."""
@@ -546,10 +523,8 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
 
         `patient`: the position of its patient among the client's.
         """
-        prepared = self.prepared(case, plan)
-        volume = prepared.image, prepared.mask(), prepared.brain, prepared.present
-        of = self.patches_per_patient, self.background_share, self.size
-        cut = patches.fixed_patches(*volume, *of, self._slices, rng)
+        of = self.patches_per_patient, self.background_share, self.size, self._slices
+        cut = patches.fixed_patches(self.prepared(case, plan), *of, rng)
         return {**cut, "case": torch.full((len(cut["image"]),), patient)}
 
     def evaluation_block(self, case: str, patient: int, plan: ClientPlan, every: int = 1) -> Batch:
@@ -568,7 +543,9 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
             grid = None if grid is None else plane_of(grid)
             mm[2] *= every
         count = len(image)
-        beside = {"case": torch.full((count,), patient), "spacing": mm.expand(count, -1)}
+        beside = {"case": torch.full((count,), patient)}
+        if self.millimetres:
+            beside["spacing"] = mm.expand(count, -1)
         beside["present"] = present.repeat_interleave(self.slices).expand(count, -1)
         if grid is not None:
             beside["grid"] = grid.expand(count, *grid.shape)
@@ -617,8 +594,3 @@ class ImageMasksDataModule(SegmentationDataModule):
             "normalization": {"name": self.scans.record()["normalization"]},
             "input": {"kind": "pictures", **self.scans.layout()},
         }
-
-    def evaluation_block(self, case: str, patient: int, plan: ClientPlan, every: int = 1) -> Batch:
-        """See the base class; without the spacing, which is unknown."""
-        block = super().evaluation_block(case, patient, plan, every)
-        return {name: values for name, values in block.items() if name != "spacing"}

@@ -195,8 +195,7 @@ class Covering:
             return np.array([abs(row["label"] - row["prediction"]) for row in rows], dtype=float)
         # The voxels of a region at its own threshold where it has one.
         predicted = [row.get("predicted/point", row["predicted"]) for row in rows]
-        labelled = [row["labelled"] for row in rows]
-        pairs = np.array([labelled, predicted], dtype=float).T
+        pairs = np.array([[row["labelled"] for row in rows], predicted], dtype=float).T
         logs: Floats = np.log(pairs.reshape(-1, 2) + SMALL)
         return np.abs(logs[:, 0] - logs[:, 1])
 

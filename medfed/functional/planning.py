@@ -174,8 +174,7 @@ class Planner:
         coarsest = 0 if self.axial else int(mm.argmax())
         order = [coarsest, *(axis for axis in range(3) if axis != coarsest)]
         spacing = mm[order]
-        sizes = np.round(cases.extents[:, order] / spacing)
-        median: Floats = np.median(sizes, axis=0)
+        median: Floats = np.median(np.round(cases.extents[:, order] / spacing), axis=0)
         voxels = float(median.prod()) * len(cases.spacings)
         if configuration == "2d":
             order = [axis - (axis > coarsest) for axis in order[1:]]

@@ -135,8 +135,7 @@ def survival_curve(events: Ints, leavings: Ints) -> tuple[Floats, Floats, Floats
         >>> at_risk.tolist(), curve.tolist()
         ([4.0, 3.0, 1.0], [0.75, 0.5, 0.5])
     """
-    gone = events + leavings
-    at_risk = (gone[::-1].cumsum()[::-1]).astype(float)
+    at_risk = ((events + leavings)[::-1].cumsum()[::-1]).astype(float)
     share = np.divide(events, at_risk, out=np.zeros_like(at_risk), where=at_risk > 0)
     curve = np.cumprod(1 - share)
     rest = at_risk * (at_risk - events)

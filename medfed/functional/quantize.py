@@ -220,8 +220,7 @@ def _rest(mu: float, weights: Array, tau: float) -> float:
         return mu + (tau * pull if pull else 0.0)  # not infinity * 0
 
     # The more weights lie below c the lower it rests: the first place that is not above the next.
-    places = range(len(weights))
-    below = bisect_left(places, True, key=lambda n: between(n) <= float(weights[n]))
+    below = bisect_left(range(len(weights)), True, key=lambda n: between(n) <= float(weights[n]))
     rest = max(between(below), float(weights[below - 1])) if below else between(0)
     return rest + 0.0  # no -0
 

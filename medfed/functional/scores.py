@@ -99,8 +99,7 @@ def class_scores(probs: Floats, label: Ints, weights: Floats) -> dict[str, Float
         class 0, and of one class alone balanced accuracy, AUROC and all means over classes.
     """
     k = probs.shape[1]
-    predicted = probs.argmax(1)
-    confusion = sums(weights, label * k + predicted, k * k).reshape(-1, k, k)
+    confusion = sums(weights, label * k + probs.argmax(1), k * k).reshape(-1, k, k)
     hits, true = np.einsum("wkk->wk", confusion), confusion.sum(2)
     chosen, total = confusion.sum(1), weights.sum(1)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -118,8 +117,7 @@ def class_scores(probs: Floats, label: Ints, weights: Floats) -> dict[str, Float
             auroc = area(probs[:, 1], label == 1, weights)
         else:
             rates = macro(recall), macro(specificity), macro(f1)
-            each = [area(probs[:, c], label == c, weights) for c in range(k)]
-            auroc = macro(np.stack(each, 1))
+            auroc = macro(np.stack([area(probs[:, c], label == c, weights) for c in range(k)], 1))
         values = hits.sum(1) / total, macro(recall), auroc, *rates
     values = *values, *proper_scores(probs, label, weights).values()
     return dict(zip(CLASS_SCORES, values, strict=True))

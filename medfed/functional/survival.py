@@ -135,8 +135,7 @@ def survival_scores(
         scores[f"auroc/{horizon:g}"] = area(risk, time <= horizon, ipcw)
         if SURVIVAL.format(f"{cuts[0]:g}") in cases:
             columns = [cases[SURVIVAL.format(f"{cut:g}")] for cut in cuts]
-            curves = np.stack([np.ones(len(time)), *columns])
-            alive = between(curves, cuts, horizon)
+            alive = between(np.stack([np.ones(len(time)), *columns]), cuts, horizon)
             scores[f"brier/{horizon:g}"] = (ipcw * (alive - (time > horizon)) ** 2).sum(1) / total
     return scores
 

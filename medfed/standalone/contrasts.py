@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .errors import DataError
 from .files import is_visible
-from .volumes import existing
+from .volume_files import existing
 
 
 class AbsentFileError(DataError):

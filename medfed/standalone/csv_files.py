@@ -62,8 +62,9 @@ def _rows(path: Path, text: str) -> Iterator[list[str]]:
     if found := _SEPARATOR.match(text):
         text = text[found.end() :]
     rows = csv.reader(StringIO(text, newline=""), strict=True, delimiter=separator)
+    plain = text.isascii() and "'" not in text  # so that every cell is as it was written
     try:
-        yield from ([original(cell) for cell in row] for row in rows if row)
+        yield from (row if plain else list(map(original, row)) for row in rows if row)
     except csv.Error as error:
         why = str(error).replace("unexpected end of data", "a quote is not closed")
         raise DataError(f"{path} cannot be read as CSV ({why}); save it as UTF-8 CSV.") from error
@@ -215,11 +216,9 @@ class Sheet:
         gone = sorted({*self.numbers} - {*numbers})
         reason = f"no {name}{' of those named' * (known is not None)}{words}"
         text = "%s: %d of %d rows have no %s%s and are left out: data rows %s."
-        listed = few([*map(str, gone)], 10)
-        log.warning(text, self.path, len(gone), len(self), name, words, listed)
+        log.warning(text, self.path, len(gone), len(self), name, words, few([*map(str, gone)], 10))
         cells = {column: [*compress(of, kept)] for column, of in self.cells.items()}
-        left_out = {**self.left_out, reason: gone}
-        return replace(self, cells=cells, numbers=numbers, left_out=left_out)
+        return replace(self, cells=cells, numbers=numbers, left_out={**self.left_out, reason: gone})
 
     def aged(self, names: Sequence[str]) -> Sheet:
         """Adds columns such as ``years from birth to admission``, by the ISO dates in both."""
@@ -235,9 +234,9 @@ class Sheet:
 
     def _dates(self, name: str) -> NDArray[Any]:
         dates = np.full(len(self), "NaT", dtype="datetime64[s]")
-        for at, text in enumerate(self[name]):
+        for at, (text, lacks) in enumerate(zip(self[name], self.lacking(name), strict=True)):
             try:
-                if not self.lacks(text):
+                if not lacks:
                     dates[at] = datetime.fromisoformat(text).replace(tzinfo=None)
             except ValueError:
                 what = f", column {name}: {text[:40]!r} is no ISO date, such as 2019-01-31; write "
@@ -247,11 +246,12 @@ class Sheet:
 
     def texts(self, name: str) -> list[str | None]:
         """(N) cells of a column, numbers in one spelling; None for a missing cell."""
-        return [None if self.lacks(text) else tidy(fold(text)) for text in self[name]]
+        texts = list(map(tidy, map(fold, self[name])))
+        return [None if text.lower() in self.missing else text for text in texts]
 
     def words_missing(self, name: str) -> Counter[str]:
         """How many cells of a column hold each word that is read as missing, such as none."""
-        return Counter(t for t in self[name] if t[:1].isalpha() and self.lacks(t))
+        return Counter(t for t in compress(self[name], self.lacking(name)) if t[:1].isalpha())
 
     def named_missing(self, name: str) -> str:
         """The words of `words_missing` in brackets; empty if there are none."""
@@ -265,11 +265,12 @@ class Sheet:
 
     def known(self, name: str, instead: str = _MEND) -> list[str]:
         """The cells of a column that may not be missing: label, patient or centre."""
-        for at, text in enumerate(self[name]):
-            if self.lacks(text):
-                what = "the cell is missing" + f" ({text} counts so)" * bool(text)
-                raise self.bad(at, f", column {name}: {what}; fill it in{instead}.")
-        return self[name]
+        cells, lacking = self[name], self.lacking(name)
+        if any(lacking):
+            text = cells[at := lacking.index(True)]
+            what = "the cell is missing" + f" ({text} counts so)" * bool(text)
+            raise self.bad(at, f", column {name}: {what}; fill it in{instead}.")
+        return cells
 
     def names(self, name: str, instead: str = _MEND, of: Callable[[str], str] = fold) -> list[str]:
         """The names in a column, of labels, patients, hospitals or cases; see `names.same`."""
@@ -282,13 +283,10 @@ class Sheet:
                 break
         return read
 
-    def lacks(self, text: str) -> bool:
-        """Says whether a cell is missing."""
-        return tidy(fold(text)).lower() in self.missing
-
-    def lacks_number(self, text: str) -> bool:
-        """Says whether a cell of a column of numbers is missing: none is no category there."""
-        return self.lacks(text) or tidy(fold(text)).lower() in MISSING
+    def lacking(self, name: str, among: Collection[str] = ()) -> list[bool]:
+        """Says which cells of a column are missing, by the file's words and those in `among`."""
+        words = [text.lower() for text in map(tidy, map(fold, self[name]))]
+        return [word in self.missing or word in among for word in words]
 
     def values(self, names: Sequence[str]) -> NDArray[np.float64]:
         """(N, F) feature cells, NaN for a missing cell."""
@@ -297,7 +295,8 @@ class Sheet:
         commas: dict[str, str] = {}
         limited: list[str] = []
         for column, name in enumerate(names):
-            cells = [(at, t) for at, t in enumerate(self[name]) if not self.lacks_number(t)]
+            lacking = self.lacking(name, MISSING)  # none is no category here
+            cells = [(at, text) for at, text in enumerate(self[name]) if not lacking[at]]
             limits = [_LIMIT.fullmatch(t) if self.limits != "refuse" else None for _, t in cells]
             bare = [m[2] if m else text for m, (_, text) in zip(limits, cells, strict=True)]
             points = self.with_points(bare)

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -205,10 +206,8 @@ def _resample(block: Patches, first: Ints, grid: Ints, steps: Floats) -> Patches
     # In voxels from the centre: whole steps are exact for every storage order. "nearest", as a
     # rounding error must not push a row beyond the block's end.
     start = -(grid // 2) * steps - first
-    shape = tuple(grid[::-1].tolist())
-    place = block, steps[::-1], start[::-1], shape, np.float64
-    values = affine_transform(*place, order=1, mode="nearest")
-    return np.asarray(np.rint(values), dtype=np.int16)
+    place = block, steps[::-1], start[::-1], tuple(grid[::-1].tolist()), np.float64
+    return np.asarray(np.rint(affine_transform(*place, order=1, mode="nearest")), dtype=np.int16)
 
 
 _WORLD = ("coordX", "coordY", "coordZ")
@@ -247,9 +246,10 @@ def read_points(path: Path, last: str | None) -> dict[str, Candidates]:
         what = f"{path} needs the columns {', '.join(wanted)}, but has {', '.join(header)}"
         raise DataError(f"{what}; give it the header line of LUNA16.")
     series_at, *number_at = (header.index(name) for name in wanted)
+    of_row = itemgetter(*number_at)
     for number, row in enumerate(rows, start=1):
         try:
-            numbers.extend([float(row[at]) for at in number_at])
+            numbers.extend(map(float, of_row(row)))
             scan.append(names.setdefault(row[series_at].strip(), len(names)))
         except (ValueError, IndexError):
             raise DataError(
@@ -266,8 +266,7 @@ def read_points(path: Path, last: str | None) -> dict[str, Candidates]:
     value = table[:, 3] if last else np.zeros(len(table))
     every = Candidates(table[:, :3], value, np.arange(1, len(table) + 1), str(path))
     of = np.array(scan, dtype=np.int64)
-    ends = np.cumsum(np.bincount(of))[:-1]
-    parts = np.split(np.argsort(of, kind="stable"), ends)
+    parts = np.split(np.argsort(of, kind="stable"), np.cumsum(np.bincount(of))[:-1])
     return {name: every.some(rows) for name, rows in zip(names, parts, strict=True)}
 
 
@@ -276,7 +275,7 @@ def find_scans(path: Path) -> dict[str, Path]:
     scans: dict[str, Path] = {}
     inner = (sorted(path.glob("/".join(["subset*"] * depth))) for depth in (1, 2, 3))
     folders = [path, *filter(Path.is_dir, chain.from_iterable(inner))]
-    for header in (file for folder in folders for file in sorted(folder.glob("*"))):
+    for header in [file for folder in folders for file in sorted(folder.glob("*"))]:
         if header.suffix.lower() not in (".mhd", ".mha") or not is_visible(header.name):
             continue
         series = header.name[: -len(".mhd")]  # series ids contain dots

@@ -226,5 +226,4 @@ def margins(probabilities: Tensor) -> Tensor:
     """Maps probabilities (R, *spatial) of exclusive regions so that 0.5 is where two are equal."""
     classes = torch.cat([1 - probabilities.sum(0, keepdim=True), probabilities])
     best, second = classes.topk(2, dim=0).values
-    others = torch.where(probabilities == best, second, best)
-    return (1 + probabilities - others) / 2
+    return (1 + probabilities - torch.where(probabilities == best, second, best)) / 2

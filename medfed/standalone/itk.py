@@ -86,8 +86,7 @@ _NAMED = 3  # folders that lines name: data with a folder per patient have thous
 
 def say_once(path: Path, what: str) -> None:
     """Says what is odd about a file, for one file of a folder and the first folders of the data."""
-    data = path.absolute().parents[:3][-1]
-    folders = _SAID.setdefault((data, what), set())
+    folders = _SAID.setdefault((path.absolute().parents[:3][-1], what), set())
     if path.parent not in folders and len(folders) < _NAMED:
         folders.add(path.parent)
         last = " Further such files are not named." if len(folders) == _NAMED else ""
@@ -130,8 +129,7 @@ def voxels(path: Path) -> NDArray[Any]:
     reader, file, start, packed, plain, *_ = source_of(path)
     if plain and reader.GetPixelID() == sitk.sitkInt16:
         # Of a checked length; a disk that fails meanwhile ends the process.
-        mapped = np.memmap(file, "<i2", "r", offset=start, shape=reader.GetSize()[::-1])
-        return np.asarray(mapped).T
+        return np.asarray(np.memmap(file, "<i2", "r", offset=start, shape=reader.GetSize()[::-1])).T
     with intact(file):
         if packed:
             _check_packed(file.read_bytes()[start:], _length(reader))
@@ -204,7 +202,8 @@ def _length(reader: Any) -> int:
 
 def _head(path: Path) -> bytes:
     """The beginning of a file."""
-    refuse_special(path)
+    if not path.is_file():
+        refuse_special(path)
     with intact(path), path.open("rb") as file:
         return file.read(_HEADER_BYTES)
 

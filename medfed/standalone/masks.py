@@ -14,7 +14,8 @@ from torch import Tensor
 
 from .errors import CheckpointError, ConfigError
 from .files import replacing, writing
-from .volumes import Geometry, as_stored, stem_of, suffix_of
+from .volume_files import stem_of, suffix_of
+from .volumes import Geometry, as_stored
 
 Facts = Mapping[str, Any]  # what the training data say of a model
 NIFTI = (".nii.gz", ".nii")

@@ -55,8 +55,7 @@ class Mixture(nn.Module):
             outputs = [self._output(k, x) for k in used]
         whole = len(used) == len(self.canonical)
         membership = self.membership if whole else self.membership[used]
-        heads = zip(*outputs, strict=True)
-        mixtures = [mix_outputs(head, membership, self.activation) for head in heads]
+        mixtures = [mix_outputs(h, membership, self.activation) for h in zip(*outputs, strict=True)]
         return mixtures[0] if len(mixtures) == 1 else mixtures
 
     def _used(self) -> list[int]:

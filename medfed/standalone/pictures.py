@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DataError
-from .files import reading
+from .files import reading, refuse_special
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -117,22 +117,32 @@ def opened(file: Path) -> Iterator[Image.Image]:
     """Opens a picture of one page."""
     from PIL import Image
 
-    of = reading(file, "an image", "mend or remove it", usual="picture")
-    with of, Image.open(file) as picture:
-        if (pages := getattr(picture, "n_frames", 1)) > 1:
-            raise DataError(f"{file} has {pages} pages; save each as a separate picture.")
-        if picture.width * picture.height > _INFLATION * (length := file.stat().st_size):
-            raise DataError(
-                f"{file} cannot hold in {length} bytes the {picture.width} x {picture.height} "
-                "pixels of its header; copy it again or remove it."
-            )
-        tags = getattr(picture, "tag_v2", {})
-        if tags.get(_ORIENTATION) in _TURNED:  # of which Pillow mixes up the rows
-            raise DataError(f"{file} is a TIFF that its orientation tag turns; save it upright.")
-        if tags.get(_PHOTOMETRIC) == 0 and picture.mode[0] in "IF":  # Pillow turns 8 bits alone
-            what = f"{file} stores white as 0 (WhiteIsZero), which is read of 8 bits alone"
-            raise DataError(f"{what}; save it with black as 0.")
-        yield picture
+    if not file.is_file():
+        refuse_special(file)
+    try:
+        with Image.open(file) as picture:
+            _check_readable(file, picture)
+            yield picture
+    except Exception as error:
+        with reading(file, "an image", "mend or remove it", usual="picture"):
+            raise error
+
+
+def _check_readable(file: Path, picture: Image.Image) -> None:
+    """Refuses pictures that Pillow reads in part, wrongly, or into more memory than there is."""
+    if (pages := getattr(picture, "n_frames", 1)) > 1:
+        raise DataError(f"{file} has {pages} pages; save each as a separate picture.")
+    if picture.width * picture.height > _INFLATION * (length := file.stat().st_size):
+        raise DataError(
+            f"{file} cannot hold in {length} bytes the {picture.width} x {picture.height} "
+            "pixels of its header; copy it again or remove it."
+        )
+    tags = getattr(picture, "tag_v2", {})
+    if tags.get(_ORIENTATION) in _TURNED:  # of which Pillow mixes up the rows
+        raise DataError(f"{file} is a TIFF that its orientation tag turns; save it upright.")
+    if tags.get(_PHOTOMETRIC) == 0 and picture.mode[0] in "IF":  # Pillow turns 8 bits alone
+        what = f"{file} stores white as 0 (WhiteIsZero), which is read of 8 bits alone"
+        raise DataError(f"{what}; save it with black as 0.")
 
 
 def scaled(size: Sequence[int], scale: float) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from .errors import CheckpointError, DataError, first_line
 from .inference import Inference, RegionInference
 from .itk import say_once
 from .masks import Facts, largest_part, map_codes
-from .preparation import axial, plane_of, with_neighbours
+from .slices import axial, plane_of, with_neighbours
 
 
 def channels_of(source: Path, count: int, facts: Facts) -> list[str]:

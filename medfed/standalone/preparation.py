@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,13 +33,6 @@ _UNITS = (
     "what was added, or train with data.normalize=zscore"
 )
 _LEAST = 0.01  # mm between voxels; below it a volume does not fit in memory
-
-
-class Prepared(NamedTuple):
-    """A volume prepared for a network."""
-
-    image: Tensor  # (C, h, w, d) float32
-    grid: Tensor  # (4, 4) float64 from voxels of the scan to voxels of `image`
 
 
 @dataclass(frozen=True)
@@ -79,8 +72,11 @@ class Preparation:
         if below and voxels[below].min() >= 0:
             say_once(path, _UNITS)
 
-    def apply(self, voxels: Tensor, spacing: Sequence[float]) -> Prepared:
-        """Prepares one volume (C, H, W, D) in RAS, perhaps in place."""
+    def apply(self, voxels: Tensor, spacing: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Prepares one volume (C, H, W, D) in RAS, perhaps in place.
+
+        Returns (C, h, w, d) float32, and (4, 4) float64 from the voxels of the scan to these.
+        """
         affine = np.diag([*spacing, 1.0])
         start = np.eye(4)
         if self.crop:
@@ -101,7 +97,7 @@ class Preparation:
             resampled = resample(MetaTensor(image, affine=torch.from_numpy(affine)))
             grid = np.linalg.inv(resampled.affine.numpy()) @ affine @ grid
             image = resampled.as_tensor().float().contiguous()
-        return Prepared(image, torch.from_numpy(grid))
+        return image, torch.from_numpy(grid)
 
     def _box(self, voxels: Tensor) -> tuple[slice, ...]:
         lower = [rule.low if rule.name == "window" else 0.0 for rule in self.rules]
@@ -187,45 +183,6 @@ def on_grid(
         resampled[:, outer] = outside.to(resampled)[:, None]
     moved: Tensor = resampled.to(values.dtype)
     return moved
-
-
-def plane_of(grid: Tensor) -> Tensor:
-    """Returns the matrix (3, 3) of the axial slices of a grid (4, 4) that leaves slices in place.
-
-    Example:
-        >>> plane_of(torch.diag(torch.tensor([2.0, 3.0, 1.0, 1.0]))).tolist()
-        [[2.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 1.0]]
-    """
-    kept = [0, 1, 3]
-    return grid[kept][:, kept]
-
-
-def with_neighbours(volume: Tensor, count: int) -> Tensor:
-    """Gives every axial slice of (C, H, W, D) its neighbours as channels; 0 beyond the ends.
-
-    Example:
-        >>> with_neighbours(torch.tensor([[[[1.0, 2.0, 3.0]]]]), 3)[:, 0, 0].tolist()
-        [[0.0, 1.0, 2.0], [1.0, 2.0, 3.0], [2.0, 3.0, 0.0]]
-    """
-    if count == 1:
-        return volume
-    depth = volume.shape[3]
-    padded = torch.nn.functional.pad(volume, [count // 2, count // 2])
-    shifted = [padded[..., n : n + depth] for n in range(count)]
-    return torch.stack(shifted, dim=1).flatten(0, 1)
-
-
-def axial(volume: Tensor, slices: Tensor) -> Tensor:
-    """Stacks axial slices of (C, H, W, D): (S, C, H, W), contiguous."""
-    # By NumPy: PyTorch takes nine times as long to bring the last axis to the front.
-    taken = volume.numpy()[..., slices.numpy()].transpose(3, 0, 1, 2)
-    return torch.from_numpy(np.ascontiguousarray(taken))
-
-
-def brain_slices(brain: Tensor, every: int = 1) -> Tensor:
-    """Chooses axial slices of a brain (H, W, D) by a rule that does not use the label."""
-    slices = brain.flatten(0, 1).any(dim=0).nonzero().ravel()
-    return slices[min(every // 2, max(len(slices) - 1, 0)) :: every]
 
 
 def bounding_box(mask: NDArray[np.bool_]) -> tuple[slice, ...]:

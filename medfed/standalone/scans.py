@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import contrasts, dicom, pictures, volumes
+from . import contrasts, dicom, pictures, volume_files, volumes
 from .errors import DataError, few
 from .files import is_visible
 from .masks import SEG, Facts, label_map, mask_files, named_after, save_like, save_picture
@@ -93,7 +93,7 @@ class ScanFiles:
 
     def files(self) -> list[Path]:
         """Lists the files that it is made of."""
-        return [file for volume in self.parts for file in volumes.files_of(volume)]
+        return volume_files.files_of_case(self.parts)
 
     def target(self, folder: Path, wanted: str | None = None) -> Path:
         """Returns the file of its masks in a folder: NIfTI, or a DICOM SEG."""
@@ -236,13 +236,13 @@ def find_scans(path: Path, facts: Facts, apart_from: Path | None = None) -> list
     """
     if not path.exists():
         raise DataError(f"{path} does not exist; name a scan, or a folder of scans, in input.")
-    kinds = ", ".join(volumes.SUFFIXES)
-    if not path.is_dir() and not volumes.suffix_of(path):
+    kinds = ", ".join(volume_files.SUFFIXES)
+    if not path.is_dir() and not volume_files.suffix_of(path):
         what = f"{path} is no volume ({kinds}, or the folder of a DICOM series)"
         raise DataError(f"{what}; convert the scan.")
 
     def is_one(place: Path) -> bool:
-        return volumes.is_volume(place) or _is_case(place, facts)
+        return volume_files.is_volume(place) or _is_case(place, facts)
 
     def scans_in(place: Path, name: str) -> list[ScanFiles]:
         below = place.relative_to(path)
@@ -251,16 +251,16 @@ def find_scans(path: Path, facts: Facts, apart_from: Path | None = None) -> list
         return cases or [ScanFiles(name.removesuffix("_0000"), place)]  # nnU-Net's only contrast
 
     if is_one(path):
-        return scans_in(path, volumes.stem_of(path.resolve()))
+        return scans_in(path, volume_files.stem_of(path.resolve()))
     inside = [*walk(path, apart_from, is_one)]
-    volume_paths = [p for p in inside if p.is_dir() or volumes.suffix_of(p)]
+    volume_paths = [p for p in inside if p.is_dir() or volume_files.suffix_of(p)]
     if not volume_paths:
         what = f"{path} has no volumes ({kinds}, folders of DICOM series) and no folders of them"
         raise DataError(f"{what}; name the folder with the scans in input.")
     of_headers = {".raw", ".zraw", ".gz"}
     others = [p for p in inside if p not in volume_paths and p.suffix.lower() not in of_headers]
     _say_left_out(path, others, "volumes")
-    stems = {p: p.name if p.is_dir() else volumes.stem_of(p) for p in volume_paths}
+    stems = {p: p.name if p.is_dir() else volume_files.stem_of(p) for p in volume_paths}
     scans = [s for p in volume_paths for s in scans_in(p, _stem_below(p, path, stems[p]))]
     return sorted(scans, key=lambda scan: (scan.id, scan.path.is_dir(), scan.path))
 
@@ -290,7 +290,8 @@ def read_scan(scan: ScanFiles, facts: Facts, tolerance: float | None) -> Scan:
     if scan.path.is_dir() and not dicom.is_series(scan.path):
         files = _files_by_contrast(scan, facts)
         names, paths = list(files), list(files.values())
-        geometry = volumes.check_same_grid(paths)[0]
+        geometry, *_ = geometries = volumes.read_geometries(paths)
+        volumes.check_same_grid(paths, geometries)
     else:
         geometry = volumes.read_geometry(scan.path)
         names, paths = channels_of(scan.path, geometry.channels, facts), [scan.path]
@@ -382,13 +383,13 @@ def _is_case(folder: Path, facts: Facts) -> bool:
 
 
 def _volumes_in(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if is_visible(p.name) and volumes.is_volume(p))
+    return sorted(p for p in folder.iterdir() if is_visible(p.name) and volume_files.is_volume(p))
 
 
 def _patterns(facts: Facts) -> dict[str, Sequence[str]]:
     """File names of the contrasts that the client has: those of the training data, or the usual."""
     known: Mapping[str, contrasts.Pattern] = facts["input"].get("files") or {}
-    ends = (*volumes.SUFFIXES, "")
+    ends = (*volume_files.SUFFIXES, "")
     usual = {n: [*contrasts.FILES.get(n, ()), *(n + end for end in ends)] for n in facts["present"]}
     return {n: contrasts.alternatives(known.get(n, names)) for n, names in usual.items()}
 

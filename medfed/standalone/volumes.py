@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 # Of a file: its sizes, how many values a voxel has, and (4, 4) from its voxels to mm in RAS.
 Header = tuple[tuple[int, ...], int, NDArray[np.float64]]
-SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
-_PAIR = (".hdr", ".img")
 _SHEAR = 0.01  # cosine between two axes, about half a degree
 _APART = 0.1  # voxels by which the corners of two grids may differ
 
@@ -59,54 +57,9 @@ class Volume(NamedTuple):
     geometry: Geometry  # where they lie
 
 
-def is_volume(path: Path) -> bool:
-    """Says whether a path is, by its name, a volume: a file, or the folder of a DICOM series."""
-    return bool(suffix_of(path)) or (path.is_dir() and dicom.is_series(path))
-
-
-def suffix_of(path: Path) -> str:
-    """Returns the suffix of a volume's file, both parts of ``.nii.gz``; empty for other files.
-
-    Example:
-        >>> suffix_of(Path("a.b.nii.gz")), suffix_of(Path("a.mha")), suffix_of(Path("a.png"))
-        ('.nii.gz', '.mha', '')
-    """
-    return next((s for s in SUFFIXES if path.name.lower().endswith(s)), "")
-
-
-def stem_of(path: Path) -> str:
-    """Returns the name of a volume without its suffix."""
-    return path.name[: len(path.name) - len(suffix_of(path))]
-
-
-def existing(paths: Iterable[Path]) -> list[Path]:
-    """Returns the volumes that exist: files, and folders that hold anything.
-
-    Example:
-        >>> existing([Path("no_such_scan.nii.gz")])
-        []
-    """
-    return [p for p in paths if (any(p.iterdir()) if p.is_dir() else p.exists())]
-
-
-def files_of(path: Path, series: Sequence[str] = ()) -> list[Path]:
-    """Lists the files that make up a volume: those of a DICOM series, a header and its voxels."""
-    if path.is_dir():
-        return dicom.files(path, series)
-    if path.suffix.lower() == ".mhd":
-        return list(dict.fromkeys([path, itk.source_of(path).file]))
-    pair = _PAIR if path.suffix in _PAIR else ()
-    return [path, *(path.with_suffix(s) for s in pair if s != path.suffix)]
-
-
-def files_of_case(files: Iterable[Path], series: Sequence[str] = ()) -> list[Path]:
-    """Lists all files that the volumes of a case are made of."""
-    return [file for path in files for file in files_of(path, series)]
-
-
 def read_geometry(path: Path, towards: str = "RAS", series: Sequence[str] = ()) -> Geometry:
     """Reads the header of a volume, and no voxel; its axes run `towards`, the affine to RAS."""
-    return _geometry(path, _by_format(path, "header", series)(), towards)
+    return _geometry(path, _by_format(path, series)[0](), towards)
 
 
 def _geometry(path: Path, header: Header, towards: str = "RAS") -> Geometry:
@@ -132,22 +85,23 @@ def _geometry(path: Path, header: Header, towards: str = "RAS") -> Geometry:
 
 def read_geometries(paths: Sequence[Path], series: Sequence[str] = ()) -> list[Geometry]:
     """Reads the headers of several volumes."""
-    reads = [_by_format(path, "header", series) for path in paths]
+    reads = [_by_format(path, series)[0] for path in paths]
     return list(map(_geometry, paths, [read() for read in reads]))
 
 
 def read_volume(
-    path: Path,
-    channels: Sequence[int] | None = None,
-    geometry: Geometry | None = None,
-    series: Sequence[str] = (),
+    path: Path, channels: Sequence[int] | None = None, series: Sequence[str] = ()
 ) -> Volume:
     """Reads a volume, (C, H, W, D) float32, or some of its values per voxel."""
+    return read_together([path], channels, series)[0]
+
+
+def _volume(
+    path: Path, array: NDArray[Any], geometry: Geometry, channels: Sequence[int] | None
+) -> Volume:
     import torch  # here: the processes that cut patches need none of it
     from nibabel.orientations import apply_orientation
 
-    geometry = geometry or read_geometry(path, series=series)
-    array = stored_voxels(path, series)
     if array.dtype.kind not in "buif":
         raise DataError(f"{path} has voxels of type {array.dtype}; write real numbers.")
     array = apply_orientation(array.reshape(*array.shape[:3], -1), geometry.turn)
@@ -164,10 +118,9 @@ def read_volume(
     return Volume(torch.from_numpy(loaded), geometry)
 
 
-def stored_voxels(path: Path, series: Sequence[str] = ()) -> NDArray[Any]:
+def stored_voxels(path: Path) -> NDArray[Any]:
     """Returns all voxels of a volume, (i, j, k) or (i, j, k, C), in the order of the file."""
-    array: NDArray[Any] = _by_format(path, "voxels", series)()
-    return array
+    return _by_format(path)[1]()
 
 
 def as_stored(array: NDArray[Any], geometry: Geometry) -> NDArray[Any]:
@@ -178,9 +131,8 @@ def as_stored(array: NDArray[Any], geometry: Geometry) -> NDArray[Any]:
     return np.ascontiguousarray(apply_orientation(array, back))
 
 
-def check_same_grid(paths: Sequence[Path], series: Sequence[str] = ()) -> list[Geometry]:
-    """Checks, from the headers alone, that all volumes of a patient lie on one grid."""
-    geometries = read_geometries(paths, series)
+def check_same_grid(paths: Sequence[Path], geometries: Sequence[Geometry]) -> None:
+    """Checks that all volumes of a patient lie on one grid."""
     first, geometry = paths[0], geometries[0]
     for path, other in zip(paths[1:], geometries[1:], strict=True):
         if other.shape != geometry.shape:
@@ -192,16 +144,19 @@ def check_same_grid(paths: Sequence[Path], series: Sequence[str] = ()) -> list[G
         if np.linalg.norm(apart[:3], axis=0).max() > _APART * min(geometry.spacing):
             mend = "resample images and mask of the patient to one grid"
             raise DataError(f"{path} has another affine than {first}; {mend}.")
-    return geometries
 
 
 def read_together(
     paths: Sequence[Path], channels: Sequence[int] | None = None, series: Sequence[str] = ()
 ) -> list[Volume]:
-    """Reads all volumes of a patient, which must lie on one grid."""
-    geometries = check_same_grid(paths, series)
+    """Reads all volumes of a patient, which must lie on one grid; `channels` of the first."""
+    reads = [_by_format(path, series) for path in paths]
+    stored = [(header(), voxels()) for header, voxels in reads]
+    geometries = [_geometry(path, header) for path, (header, _) in zip(paths, stored, strict=True)]
+    check_same_grid(paths, geometries)
+    # Each is taken off the list: its array is free as soon as it is float32.
     return [
-        read_volume(path, None if n else channels, geometry, series)
+        _volume(path, stored.pop(0)[1], geometry, None if n else channels)
         for n, (path, geometry) in enumerate(zip(paths, geometries, strict=True))
     ]
 
@@ -246,8 +201,7 @@ def masks_of(
             f"{path}: unknown label value {values[strange][0].item():.9g}; known: "
             f"{', '.join(map(str, known))}. Check the mask, or name the values in data.reader."
         )
-    masks = [_is_one_of(codes, values) for values in regions]
-    return torch.stack(masks).to(torch.uint8)
+    return torch.stack([_is_one_of(codes, values) for values in regions]).to(torch.uint8)
 
 
 def _is_one_of(codes: Tensor, values: Sequence[int]) -> Tensor:
@@ -260,10 +214,11 @@ def _is_one_of(codes: Tensor, values: Sequence[int]) -> Tensor:
 
 
 def _by_format(
-    path: Path, what: Literal["header", "voxels"], series: Sequence[str]
-) -> Callable[[], Any]:
-    """What reads the header or the voxels of a file, or of a folder of DICOM."""
+    path: Path, series: Sequence[str] = ()
+) -> tuple[Callable[[], Header], Callable[[], NDArray[Any]]]:
+    """What reads the header and what reads the voxels of a file, or of a folder of DICOM."""
     if path.is_dir():
-        return partial(getattr(dicom, what), path, series)
+        return partial(dicom.header, path, series), partial(dicom.voxels, path, series)
     by_itk = path.suffix.lower() in (".mha", ".mhd", ".nrrd", ".nhdr")
-    return partial(getattr(itk if by_itk else nifti, what), path)
+    of = itk if by_itk else nifti
+    return partial(of.header, path), partial(of.voxels, path)

@@ -192,3 +192,20 @@ def test_tables_of_cases_that_cannot_be_used_are_refused(tmp_path):
     found = {p.id: (p.centre, p.split) for p in reader(**good, centre="site_ids").patients()}
     assert found["case_00001"] == ("1", None)
     assert len(found) == 6
+
+
+def test_a_table_of_cases_names_them_or_their_files_and_one_hospital_of_each(tmp_path):
+    kits(tmp_path)
+    table = tmp_path / "sites.csv"
+    files = {"CT": "imaging.nii.gz"}, "segmentation.nii.gz", {"kidney": [1, 2]}
+
+    def places(*rows):
+        table.write_text("\n".join(["case,place", *rows]) + "\n")
+        columns = {"file": str(table), "case": "case", "centre": "place"}
+        reader = FolderReader(tmp_path / "data", *files, sites=columns)
+        return {patient.id: patient.centre for patient in reader.patients()}
+
+    found = places("case_00000.nii.gz,A", "case_00001,B")
+    assert found == {"case_00000": "A", "case_00001": "B"}
+    with pytest.raises(DataError, match=r"has case case_00000 at A and at B.* remove one row"):
+        places("case_00000,A", "case_00000_0000.nii.gz,B")

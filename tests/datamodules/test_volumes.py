@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from itertools import pairwise
+
 import nibabel as nib
 import numpy as np
 import pytest
 import SimpleITK as sitk
 
 from medfed.standalone.errors import DataError
-from medfed.standalone.volumes import (
-    as_stored,
-    check_same_grid,
-    files_of,
-    is_volume,
-    read_geometry,
-    read_volume,
-    stem_of,
-)
+from medfed.standalone.volume_files import files_of, is_volume, stem_of
+from medfed.standalone.volumes import as_stored, read_geometry, read_together, read_volume
 from tests.datamodules.volume_files import affine, image_of, noise, write_series, write_volume
 from tests.sweeps import sweep
 
@@ -50,12 +46,12 @@ def test_the_files_of_a_mask_and_of_its_scan_may_differ_in_format(tmp_path):
     """A DICOM series, and a mask on its grid whose axes are stored in another order."""
     write_volume(tmp_path / "scan", noise(), affine())
     write_volume(tmp_path / "mask.nrrd", noise().transpose(2, 0, 1), affine()[:, [2, 0, 1, 3]])
-    check_same_grid([tmp_path / "scan", tmp_path / "mask.nrrd"])
-    scan, mask = (read_volume(tmp_path / name).voxels for name in ("scan", "mask.nrrd"))
+    both = read_together([tmp_path / "scan", tmp_path / "mask.nrrd"])
+    scan, mask = (volume.voxels for volume in both)
     assert scan.equal(mask)
     write_volume(tmp_path / "other.mha", noise(), affine(origin=(-100.0, -90, 30.5)))
     with pytest.raises(DataError, match=r"other\.mha has another affine than .*scan; resample"):
-        check_same_grid([tmp_path / "scan", tmp_path / "other.mha"])
+        read_together([tmp_path / "scan", tmp_path / "other.mha"])
 
 
 def test_values_per_voxel_are_channels(tmp_path):
@@ -79,3 +75,27 @@ def test_slices_may_have_any_name_and_something_beside_them(tmp_path):
     (tmp_path / "s" / "notes.txt").write_text("not a slice")
     assert np.array_equal(read_volume(tmp_path / "s").voxels[0].numpy(), noise())
     assert len(files_of(tmp_path / "s")) == 6
+
+
+def test_the_files_of_a_case_are_read_together_however_many_there_are(tmp_path):
+    """Each module on the way is entered as often for five files as for one."""
+    files = [tmp_path / f"{n}.nii.gz" for n in range(5)]
+    for file in files:
+        write_volume(file, noise(), affine())
+
+    def entered(paths):
+        places = list[str]()
+
+        def watch(frame, event, _):
+            file = frame.f_code.co_filename
+            if event == "call" and "medfed/standalone" in file:
+                places.append(file)
+
+        sys.setprofile(watch)
+        try:
+            read_together(paths)
+        finally:
+            sys.setprofile(None)
+        return [one for one, other in pairwise([*places, ""]) if one != other]
+
+    assert len(entered(files)) == len(entered(files[:1])) > 2

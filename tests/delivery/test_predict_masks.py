@@ -20,8 +20,8 @@ from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.predict.prediction import predict
 from medfed.standalone.errors import ConfigError, DataError, MedfedError
 from medfed.standalone.masks import label_codes, label_map, map_codes, save_like
-from medfed.standalone.preparation import axial, brain_slices
 from medfed.standalone.run import run as run_bundle
+from medfed.standalone.slices import axial, brain_slices
 from medfed.standalone.volumes import read_geometry, read_volume
 from tests import processes
 from tests.datamodules.volume_files import affine, write_volume

@@ -22,7 +22,7 @@ from medfed.datamodules.readers.account import Account, account_of
 from medfed.datamodules.readers.base import expanded
 from medfed.standalone import dicom
 from medfed.standalone.preparation import Preparation, bounding_box, one_thread
-from medfed.standalone.volumes import files_of_case
+from medfed.standalone.volume_files import files_of_case
 
 
 def read_case(
@@ -156,8 +156,7 @@ class OnDiskDataModule(FederatedDataModule):
         if (path := self.source) is None:
             return []
         volumes = [file for p in self.patients.values() for file in p.files.values()]
-        taken = files_of_case(volumes, series)
-        return [account_of(path, [*taken, *more], endings, reasons)]
+        return [account_of(path, [*files_of_case(volumes, series), *more], endings, reasons)]
 
 
 @dataclass(eq=False, repr=False)

@@ -152,8 +152,7 @@ def _add_tumour(rng: Rng, grid: Array, radius: Array, masks: Masks, hospital: Mr
     enhancing = rng.random() < hospital.enhancing
     rim = (inner < 1) & (inner > rng.uniform(0.55, 0.8)) & enhancing & room
     core = (inner < 1) & room
-    oedema = (outer < 1) & ~core & room
-    masks.update(oedema=oedema, necrosis=core & ~rim, rim=rim)
+    masks.update(oedema=(outer < 1) & ~core & room, necrosis=core & ~rim, rim=rim)
     # Observers disagree about the fading edge of the oedema; each hospital has its habit.
     outlined = (outer < 1 + hospital.outline) & room & ~core
     return np.asarray(1 * outlined + 2 * (core & ~rim) + 3 * rim, dtype=np.uint8)

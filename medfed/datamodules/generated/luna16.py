@@ -243,8 +243,7 @@ def _paint_lung(chest: Chest, v: Array) -> None:
     patches = gaussian_filter(texture, (1, 3, 3))
     patches /= patches.std()
     air = -870 + 30 * v + 16 * texture - 70 * chest.hospital.emphysema * np.clip(patches, 0, 1.5)
-    edge = np.clip((1 - chest.depth) / (0.02), 0, 1)
-    hu[:] += edge * (air - hu)
+    hu[:] += np.clip((1 - chest.depth) / 0.02, 0, 1) * (air - hu)
 
 
 def _unit(vector: Point) -> Point:
@@ -281,8 +280,7 @@ def add_nodules(chest: Chest) -> None:
         centre = chest.free_place(diameter, *((0.88, 0.97) if pleural else (0, 0.85)))
         if centre is not None:
             chest.nodules.append(Nodule(centre, diameter))
-            subsolid = rng.random() < hospital.subsolid
-            _paint_nodule(rng, chest.canvas, chest.nodules[-1], subsolid)
+            _paint_nodule(rng, chest.canvas, chest.nodules[-1], rng.random() < hospital.subsolid)
 
 
 def add_lookalikes(chest: Chest, count: int) -> list[Point]:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from medfed.standalone.errors import ConfigError, did_you_mean, few
-from medfed.standalone.volumes import SUFFIXES
+from medfed.standalone.volume_files import SUFFIXES
+from medfed.standalone.volumes import read_geometry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,9 +110,12 @@ class Reader(ABC):
             DataError: If the folder or an index file does not follow the format.
         """
 
-    @abstractmethod
     def spacing(self, patient: Patient) -> tuple[float, ...]:
-        """Reads the distances of the voxels (mm), along the axes of the network's input."""
+        """Reads the distances of the voxels (mm), along the axes of the network's input.
+
+        By default those of the first file's voxels to the right, to the front and to the head.
+        """
+        return read_geometry(next(iter(patient.files.values())), series=self.series).spacing
 
     def spacings(self, patients: Sequence[Patient]) -> list[tuple[float, ...]]:
         """Reads what `spacing` does, of several patients."""

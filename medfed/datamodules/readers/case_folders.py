@@ -42,8 +42,7 @@ class FolderReader(CaseReader):
                 raise ConfigError(f"data.reader.{key} is a map; write data.reader.{key}='{what}'.")
         names = check_names("channel", channels or list(modalities), list(modalities))
         values = {value for region in regions.values() for value in region}
-        known = sorted(values.union(known_labels))
-        super().__init__(path, names, regions, known, **more)
+        super().__init__(path, names, regions, sorted(values.union(known_labels)), **more)
         self._patterns = {**{name: modalities[name] for name in names}, "label": label}
 
     def cases(self) -> list[Patient]:
@@ -53,7 +52,7 @@ class FolderReader(CaseReader):
         folders = self.case_folders()
         if not folders:
             raise DataError(f"{self.path} has no case folders; set data.path to their parent.")
-        placed = self.placed(sorted(folder.name for folder in folders))
+        placed = self.origins.of(sorted(folder.name for folder in folders))
         return [self._case(folder) for folder in folders if folder.name in placed]
 
     def _case(self, folder: Path) -> Patient:
@@ -103,6 +102,7 @@ class BratsChallengeReader(FolderReader):
         values = {"whole": (1, 2, enhancing), "core": (1, enhancing), "enhancing": (enhancing,)}
         chosen = {name: values[name] for name in check_names("region", regions, list(values))}
         super().__init__(path, FILES, MASK, chosen, channels, values["whole"], **more)
+        self.origins = replace(self.origins, of_brats=True)
 
     def case_folders(self) -> list[Path]:
         """Lists the folders here; of one without images, such as ``HGG``, the folders in it."""
@@ -116,10 +116,6 @@ class BratsChallengeReader(FolderReader):
             if (first := names.setdefault(folder.name, folder)) != folder:
                 raise DataError(f"Case {folder.name} is in {first} and in {folder}; remove one.")
         return cases
-
-    def centres(self, cases: Sequence[str]) -> Mapping[str, str]:
-        """See `CaseReader.centres`."""
-        return super().centres(cases) or institutions(self.path, cases)
 
 
 def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:

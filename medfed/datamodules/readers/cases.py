@@ -10,14 +10,10 @@ import torch
 from torch import Tensor
 
 from medfed.datamodules.extending import *
-from medfed.datamodules.readers.base import expanded
-from medfed.datamodules.readers.centres import named_centres
-from medfed.datamodules.readers.samples import official_splits
+from medfed.datamodules.readers.centres import Origins
 from medfed.standalone import volumes
 from medfed.standalone.normalization import among, zscore
 from medfed.standalone.preparation import Preparation
-
-log = logging.getLogger(__name__)
 
 
 class CaseReader(VolumeReader):
@@ -55,14 +51,10 @@ class CaseReader(VolumeReader):
         self.in_file = len(self.channels)  # of a file that holds all
         self._select: list[int] | None = None  # which of the file's channels, where not all
         self._cases: dict[str, list[Patient]] = {}  # of patients with several
-        self._pattern, self._centre_pattern = patient_pattern, centre_pattern
+        self._pattern = patient_pattern
+        self.origins = Origins(path, sites or {}, centre_pattern)
         self.series = as_names(series)
         self._person: dict[str, str] = {}  # by case, where a subclass knows whose it is
-        self._sites = sites or {}
-        if any(self._sites.values()) and not all(map(self._sites.get, ("file", "case", "centre"))):
-            needs = "file=PATH of a table, and the names of its columns"
-            raise ConfigError(f"data.reader.sites needs {needs}: case=COLUMN, centre=COLUMN.")
-        self._table = expanded(self._sites.get("file"))
 
     @abstractmethod
     def cases(self) -> list[Patient]:
@@ -70,50 +62,12 @@ class CaseReader(VolumeReader):
 
     def indices(self) -> list[Path]:
         """See `Reader.indices`."""
-        files = [self.path / name for name in ("centres.json", "centres.csv", "name_mapping.csv")]
-        return [*files, *([self._table] if self._table else [])]
-
-    @cached_property
-    def _rows(self) -> list[tuple[str, str, Split | None]]:
-        """Case, hospital and official split of each row in the table of `sites`."""
-        sheet = Sheet.read(self._table or self.path)
-        columns = [name for key in ("case", "centre", "split") if (name := self._sites.get(key))]
-        where = f"{sheet.path}, data.reader.sites: "
-        named = check_names("column", columns, sheet.columns, where)
-        cases, centres = (sheet.names(name) for name in named[:2])
-        splits = official_splits(sheet, named[2]) if named[2:] else ()
-        return list(zip(cases, centres, splits or [None] * len(cases), strict=True))
-
-    def placed(self, cases: Sequence[str]) -> dict[str, tuple[str | None, Split | None]]:
-        """Returns hospital and split of each case to read, which the table of `sites` lists."""
-        if self._table is None:
-            centres = self.centres(cases)
-            return {case: (centres.get(case), None) for case in cases}
-        known = {fold(case): case for case in cases}
-        listed = dict[str, tuple[str | None, Split | None]]()
-        for case, centre, split in self._rows:
-            if case in known and listed.setdefault(known[case], (centre, split)) != (centre, split):
-                what = f"{self._table} has case {case} at {listed[known[case]][0]} and at {centre}"
-                raise DataError(f"{what}, or in two splits; remove one row.")
-        left = [case for case in cases if case not in listed]
-        if not listed:
-            what = f"{self._table} lists no case of {self.path}"
-            those = few([row[0] for row in self._rows])
-            raise DataError(f"{what}; it has {those}, and the cases are {few(left)}.")
-        if left:
-            log.warning("%s does not list %s, which are left out.", self._table, few(left))
-        return listed
-
-    def centres(self, cases: Sequence[str]) -> Mapping[str, str]:
-        """Returns the hospital of each case that is known to come from one."""
-        if (named := named_centres(self.path, cases)) or (pattern := self._centre_pattern) is None:
-            return named
-        return {case: search_name("centre", pattern, case, self.path / case) for case in cases}
+        return self.origins.files
 
     def patients(self) -> list[Patient]:
         """See `Reader.patients`."""
         cases = sorted(self.cases(), key=lambda case: case.id)
-        placed = self.placed([case.id for case in cases])
+        placed = self.origins.of([case.id for case in cases])
         of = ((case, *placed[case.id]) for case in cases if case.id in placed)
         cases = [replace(c, centre=at or c.centre, split=split or c.split) for c, at, split in of]
         ids = [case.id for case in cases if case.id not in self._person]
@@ -186,10 +140,6 @@ class CaseReader(VolumeReader):
         """See `VolumeReader.shapes`: those of the masks."""
         masks = [patient.files["label"] for patient in patients]
         return [each.shape for each in volumes.read_geometries(masks, self.series)]
-
-    def spacing(self, patient: Patient) -> tuple[float, ...]:
-        """See `Reader.spacing`."""
-        return self.spacings([patient])[0]
 
     def spacings(self, patients: Sequence[Patient]) -> list[tuple[float, ...]]:
         """See `Reader.spacings`: those of the first file of each patient."""

@@ -1,34 +1,99 @@
-"""The hospitals of cases: from a file next to the data, or from the names of the cases."""
+"""The hospitals of cases: from a table, a file next to the data, or the names of the cases."""
 
 from __future__ import annotations
 
 from medfed.datamodules.extending import *
+from medfed.datamodules.readers.base import expanded
+from medfed.datamodules.readers.samples import official_splits
 
+log = logging.getLogger(__name__)
+LISTS = ("centres.json", "centres.csv")
 _INSTITUTION = re.compile(r"^BraTS1[789]_([A-Za-z0-9]+)_", re.IGNORECASE)
+Place = tuple[str | None, Split | None]  # hospital and official split of a case
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Where the cases of a folder come from: a table says it, or a file, or else their names."""
+
+    folder: Path
+    sites: Mapping[str, str | None]  # the file of the table, and its columns (data.reader.sites)
+    pattern: str | None  # finds the hospital in the name of a case
+    of_brats: bool = False  # whether cases are named as in the challenges
+
+    def __post_init__(self) -> None:
+        if any(self.sites.values()) and not all(map(self.sites.get, ("file", "case", "centre"))):
+            needs = "file=PATH of a table, and the names of its columns"
+            raise ConfigError(f"data.reader.sites needs {needs}: case=COLUMN, centre=COLUMN.")
+
+    @property
+    def files(self) -> list[Path]:
+        """All files that may say it."""
+        every = [self.folder / name for name in (*LISTS, "name_mapping.csv")]
+        return every if (table := expanded(self.sites.get("file"))) is None else [*every, table]
+
+    @cached_property
+    def _columns(self) -> tuple[Sequence[str], Sequence[str], Sequence[Split | None]]:
+        """Case, hospital and split of each row of the table."""
+        sheet = Sheet.read(self.files[-1])
+        columns = [name for key in ("case", "centre", "split") if (name := self.sites.get(key))]
+        where = f"{sheet.path}, data.reader.sites: "
+        case, centre, *split = check_names("column", columns, sheet.columns, where)
+        splits = official_splits(sheet, split[0]) if split else ()
+        return sheet.names(case), sheet.names(centre), splits or [None] * len(sheet)
+
+    def of(self, cases: Sequence[str]) -> dict[str, Place]:
+        """Returns the place of each case to read: of all, unless a table leaves some out."""
+        if not self.sites.get("file"):
+            centres: Mapping[str, str] = named_centres(self.folder, cases)
+            if not centres and (key := self.pattern) is not None:
+                centres = {c: search_name("centre", key, c, self.folder / c) for c in cases}
+            elif not centres and self.of_brats:
+                centres = institutions(self.folder, cases)
+            return {case: (centres.get(case), None) for case in cases}
+        path, listed = self.files[-1], _listed(self.files[-1], cases, *self._columns)
+        placed = {case: listed[fold(case)] for case in cases if fold(case) in listed}
+        left = [case for case in cases if case not in placed]
+        if not placed:
+            what = f"{path} lists no case of {self.folder}; it has {few(self._columns[0])}"
+            raise DataError(f"{what}, and the cases are {few(left)}.")
+        if left:
+            log.warning("%s does not list %s, which are left out.", path, few(left))
+        return placed
 
 
 def named_centres(folder: Path, cases: Iterable[str]) -> dict[str, str]:
     """Reads ``centres.json`` ({case: hospital}) or ``centres.csv``, which must name every case."""
     cases = list(cases)
-    known = {fold(case) for case in cases}
-    if (path := folder / "centres.json").exists():
-        named = {_case_named(name, known): place for name, place in read_json(path).items()}
-        if not all(isinstance(name, str) for name in named.values()):
-            raise DataError(f'{path} must be an object of {{"case": "hospital"}}.')
-    elif (path := folder / "centres.csv").exists():
-        named = _from_csv(path, known)
-    else:
+    path = next((folder / name for name in LISTS if (folder / name).exists()), None)
+    if path is None:
         return {}
-    ids = same(list(named), f"{path}, cases", "entry {}".format)
-    where = f"{path}, hospitals"
-    centres = same(list(named.values()), where, lambda at: f"case {ids[at]}")
-    folded = dict(zip(ids, centres, strict=True))
-    for case in cases:
-        if not folded.get(fold(case)):
-            hint = did_you_mean(fold(case), folded)
-            what = f"{path} names no hospital for case {case}{hint}"
-            raise DataError(f"{what}; add it, or move the file.")
-    return {case: folded[fold(case)] for case in cases}
+    rows = [*read_json(path).items()] if path.suffix == ".json" else _from_csv(path, cases)
+    names, places = [name for name, _ in rows], [place for _, place in rows]
+    if not all(isinstance(place, str) for place in places):
+        raise DataError(f'{path} must be an object of {{"case": "hospital"}}.')
+    listed = _listed(path, cases, names, places, [None] * len(rows))
+    centres = {case: str(listed.get(fold(case), ("", None))[0]) for case in cases}
+    if lost := next((case for case, centre in centres.items() if not centre), None):
+        what = f"{path} names no hospital for case {lost}{did_you_mean(fold(lost), listed)}"
+        raise DataError(f"{what}; add it, or move the file.")
+    return centres
+
+
+def _listed(
+    path: Path, cases: Names, names: Names, centres: Names, splits: Sequence[Split | None]
+) -> dict[str, Place]:
+    """Returns what the rows of a file say of each case, by the case's folded name."""
+    known = {*map(fold, cases)}
+    ids = same([_case_named(name, known) for name in names], f"{path}, cases", "entry {}".format)
+    centres = same(centres, f"{path}, hospitals", lambda at: f"case {ids[at]}")
+    listed = dict[str, Place]()
+    for case, centre, split in zip(ids, centres, splits, strict=True):
+        first = listed.setdefault(case, (centre, split))
+        if case in known and first != (centre, split):
+            what = f"{path} has case {case} at {first[0]} and at {centre}, or in two splits"
+            raise DataError(f"{what}; remove one row.")
+    return listed
 
 
 def hospitals_of(folder: Path, cases: Sequence[str]) -> list[str]:
@@ -69,22 +134,20 @@ def _case_named(name: str, cases: Collection[str]) -> str:
     return next((form for form in forms if fold(form) in cases), name)
 
 
-def _from_csv(path: Path, cases: Collection[str]) -> dict[str, str]:
-    named: dict[str, str] = {}
-    rows = _rows(path)
-    known = [
-        any(_case_named(cell, cases) in cases for cell in of) for of in zip(*rows, strict=False)
+def _from_csv(path: Path, cases: Iterable[str]) -> list[tuple[str, Any]]:
+    """Pairs of case and hospital, without a header."""
+    rows, known = _rows(path), {*map(fold, cases)}
+    means = [
+        any(fold(_case_named(cell, known)) in known for cell in of)
+        for of in zip(*rows, strict=False)
     ]
-    if known == [False, True]:  # the hospital is first, as in FeTS' partitioning_1.csv
+    if means == [False, True]:  # the hospital is first, as in FeTS' partitioning_1.csv
         rows = [row[::-1] for row in rows]
-    rows = [[_case_named(name, cases), *others] for name, *others in rows]
-    header = not rows or fold(rows[0][0]) not in cases
+    header = not rows or fold(_case_named(rows[0][0], known)) not in known
     for number, row in enumerate(rows[header:], start=1 + header):
         if len(row) != 2:
             raise DataError(f"{path}, line {number}: {len(row)} columns; give case and hospital.")
-        if named.setdefault(row[0], row[1]) != row[1]:
-            raise DataError(f"{path}, line {number}: case {row[0]} is already at {named[row[0]]}.")
-    return named
+    return [(case, centre) for case, centre in rows[header:]]
 
 
 def _rows(path: Path) -> list[list[str]]:

@@ -15,7 +15,7 @@ from medfed.datamodules.readers import looks, trees
 from medfed.datamodules.readers.cases import CaseReader, as_names
 from medfed.datamodules.readers.centres import hospitals_of, read_json
 from medfed.standalone.names import fold as fold_name
-from medfed.standalone.volumes import SUFFIXES, existing
+from medfed.standalone.volume_files import SUFFIXES, existing
 
 Regions = dict[str, tuple[int, ...]]
 Wanted = Mapping[str, Sequence[int]] | Sequence[str]  # values by region, or names
@@ -411,8 +411,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         guess, content = looks.Guess("datalist", path if file == usual else file), index[file]
         entries = [e for e in content.get("training") or () if isinstance(e, Mapping)]
         masks = [file.parent / e["label"] for e in entries if isinstance(e.get("label"), str)]
-        images = filter(None, map(_first, entries))
-        names = [_stem(Path(image)) for image in images]
+        names = [_stem(Path(image)) for image in filter(None, map(_first, entries))]
         sheet, others = looks.sheet_of_entries(file, entries), ("image", "label", "fold")
         looks.roles(guess, sheet, "data.reader.", answers, others)
         if centre := {**guess.keys, **answers}.get("data.reader.centre"):

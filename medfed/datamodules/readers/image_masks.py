@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks, trees
-from medfed.datamodules.readers.centres import named_centres
+from medfed.datamodules.readers.centres import LISTS, named_centres
 from medfed.datamodules.readers.samples import channel_names
 from medfed.standalone import pictures
 from medfed.standalone.pictures import SUFFIXES, Color
@@ -38,8 +38,7 @@ def _list_pairs(
     """Lists pictures and masks, and checks that all files exist."""
     index = path / _INDEX if path.is_dir() else path
     if index.is_file():
-        sheet = Sheet.read(index).placed(columns["centre"], unplaced)
-        pairs = _from_csv(sheet, columns, pattern)
+        pairs = _from_csv(Sheet.read(index).placed(columns["centre"], unplaced), columns, pattern)
     elif (folders := trees.folders_of(path)) is not None:
         pairs = _from_folders(path, folders, pattern)
     else:
@@ -144,7 +143,8 @@ class ImageMasksReader(VolumeReader):
         self.regions = tuple(self._values)
         columns = {"image": image, "mask": mask, "patient": patient, "centre": centre}
         pairs = _list_pairs(path, columns, patient_pattern, unplaced, self._others)
-        self.color = _one_color(pairs, color)
+        self.color, sizes = _one_color(pairs, color)
+        self._sizes = {file: pictures.scaled(of, scale) for file, of in sizes.items()}
         self._pairs: dict[str, list[Pair]] = {}  # those of each patient
         for pair in pairs:
             self._pairs.setdefault(pair.patient, []).append(pair)
@@ -152,7 +152,7 @@ class ImageMasksReader(VolumeReader):
 
     def indices(self) -> list[Path]:
         """See `Reader.indices`."""
-        return [self._path / name for name in (_INDEX, "centres.json", "centres.csv")]
+        return [self._path / name for name in (_INDEX, *LISTS)]
 
     def patients(self) -> list[Patient]:
         """See `Reader.patients`."""
@@ -175,9 +175,9 @@ class ImageMasksReader(VolumeReader):
 
     def shape(self, patient: Patient) -> tuple[int, ...]:
         """See `VolumeReader.shape`: width, height and number of pictures."""
-        sizes = [pictures.picture_header(pair.image)[:2] for pair in self._pairs[patient.id]]
+        sizes = [self._sizes[pair.image] for pair in self._pairs[patient.id]]
         width, height = (max(sides) for sides in zip(*sizes, strict=True))
-        return (*pictures.scaled((width, height), self.scale), len(sizes))
+        return width, height, len(sizes)
 
     def spacing(self, patient: Patient) -> tuple[float, ...]:
         """See `Reader.spacing`: it is unknown for pictures."""
@@ -206,15 +206,15 @@ class ImageMasksReader(VolumeReader):
         mask = pictures.read_mask(file)
         values = np.unique(mask).tolist()
         if self._known:
-            strange = [v for v in values if v and v not in self._known]
+            strange = sorted({*values} - {0, *self._known})
         else:
             strange = values[1:] if values[-1] in _WHITE and len(values) > 2 else []
-            strange = strange or [v for v in values[-1:] if v not in (0, *_WHITE)]
+            strange = strange or sorted({values[-1]} - {0, *_WHITE})
         if strange:
             raise DataError(_strange(file, values, strange, sorted({0, *self._known})))
-        mask = pictures.shrink_mask(mask, self.scale)
+        mask = pictures.upright(pictures.shrink_mask(mask, self.scale))
         regions = [np.isin(mask, v) if v else mask != 0 for v in self._values.values()]
-        return pictures.upright(np.stack(regions).astype(np.uint8))
+        return np.stack(regions).astype(np.uint8)
 
 
 def _region_values(
@@ -246,23 +246,28 @@ def _strange(file: Path, values: list[int], strange: list[int], known: list[int]
     return f"{what}. Check the mask, or {mend}."
 
 
-def _one_color(pairs: Sequence[Pair], wanted: Color | None) -> Color:
-    """Checks that masks fit their pictures, and that all pictures are grey, or all coloured."""
+def _one_color(
+    pairs: Sequence[Pair], wanted: Color | None
+) -> tuple[Color, dict[Path, tuple[int, int]]]:
+    """Checks that masks fit their pictures, and that all pictures are grey, or all coloured.
+
+    Also returns the width and height of every picture.
+    """
     of: dict[Color, Path] = {}
+    sizes: dict[Path, tuple[int, int]] = {}
     for pair in pairs:
         width, height, color = pictures.picture_header(pair.image)
         of.setdefault(color, pair.image)
+        sizes[pair.image] = width, height
         if (size := pictures.picture_header(pair.mask)[:2]) != (width, height):
             raise DataError(
                 f"{pair.mask} has {size[0]} x {size[1]} pixels, but {pair.image} has {width} x "
                 f"{height}; a mask must have the size of its picture."
             )
-    if wanted is not None:
-        return wanted
-    if len(of) > 1:
+    if wanted is None and len(of) > 1:
         what = f"{of['grey']} is grey and {of['rgb']} has colours"
         raise DataError(f"{what}; set data.reader.color=grey or data.reader.color=rgb for all.")
-    return next(iter(of))
+    return next(iter(of)) if wanted is None else wanted, sizes
 
 
 def _files(pairs: Sequence[Pair]) -> Iterator[tuple[str, Path]]:

@@ -73,8 +73,8 @@ class Guess:
 
     def check_names(self, sheet: Sheet, column: str) -> None:
         """Refuses names of patients, hospitals or labels that are alike, before any question."""
-        pairs = zip(sheet.numbers, sheet[column], strict=True)
-        cells = [(number, text) for number, text in pairs if not sheet.lacks(text)]
+        of = zip(sheet.numbers, sheet[column], sheet.lacking(column), strict=True)
+        cells = [(number, text) for number, text, lacks in of if not lacks]
         try:
             where = f"{sheet.path}, column {column}"
             same([text for _, text in cells], where, lambda at: f"data row {cells[at][0]}")

@@ -15,11 +15,12 @@ from typing import Literal
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.centres import named_centres
+from medfed.datamodules.readers.centres import LISTS, named_centres
 from medfed.standalone import ct
 from medfed.standalone.ct import Candidates, ScanSpec
 from medfed.standalone.files import sha256
 from medfed.standalone.itk import source_of
+from medfed.standalone.volumes import read_geometries
 
 _RULE = (
     "all nodules; of the other candidates those that rank first by a hash of seed, series and "
@@ -40,10 +41,11 @@ def _subsample(points: ByScan, ratio: float | None, seed: int) -> dict[str, Cand
     """
     if ratio is None:
         return dict(points)
+    starts = {series: derive_seed(seed, "negatives", series) for series in points}
     keys = {}
     for series, of in points.items():
-        start = np.uint64(derive_seed(seed, "negatives", series)) << np.uint64(32)
-        keys[series] = mix(start | np.arange(len(of), dtype=np.uint64))
+        start = np.uint64(starts[series]) << np.uint64(32)
+        keys[series] = mix(start | np.arange(of.row.size, dtype=np.uint64))
     nodules = {series: of.value == 1 for series, of in points.items()}
     others = [keys[series][~of] for series, of in nodules.items()]
     count = round(ratio * sum(int(of.sum()) for of in nodules.values()))
@@ -98,8 +100,7 @@ class Luna16Reader(Reader):
             row, value = min(strange)
             what = f"{self._csv}, data row {row}: class {value:g} is unknown"
             raise DataError(f"{what}; known: 0 (non-nodule) and 1 (nodule). Mend the row.")
-        usable = self._usable(points, missing)
-        self._candidates = _subsample(usable, negatives_per_positive, seed)
+        self._candidates = _subsample(self._usable(points, missing), negatives_per_positive, seed)
         self._counts = {"listed": _count(points), "kept": _count(self._candidates)}
         if not self._candidates:
             why = "it has no nodules, and their number decides how many others are kept"
@@ -118,7 +119,7 @@ class Luna16Reader(Reader):
 
     def indices(self) -> list[Path]:
         """See `Reader.indices`."""
-        return [self._csv, *(self.path / name for name in ("centres.json", "centres.csv"))]
+        return [self._csv, *(self.path / name for name in LISTS)]
 
     def left(self) -> Mapping[Path, str]:
         """See `Reader.left`."""
@@ -129,20 +130,23 @@ class Luna16Reader(Reader):
     def patients(self) -> list[Patient]:
         """Lists the scans with candidates after the subsampling, and counts of both classes."""
         centres, patients = named_centres(self.path, self._series), []
+        voxels = {series: source_of(self._scans[series]).file for series in self._series}
         for series in self._series:
             files = {"header": self._scans[series]}
-            if (voxels := source_of(files["header"]).file) != files["header"]:
-                files["raw"] = voxels
+            if voxels[series] != files["header"]:
+                files["raw"] = voxels[series]
             of = centres.get(series)
             patients.append(Patient(series, files, of, counts=self._counts_of(series)))
         return patients
 
-    def spacing(self, patient: Patient) -> tuple[float, ...]:
-        """See `Reader.spacing`."""
-        return read_geometry(patient.files["header"]).spacing
+    def spacings(self, patients: Sequence[Patient]) -> list[tuple[float, ...]]:
+        """See `Reader.spacings`."""
+        grids = read_geometries([patient.files["header"] for patient in patients])
+        return [grid.spacing for grid in grids]
 
     def _counts_of(self, series: str) -> tuple[int, ...]:
-        return tuple(np.bincount(self._candidates[series].label, minlength=2).tolist())
+        classes = self._candidates[series].value.astype(np.int64)
+        return tuple(np.bincount(classes, minlength=2).tolist())
 
     def candidates_of(self, series: str) -> Candidates:
         """Returns the candidates of one scan that the subsampling kept."""
@@ -186,7 +190,8 @@ class Luna16Reader(Reader):
 
 
 def _count(points: ByScan) -> dict[str, int]:
-    every, nodules = (sum(map(f, points.values())) for f in (len, lambda of: int(of.label.sum())))
+    values = [of.value for of in points.values()]
+    every, nodules = sum(map(len, values)), sum(int(of.sum()) for of in values)
     return {"non-nodule": every - nodules, "nodule": nodules}
 
 

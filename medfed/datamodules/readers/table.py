@@ -32,19 +32,19 @@ def find_kinds(
     auto = len(categorical) > 0
     declared: tuple[str, ...] = ()
     if auto and categorical != "auto":
-        where = f"{sheet.path}, data.categorical: "
-        declared = check_names("column", categorical, names, where)
-    left_out, categories, coded = dict[str, str](), {}, {}
+        declared = check_names("column", categorical, names, f"{sheet.path}, data.categorical: ")
+    left_out, categories = dict[str, str](), {}
+    texts_of = {name: sheet.texts(name) for name in names if name not in declared}
+    known_of = {n: dict.fromkeys(t for t in of if t is not None) for n, of in texts_of.items()}
+    codes = {name: code_among(known) for name, known in known_of.items()}
+    coded = {name: code for name, code in codes.items() if code}
     for name in names:
         if name in declared:
             categories[name] = _named(sheet, name)
             continue
-        texts = sheet.texts(name)
-        known = dict.fromkeys(text for text in texts if text is not None)
-        if code := code_among(known):
-            coded[name] = code
         if not auto:
             continue
+        texts, known = texts_of[name], known_of[name]
         rows = len(texts) - texts.count(None)
         first = int(texts[:1] == ["1"])
         numbered = texts == [str(n) for n in range(first, first + len(texts))]
@@ -350,9 +350,9 @@ def _accounts_of(sheet: Sheet, names: Sequence[str], categories: Categories) -> 
     }
     lacking: dict[str, tuple[int, str]] = {}
     for name in names:
-        lacks = sheet.lacks if name in categories else sheet.lacks_number
-        for number, text in zip(sheet.numbers, sheet[name], strict=True):
-            if lacks(text):
+        missing = sheet.lacking(name, () if name in categories else csv_files.MISSING)
+        for number, text, lacks in zip(sheet.numbers, sheet[name], missing, strict=True):
+            if lacks:
                 why = f"missing ({text})" if text else "empty"
                 first = f"{name[:60]} in data row {number}"
                 count, example = lacking.get(why, (0, first))
@@ -559,8 +559,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     sheet = replace(sheet, missing=missing_words(answers.get("data.missing") or ()))
     guess = looks.Guess("csv", tables[0], sure=path.is_file())
     if all(as_number(name) < float("inf") for name in sheet.columns):
-        text = "The first line holds numbers. What are the names of the columns?"
-        guess.ask("data.header", text)
+        guess.ask("data.header", "The first line holds numbers. What are the names of the columns?")
         return guess
     dropped = answers.get("data.drop") or []
     label = looks.label_of(guess, sheet, "data.label", answers, dropped)
@@ -583,8 +582,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
 
 def _ask_label(guess: looks.Guess, sheet: Sheet, label: str, answers: looks.Answers) -> None:
     """Asks which of two labels is positive."""
-    texts = sheet.texts(label)
-    names = sorted({text for text in texts if text is not None}, key=in_order)
+    names = sorted({text for text in sheet.texts(label) if text is not None}, key=in_order)
     times = [c for c in sheet.columns if _TIME.fullmatch(c) and c != label]
     if _EVENT.search(label) and len(names) == 2 and times:
         text = f"Is {times[0]} the time of {label} or of the last visit, so that survival counts?"
@@ -601,8 +599,7 @@ def _ask_label(guess: looks.Guess, sheet: Sheet, label: str, answers: looks.Answ
         guess.took.append(("positive class", names[1], "probably: its name; data.positive"))
     elif len(names) == 2:
         best = looks.which_is_yes(names) or names[1]
-        question = f"Which label of {label} is the positive class?"
-        guess.ask("data.positive", question, [best], names)
+        guess.ask("data.positive", f"Which label of {label} is the positive class?", [best], names)
 
 
 def _ask_missing(guess: looks.Guess, lacking: Names, sheet: Sheet, columns: set[str]) -> None:
@@ -662,5 +659,4 @@ def _ask_cells(
     if others:
         listed = few([f"{name} ({few(sorted(odd), 3)})" for name, odd in others.items()], 12)
         question = f"Numbers and texts are mixed in {listed}. Leave these columns out?"
-        best = [*(answers.get("data.drop") or []), *others]
-        guess.ask("data.drop", question, best, (looks.NO,))
+        guess.ask("data.drop", question, [*(answers.get("data.drop") or []), *others], (looks.NO,))
