@@ -216,12 +216,14 @@ class Half:
 
         if sorted([*boxes, self.name]) != self.sites or not self._keys:
             raise CodecError("The shares are not those of all sites of this sum.")
+        opened = {**self._kept}
         for site, box in boxes.items():
             try:
                 both = self._lock(site, self.name).decrypt(bytes(12), bytes.fromhex(box), None)
             except (InvalidTag, ValueError) as error:
                 raise CodecError("A share was not encrypted by its site.") from error
-            self._kept[site] = both[:_SHARE], both[_SHARE:]
+            opened[site] = both[:_SHARE], both[_SHARE:]
+        self._kept = opened
         total = stream(self._seed, length, kind)
         for site in boxes:
             total += _pair(self._mask, self._keys, self._context, self.name, site, length, kind)

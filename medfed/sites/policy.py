@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
@@ -35,9 +34,13 @@ MESSAGE_KEYS = "local.steps and data.batch_size"
 # In the folder of all federations:
 SPENT, COUNTED, PATIENTS = "privacy.json", "answered.json", "patients.json"
 NUMBERS = "numbers.json"
+TESTS, POINTS = "test_metrics", "points"
+"""Counters that `policy.test_metrics` limits."""
 FEW = 5
 """Patients; a mean over fewer reveals something about each."""
 Content = TypeVar("Content")
+Item = tuple[str, str, int]
+"""The key of a counter, what is added to it, and how many it may have."""
 _Counters = dict[str, dict[str, list[str]]]
 _Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -90,6 +93,7 @@ site's file asks for 20; do not take part, or lower policy.least.
     # How many times over a fifth of the pooled patients' worth of numbers may leave in studies of
     # statistics, of one data set.
     plans: schemas.Count = 3
+    folders: schemas.Count = 100  # of runs, beyond which none begins that has no folder
 
     def check_parts(self, parts: Sequence[str]) -> None:
         """Refuses parts that may not leave."""
@@ -134,6 +138,19 @@ site's file asks for 20; do not take part, or lower policy.least.
                 f"The agreement or run (across=true) {what}, and policy.{key} of this site's file "
                 "does not allow it; set it to true if it may."
             )
+
+    def check_folders(self, others: int) -> None:
+        """Refuses a folder in addition to others, so that runs without end do not fill the disk."""
+        if others >= self.folders:
+            raise VetoError(
+                f"There are {others} folders of other runs, and policy.folders of this site's file "
+                f"allows {self.folders} in all; delete those that nobody needs, or raise it."
+            )
+
+    def check_tests(self) -> None:
+        """Refuses that test metrics leave, if none may."""
+        if self.test_metrics == 0:
+            raise _too_many_tests(0)
 
     def check_sizes(self, samples: Mapping[str, int]) -> None:
         """Refuses a round in which one site outweighs the others."""
@@ -252,31 +269,19 @@ class Counted(msgspec.Struct, frozen=True):
     path: Path  # the file that remembers it, of all federations of the site
     agreement: str = ""  # hash of the agreement
 
-    def add(self, key: str, item: str, most: int) -> None:
-        """Counts something; what is known counts once."""
-        with remembered(self.path, _Counters) as every:
-            items = every.setdefault(self.agreement, {}).setdefault(key, [])
-            if item not in items:
-                if len(items) >= most:
-                    raise FullError(key)
-                items.append(item)
+    def add(self, *items: Item) -> None:
+        """Counts items, each once, or none if one of the counters is full."""
+        with remembered(self.path, _Counters, bool(items)) as every:
+            for key, item, most in items:
+                known = every.setdefault(self.agreement, {}).setdefault(key, [])
+                if item not in known:
+                    known.append(item)
+                    if len(known) > most:
+                        raise _too_many_tests(most) if key in (TESTS, POINTS) else FullError(key)
 
     def of(self, key: str) -> list[str]:
         """Returns what a counter has."""
         return _read(self.path, _Counters).get(self.agreement, {}).get(key, [])
-
-    def add_test(self, model: bytes, most: int | None, what: str = "test_metrics") -> None:
-        """Counts a model by what it follows from, before its test metrics leave."""
-        if most is None:
-            return
-        try:
-            self.add(what, sha256(model).hexdigest()[:32], most)
-        except FullError as error:
-            raise VetoError(
-                f"The coordinator asks for the test metrics of model {most + 1}, or at further "
-                f"thresholds, and policy.test_metrics of this site's file allows {most}; they stay "
-                "here."
-            ) from error
 
     def add_patients(
         self, data: str, patients: Sequence[str], least: int = 0, keep: bool = True
@@ -314,6 +319,13 @@ class Counted(msgspec.Struct, frozen=True):
                     f"{total} numbers about these patients would have left in studies, and this "
                     f"site lets {most} leave, see policy.plans; {path} lists them."
                 )
+
+
+def _too_many_tests(most: int) -> VetoError:
+    return VetoError(
+        f"The coordinator asks for the test metrics of model {most + 1}, or at further "
+        f"thresholds, and policy.test_metrics of this site's file allows {most}; they stay here."
+    )
 
 
 def fewest_in_combinations(sets: Sequence[Sequence[str]]) -> float:

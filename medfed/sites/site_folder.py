@@ -75,9 +75,10 @@ class RecordingSite(Site):
         self.history: list[Record] = []  # its validation metrics
         self._of_round, self._turn, self._hospitals = Ledger(), (START, 0), 1
 
-    def _folder_of(self, asked: wire.Begin | wire.Onboard, more: str = "") -> Path:
+    def _folder_of(self, asked: wire.Begin | wire.Onboard) -> Path:
         """Each federation has a folder; joining has another one than training."""
-        return self._root.with_name(f"{self._root.name}-{asked.job[:8]}{more}")
+        joins = "-joined" * isinstance(asked, wire.Onboard)
+        return self._root.with_name(f"{self._root.name}-{asked.job[:8]}{joins}")
 
     def begun(self, asked: wire.Begin) -> None:
         """Opens the folder at the start of a session, or continues with its content."""
@@ -85,9 +86,6 @@ class RecordingSite(Site):
         self._hospitals = len(asked.clients)
         config = self._opened(run, str(run.folder) if run.config_yaml.is_file() else None)
         self.ledger, self.history = Ledger(federating.preprocessing(self.workplace.exchanged)), []
-        self.guard()
-        if (meter := self.gate.meter) is not None:
-            self.spending.check(meter.run, meter.by)
         self._turn, self._of_round = (START, 0), Ledger()
         if config.resume and run.ledger_csv.is_file():
             self.ledger = Ledger.from_csv(run.ledger_csv.read_text("utf-8"))
@@ -104,12 +102,13 @@ class RecordingSite(Site):
         return config
 
     def guard(self) -> None:
-        """Starts to count the noisy gradients of a new session."""
+        """Starts to count the noisy gradients of a new session, if they may be so many."""
         config, clients = self.workplace.config, self.workplace.data.clients
         if config.privacy.example is not None:
             taken = self.client.trainer.gradients
             for by in protections(config, clients, self.federation).values():
                 place = self.spending, self.folder.name, by
+                self.spending.check(self.folder.name, by)
                 self.gate.meter = Meter(*place, lambda: taken.gradient_passes)
 
     def keep(self, asked: Request, reply: Reply) -> None:

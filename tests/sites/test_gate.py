@@ -112,7 +112,7 @@ def test_the_log_names_the_rule_that_refuses_and_has_no_traceback_of_known_error
     assert said(phase=1, body=b"{}").endswith(
         "refused: answers; needed: one answer to each message"
     )
-    assert said(phase=9).endswith("The coordinator has left out an answer; start it again.")
+    assert said(phase=9).endswith("order; needed: The answers to all earlier messages came.")
     assert said(phase=-1).endswith("phase: expected int >= 0).")
     (folder / "answered.json").write_text("[]")
     assert "answered.json is not as a run writes it" in (line := said(phase=1, body=b"{}"))
@@ -138,7 +138,7 @@ def test_two_jobs_at_once_are_counted_one_after_another(tmp_path: Path):
 
     def add(n, k):
         try:
-            Counted(tmp_path / "answered.json", "a").add("test", f"{n} {k}", 7)
+            Counted(tmp_path / "answered.json", "a").add(("test", f"{n} {k}", 7))
         except FullError:
             refused.append((n, k))
 
@@ -398,6 +398,11 @@ ATTACKS = {
         (TRAIN[0], {**TRAIN[1], "slot": 1, "sent": ALL[:3]}),
     ],
     "5: two jobs count at once": [("at_once", {"numbers": (0, 1)})],
+    "a refused request moves the site": [
+        (BEGIN[0], BEGIN[1]),
+        (TRAIN[0], TRAIN[1]),
+        (TRAIN[0], {**TRAIN[1], "attempt": 1, "cohort": ALL[:2]}),
+    ],
     "two studies differ by one patient": [
         ("agree", {"slot": 0, "answer": 0, "last": 0}),
         ("begin_the_other_study", {}),
