@@ -155,8 +155,10 @@ def context_of(head: Head, sites: Sequence[str]) -> str:
 class Half:
     """A site's half of one sum; without a signer its keys are not signed."""
 
-    def __init__(self, name: str, asked: Head, sites: Sequence[str], signer: Signer | None) -> None:
-        self.name, self.phase, self.sites = name, asked.phase, sorted(sites)
+    def __init__(
+        self, name: str, asked: Head, sites: Sequence[str], signer: Signer | None, samples: int = 1
+    ) -> None:
+        self.name, self.phase, self.sites, self._samples = name, asked.phase, sorted(sites), samples
         self._context = context_of(asked, sites)
         self._signer = signer
         self._mask, self._box = (_curve().X25519PrivateKey.generate() for _ in range(2))
@@ -168,7 +170,7 @@ class Half:
     def announced(self) -> PublicKeys:
         """Returns what all other sites must know."""
         mask, box = (k.public_key().public_bytes_raw().hex() for k in (self._mask, self._box))
-        keys = PublicKeys(mask, box, hashlib.sha256(self._seed).hexdigest())
+        keys = PublicKeys(mask, box, hashlib.sha256(self._seed).hexdigest(), self._samples)
         if self._signer is not None:
             signed = self._signer.sign(self._signed(self.name, keys))
             keys = msgspec.structs.replace(keys, **signed)
@@ -176,7 +178,12 @@ class Half:
         return keys
 
     def _signed(self, site: str, keys: PublicKeys) -> bytes:
-        return json.dumps([self._context, site, keys.mask, keys.box, keys.seal]).encode()
+        return json.dumps([self._context, site, *msgspec.structs.astuple(keys)[:4]]).encode()
+
+    @property
+    def samples(self) -> int:
+        """Of all sites, as each has signed; nobody else can change it."""
+        return sum(one.samples for one in self._keys.values())
 
     def boxes(self, keys: Keys) -> dict[str, str]:
         """Returns each other site's shares, encrypted for it."""

@@ -317,7 +317,8 @@ class Counted(msgspec.Struct, frozen=True):
             if (total := sum(known.values())) > most:
                 raise VetoError(
                     f"{total} numbers about these patients would have left in studies, and this "
-                    f"site lets {most} leave, see policy.plans; {path} lists them."
+                    f"site lets {most} leave by policy.plans and the sizes of all sites, which "
+                    f"the coordinator says for estimates; {path} lists them."
                 )
 
 

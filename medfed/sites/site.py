@@ -126,7 +126,8 @@ class Site:
         self.guard()
 
     def _keys(self, asked: wire.Keys) -> Reply:
-        self.gate.half = masks.Half(self.name, asked, asked.cohort, self.signer)
+        place = self.name, asked, asked.cohort, self.signer
+        self.gate.half = masks.Half(*place, self.gate.samples[self.name])
         given = self.gate.answered.of(sum_key(self.gate, asked))
         keys = self.gate.half.announced()
         return wire.Announced.to(asked, keys=keys, given=given[0].split() if given else [])
