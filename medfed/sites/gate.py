@@ -42,6 +42,7 @@ MODELS = 10
 """Models of one round that may be trained on or evaluated, in addition to one for each site."""
 ROUNDS = 5
 """Rounds that a coordinator may need: the last ones, and the best."""
+_PARTS = 1000  # of a message, and characters of the name of each, which the ledger keeps
 _REPLIES = 4  # the last ones, which may be asked for again; each may be as large as a model
 
 
@@ -199,6 +200,8 @@ class Gate:
         except CodecError as error:
             self.refused.warning("A message was refused: %s", error)
             raise Refusal("message") from error
+        longest = max(map(len, packet.parts), default=0)
+        _refuse_if(max(len(packet.parts), longest) > _PARTS, "message")
         if isinstance(request, wire.Fit):
             name = self.phase_names(request.round)[request.phase]
             _refuse_if(packet.phase != name, "message")

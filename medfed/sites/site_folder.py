@@ -41,6 +41,8 @@ Keep = Callable[[Path], object]
 """Makes the bundle of a finished run's folder."""
 # In the folder of all federations:
 LOG, REFUSALS = "log.txt", "refusals.txt"
+LARGEST_LOG = 1 << 28
+"""Bytes from which a log grows no further until somebody moves it: two million lines."""
 # The content of ``validation.json``: metrics by round, null if undefined.
 _Validation = list[tuple[schemas.Count, dict[str, float | None]]]
 
@@ -193,6 +195,15 @@ class RecordingSite(Site):
             self.log.warning("The bundle was not made: %s", error)
 
 
+class _Log(logging.FileHandler):
+    """A log that ends at a size, so that requests without end do not fill the disk."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See the base class."""
+        if self.stream is None or self.stream.tell() < LARGEST_LOG:
+            super().emit(record)
+
+
 def listen(name: str, folder: Path) -> logging.Logger:
     """Writes the log of a site, and of no other in this process, to files."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # patients' ids are in it
@@ -202,7 +213,7 @@ def listen(name: str, folder: Path) -> logging.Logger:
         for handler in list(each.handlers):
             each.removeHandler(handler)
             handler.close()
-        handler = logging.FileHandler(folder / file, encoding="utf-8", delay=True)
+        handler = _Log(folder / file, encoding="utf-8", delay=True)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         each.addHandler(handler)
     return log
