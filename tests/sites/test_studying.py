@@ -253,7 +253,9 @@ def test_sizes_that_a_coordinator_makes_up_let_no_sum_of_few_patients_pass(table
                 asked = replace(asked, clients=[wire.Client(*each) for each in others.items()])
             return super().call(site, asked.to_bytes(), timeout)
 
-    with pytest.raises(SiteError, match="Nothing could be measured: alpha took no part in age: too"):
+    with pytest.raises(
+        SiteError, match="Nothing could be measured: alpha took no part in age: too"
+    ):
         conducted(Boasting(transport.sites), plan)
 
 
