@@ -32,7 +32,7 @@ from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.packet import Packet
 from medfed.records.folder import RunFolder
 from medfed.sites import masks, wire
-from medfed.sites.policy import TESTS, Counted, FullError, Item, Meter, Policy, VetoError
+from medfed.sites.policy import TESTS, Counted, FullError, Item, Meter, Policy, VetoError, veto
 from medfed.sites.wire import START, Reply, Request, Status
 from medfed.standalone import neighbours
 from medfed.standalone.errors import CodecError, MedfedError
@@ -410,10 +410,7 @@ class Gate:
         """A model that holds features of training patients stays here."""
         store = neighbours.store_in(self.module.local.split.base)
         if request.of == self.workplace.name and store is not None:
-            raise VetoError(
-                "The personal model holds features of training patients, so it is not sent to "
-                "other sites (across=true)."
-            )
+            raise veto("features")
 
     def basis(self, request: Request, with_point: bool = False) -> bytes:
         """Returns what an answer follows from: the message, the state and thresholds it meets."""
@@ -618,19 +615,6 @@ RULES: dict[type[Request], Rule] = {
     ),
 }
 """What a site does with each kind of request."""
-
-
-def table() -> list[tuple[str, ...]]:
-    """Returns a row for each kind of request: what must hold, counts, policy, what leaves."""
-    rows: list[tuple[str, ...]] = []
-    for kind, rule in RULES.items():
-        every = (*rule.checks, *rule.leaving)
-        counts = [check.what for check in every if isinstance(check, Count)]
-        holds = [check.__doc__ or "" for check in every if not isinstance(check, Count)]
-        keys = ", ".join(f"`{key}`" for key in rule.policy)
-        tag = f"`{kind.__struct_config__.tag}`"
-        rows.append((tag, " ".join(holds), "; ".join(counts), keys, rule.leaves))
-    return rows
 
 
 def _said(asked: Request) -> str:

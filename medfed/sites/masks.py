@@ -32,7 +32,7 @@ import numpy as np
 
 from medfed.federation.wire.fixed_point import FEWEST, FixedPoint
 from medfed.federation.wire.packet import Packet
-from medfed.sites.policy import remembered
+from medfed.sites.policy import remembered, said
 from medfed.sites.wire import Head, PublicKeys
 from medfed.standalone.errors import CodecError
 
@@ -98,11 +98,8 @@ class Certificate:
         """Writes down a site's first certificate; raises CodecError if it has another one."""
         with remembered(self._known, dict[str, str]) as known:
             if known.setdefault(site, fingerprint) != fingerprint:
-                raise CodecError(
-                    f"{site} has another certificate than before. Ask {site} by telephone whether "
-                    f"SHA256:{fingerprint} is of its renewed key; if so, delete its line in "
-                    f"{self._known}."
-                )
+                words = {"fingerprint": fingerprint, "known": self._known}
+                raise CodecError(said("certificate", site=site, **words))
 
 
 def needed(sites: int) -> int:

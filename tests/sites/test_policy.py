@@ -1,7 +1,9 @@
 """A site runs what its file approves, within the limits of its policy; each veto has a sentence."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,11 +12,11 @@ from medfed.common.untrusted import read_json
 from medfed.config.compose import described
 from medfed.delivery.main import keep_bundle
 from medfed.run.evaluation import measure_across
-from medfed.sites import wire
+from medfed.sites import policy, wire
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.deploying import encoded, start_site
 from medfed.sites.installed import TEMPLATES
-from medfed.sites.policy import NO_LIMITS, Counted, Policy, VetoError
+from medfed.sites.policy import NO_LIMITS, Counted, Policy, VetoError, words_for
 from medfed.sites.run import coordinate
 from medfed.sites.wire import Evaluate, Hello, Reply, Request, declined
 from medfed.standalone.errors import ConfigError, SiteError
@@ -250,6 +252,15 @@ def test_a_mistake_in_the_file_is_one_sentence(lines, tmp_path):
     with pytest.raises(ConfigError, match=WRONG[lines]) as caught:
         SiteFile.read(tmp_path / "medfed.yaml")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("call", "words"), [("veto", "vetoes"), ("said", "wrong")])
+def test_each_refusal_has_its_sentence_and_each_sentence_a_refusal(call, words):
+    texts = [path.read_text() for path in Path(policy.__file__).parent.rglob("*.py")]
+    named = {key for text in texts for key in re.findall(rf'\b{call}\("(\w+)"', text)}
+    by_key = {"send_model", "evaluate_models"} if call == "veto" else set()
+    assert named | by_key == {*words_for(words)}
+    assert all(line.endswith(".") or "{hint}" in line for line in words_for(words).values())
 
 
 def test_the_example_in_a_kit_can_be_copied(tmp_path):
