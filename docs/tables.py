@@ -58,7 +58,7 @@ from medfed.reports.tables import methods_table
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import Gain, Harm, Verdict, Verdicts
 from medfed.sites import gate
-from medfed.sites.agreement import words_for
+from medfed.sites.policy import words_for
 
 DOCS = Path(__file__).parent
 FINDINGS = "findings.json"
@@ -496,8 +496,14 @@ def of_references(findings: Findings, name: str) -> list[str]:
 
 def of_requests(findings: Findings, name: str) -> list[str]:
     """Each kind of request, by the gate's table."""
-    meanings = words_for("requests")
-    rows = [(kind, meanings[kind.strip("`")], *rest) for kind, *rest in gate.table()]
+    meanings, rows = words_for("requests"), list[tuple[str, ...]]()
+    for kind, rule in gate.RULES.items():
+        tag, every = str(kind.__struct_config__.tag), (*rule.checks, *rule.leaving)
+        counts = [check.what for check in every if isinstance(check, gate.Count)]
+        holds = [check.__doc__ or "" for check in every if not isinstance(check, gate.Count)]
+        keys = ", ".join(f"`{key}`" for key in rule.policy)
+        line = (f"`{tag}`", meanings[tag], " ".join(holds), "; ".join(counts), keys, rule.leaves)
+        rows.append(line)
     head = ("request", "what it is", "what must hold", "counted", "policy", "what leaves")
     return _rows(head, rows, left=len(head))
 

@@ -14,6 +14,8 @@ machine checks what it has seen from outside, against the table and not against 
 - no more models are trained on in a phase, or evaluated, than the protocol needs, and no more are
   tested than the policy allows, over all jobs and restarts;
 - what is counted only grows;
+- a refused request changes nothing: no file but the logs, and nothing that the site remembers; of a
+  question to the data the count alone stays, as a refusal says something of them;
 - every refusal is in the log.
 
 ``--holes`` puts holes back that were found by hand, one at a time, and says after how many
@@ -75,6 +77,7 @@ POLICY = "{least_per_message: 20, test_metrics: 1, pictures: false}"
 FLOOR, ROUNDS, TESTS = 20, 2, 1
 MODELS = len(SITES) + 10  # of one round, as docs/sites.md promises
 COLUMNS = ("age", "crp")
+LOGS = (".txt", ".lock")  # endings of files that a refusal may change
 AGREED = Agreed(SITES, STUDY)
 FEWER = Agreed(SITES, (*STUDY, "data.most_patients=63"))  # trains on one patient fewer
 
@@ -270,8 +273,14 @@ class Coordinator(RuleBasedStateMachine):
 
     def send(self, slot: int, asked: wire.Request) -> Any:
         """Sends a request to one job's process, and checks what comes back."""
-        before, self.last = self.log.count, asked
+        before, self.last, was = self.log.count, asked, self.state(slot)
         reply = wire.Reply.from_bytes(self.jobs[slot].answer(asked.to_bytes()))
+        if reply.status != "ok":
+            now = self.state(slot)
+            if isinstance(asked, wire.Agree | wire.Fit):
+                now, was = ({**of, COUNTED: b""} for of in (now, was))
+            changed = [name for name in {*was, *now} if was.get(name) != now.get(name)]
+            assert not changed, f"a refused {asked.kind} has changed {changed[0]}"
         if isinstance(asked, wire.Begin) and reply.status == "ok":
             place: Any = self.jobs[slot].workplace
             used = enumerate(place.answers, 1)
@@ -281,6 +290,18 @@ class Coordinator(RuleBasedStateMachine):
         if reply.status == "ok":
             self.note(asked, reply)
         return reply
+
+    def state(self, slot: int) -> dict[str, Any]:
+        """The files of the site but its logs, and what a job's process remembers."""
+        site, gate_ = self.jobs[slot], self.jobs[slot].gate
+        files_ = (p for p in self.folder.rglob("*") if p.is_file() and p.suffix not in LOGS)
+        kept: dict[str, Any] = {str(p.relative_to(self.folder)): p.read_bytes() for p in files_}
+        names = ("session", "samples", "latest", "phases", "here", "base", "half", "tested")
+        kept |= {name: getattr(gate_, name) for name in (*names, "replies", "questions")}
+        kept["folder"], kept["metrics"] = site.folder, dict(site.metrics)
+        if gate_.started is not None:
+            kept["client"] = site.federation.digests()[f"client/{SITE}"], site.client.steps_done
+        return kept
 
     def note(self, asked: wire.Request, reply: Any) -> None:
         """Checks an answer against the agreement, the policy and the table."""
@@ -351,6 +372,12 @@ class Coordinator(RuleBasedStateMachine):
         if last:
             moments = next(o for o in honest()[0] if isinstance(o, wire.Agree) and o.phase == 2)
             self.send(slot, wire.Agree(SITE, f"s{slot}", phase=2, body=moments.body))
+
+    @rule(slot=SLOTS, phase=st.sampled_from([3, 4, 1 << 30]), answer=st.integers(0, 4))
+    def agree_ahead(self, slot: int, phase: int, answer: int) -> None:
+        """Answers a message that the site has not sent."""
+        reply = self.send(slot, wire.Agree(SITE, "s", phase=phase, body=answers()[answer]))
+        assert reply.status != "ok", "it hears an answer to no message"
 
     @rule(slot=SLOTS, job=NUMBERS, session=NUMBERS, honest_sites=st.booleans())
     def begin(self, slot: int, job: int, session: int, honest_sites: bool) -> None:
@@ -597,6 +624,13 @@ def _patients_forgotten() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _not_taken_back() -> Iterator[None]:
+    """What a request changed before it was refused stays."""
+    with mock.patch.object(Site, "_mark", return_value=lambda: None):
+        yield
+
+
 HOLES: dict[str, Callable[[], Any]] = {
     "1: a side entrance for one that joins": _side_entrance,
     "3: the floor counts rows that are summed": _all_rows_count,
@@ -605,6 +639,7 @@ HOLES: dict[str, Callable[[], Any]] = {
     "4: another set of sites in another job": lambda: _uncounted(wire.Unmask),
     "5: two jobs count at once": _no_lock,
     "two studies differ by one patient": _patients_forgotten,
+    "a refused request moves the site": _not_taken_back,
 }
 
 

@@ -116,6 +116,7 @@ class Desk:
     def __init__(self, name: str) -> None:
         self.name, self.policy = name, NO_LIMITS
         self.members, self.joins, self.parts, self.rounds = None, 0, (), 1 << 20
+        self.messages = 1
 
     def greeting(self) -> Greeting:
         """See :class:`medfed.sites.site.ConfiguredSite`."""
@@ -133,9 +134,6 @@ class Desk:
         """See :class:`medfed.sites.site.ConfiguredSite`."""
         weights = dict(network().named_parameters())
         return Facts(data(self.name).num_samples, digest(weights), {"shape": [3]})
-
-    def check_cohort(self, cohort: Sequence[str]) -> None:
-        """See :class:`medfed.sites.site.ConfiguredSite`."""
 
     def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
         """See :class:`medfed.sites.site.ConfiguredSite`."""

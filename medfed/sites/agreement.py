@@ -54,7 +54,7 @@ from medfed.config.description import RunDescription, describe, written
 from medfed.config.sections import has, put, select, targets, walk
 from medfed.config.spelling import hydra_spelling, key_of
 from medfed.sites import installed
-from medfed.sites.policy import NO_LIMITS, Hash, Policy, VetoError
+from medfed.sites.policy import NO_LIMITS, Hash, Policy, said, veto, words_for
 from medfed.standalone.errors import ConfigError, did_you_mean
 from medfed.standalone.files import digest, write_text
 from medfed.studies.plan import plan_of
@@ -113,10 +113,7 @@ class Agreed:
         if not self.sites or len(set(self.sites)) < len(self.sites):
             raise ConfigError(f"sites={','.join(self.sites)} must name every site, and each once.")
         if odd := next((s for s in self.sites if not re.fullmatch(r"[\w.-]{1,60}", s)), None):
-            raise ConfigError(
-                f"The site {console.shown(odd)} must have a name of letters, digits, dots, hyphens "
-                "and underscores, up to 60 of them."
-            )
+            raise ConfigError(said("site_name", site=console.shown(odd)))
         installed.check(self.medfed, self.code)
         _check_overrides(self.overrides)
         if self.plan is not None:
@@ -184,19 +181,10 @@ class Agreed:
         _check_interpolations(source, plugins)
         if not self.cut and "path" not in source["data"]:  # also where it is ???
             made_by = source["data"]["_target_"].rpartition(".")[2]
-            raise ConfigError(
-                f"The data of {made_by} are generated, so sites cannot use real data; agree on "
-                "cut=true, or on data of a path."
-            )
+            raise ConfigError(said("generated", made_by=made_by))
         if source.get("keep_out"):
             raise ConfigError("keep_out is for simulations; leave these sites out of sites.")
         return describe(source)
-
-
-@cache
-def words_for(what: str) -> dict[str, str]:
-    """Returns ``parts``, kinds of ``requests``, ``refused`` and ``approval`` in words."""
-    return dict(yaml.safe_load((_TEMPLATES / "words.yaml").read_text("utf-8"))[what])
 
 
 @cache
@@ -273,10 +261,7 @@ def _check_interpolations(config: dict[str, Any], plugins: Sequence[str]) -> Non
     for key, value in walk(config):
         name = _leaf(key)
         if "${" in key or (isinstance(value, str) and "${" in value and (name, value) not in known):
-            raise ConfigError(
-                f"{key:.100} holds {value!s:.60}, an interpolation that the files of medfed do not "
-                "hold there; it could read a path or a secret of a site, so write its value."
-            )
+            raise ConfigError(said("interpolation", key=key, value=str(value)))
 
 
 @cache
@@ -297,10 +282,7 @@ def _check_targets(config: Mapping[str, Any]) -> None:
     """Refuses, at any place, names that a site builds only for itself."""
     for key, node in targets(_agreed_part(config)):
         if str(target := node["_target_"]).startswith(_NOT):
-            raise ConfigError(
-                f"{key}={target!s:.100} is not allowed in an agreement: sites do not "
-                "build it for others; leave it out."
-            )
+            raise ConfigError(said("target", key=key, target=target))
 
 
 _log = logging.getLogger(__name__)
@@ -352,10 +334,7 @@ class SiteFile:
         """Reads a site's file."""
         content = untrusted.read_yaml(path, what_to_do=_CORRECT)
         if empty := [k for k, v in content.items() if v is None and k not in ("folder", "plugins")]:
-            raise ConfigError(
-                f"{path}: {empty[0]} has no value; write it behind the colon, or indent the lines "
-                "below it by two spaces."
-            )
+            raise ConfigError(said("no_value", path=path, key=empty[0]))
         try:
             known = schemas.fit(content, _Known)
         except ValueError as error:
@@ -375,10 +354,7 @@ class SiteFile:
         folder = home / Path(known.folder or _FOLDER).expanduser()
         there = next(place for place in (folder, *folder.parents) if place.exists())
         if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-            raise ConfigError(
-                f"{path}: nothing can be written to folder {folder}: {there} is no folder, or not "
-                "this user's to write in; name another one."
-            )
+            raise ConfigError(said("folder", path=path, folder=folder, there=there))
         code = tuple(str(home / Path(each).expanduser()) for each in plugins)
         named = None if approved is msgspec.UNSET else tuple(approved)
         how = known.trainer, known.logger
@@ -387,12 +363,9 @@ class SiteFile:
     def check_approved(self, agreed: Agreed) -> None:
         """Refuses a study that the file does not name, where it names any."""
         if self.approved is not None and agreed.digest not in self.approved:
-            raise VetoError(
-                f"This study was not approved at site {self.site}: its agreement is "
-                f"{agreed.digest}, and the site's file names {', '.join(self.approved) or 'none'}; "
-                "see what it would send by medfed site check, and add it to agreed.",
-                "agreed",
-            )
+            others = ", ".join(self.approved) or "none"
+            words = {"site": self.site, "hash": agreed.digest, "others": others}
+            raise veto("approved", "agreed", **words)
 
     def approval(self, agreed: Agreed) -> str:
         """Says whether a study is approved here, and by which line it is."""
@@ -403,15 +376,13 @@ class SiteFile:
     def config(self, agreed: Agreed) -> RunDescription:
         """Describes this site's run: the agreement with the site's keys."""
         if self.site not in agreed.sites:
-            raise ConfigError(
-                f"site: {self.site} is not in the agreement"
-                f"{did_you_mean(self.site, agreed.sites)}; they are {', '.join(agreed.sites)}."
-            )
+            words = {
+                "hint": did_you_mean(self.site, agreed.sites),
+                "sites": ", ".join(agreed.sites),
+            }
+            raise ConfigError(said("no_site", site=self.site, **words))
         if self.plugins and not self.policy.plugins:
-            raise VetoError(
-                f"The file of site {self.site} names plugins, and its policy.plugins is false; "
-                "take out one of them."
-            )
+            raise veto("plugins", site=self.site)
         source = written(agreed.config(self.plugins))
         if not agreed.cut and not self.values.get("data.path"):
             file = f"The file of site {self.site}"
@@ -431,10 +402,7 @@ class SiteFile:
                 what = "has no meaning here: these data have none."
                 _log.info("%s of site %s %s", key, self.site, what)
             else:
-                raise ConfigError(
-                    f"{key} is not a key of the agreement, so site {self.site} cannot "
-                    "set it; take it out of its file."
-                )
+                raise ConfigError(said("no_key", key=key, site=self.site))
         if not self.policy.pictures:
             put(source, "pictures.format", "none")
         return describe(source)
@@ -448,10 +416,7 @@ class SiteFile:
         trainer["strategy"] = "auto"
         devices = trainer["devices"]
         if devices != 1 and not (isinstance(devices, list) and len(devices) == 1):
-            raise ConfigError(
-                f"trainer.devices={devices} are several, but a site trains one client; name one, "
-                "such as devices: [0]."
-            )
+            raise ConfigError(said("devices", devices=devices))
         return trainer
 
 
@@ -476,6 +441,5 @@ def _check_keys(path: Path, values: Mapping[str, Any]) -> None:
         below = (f"policy.{name}" for name in Policy.__struct_fields__)
         hint = did_you_mean(key, ["agreed", "policy", *allowed, *READING, *below])
         raise ConfigError(
-            f"{path}: {key} is agreed among all sites, or unknown{hint}; a site's own are site, "
-            f"agreed, policy, {', '.join(allowed)}; the coordinator can change the others for all."
+            said("unknown_key", path=path, key=key, hint=hint, own=", ".join(allowed))
         )

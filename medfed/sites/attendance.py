@@ -22,6 +22,7 @@ from medfed.federation import algorithm, budget
 from medfed.federation.federation import Federation
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.sites import calls, wire
+from medfed.sites.policy import said
 from medfed.standalone.errors import SiteError
 
 _log = logging.getLogger(__name__)
@@ -130,10 +131,8 @@ class Attendance:
                 if self.summed:
                     names = ", ".join(map(console.shown, planned))
                     why = f"has a sum of {names}, and one of fewer would reveal others' numbers"
-                raise SiteError(
-                    f"Round {number + 1} {why}: {calls.sentence(self.away)}. Resume the run when "
-                    "they are back."
-                )
+                words = {"why": why, "away": calls.sentence(self.away)}
+                raise SiteError(said("no_quorum", round=number + 1, **words))
             if out:
                 time.sleep(min(1.0, self.caller.terms.grace))
             self.readmit()

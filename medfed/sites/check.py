@@ -34,7 +34,7 @@ from medfed.reports.look import write_look
 from medfed.run import assembly, experiment, federating, privacy
 from medfed.run.cohort import cohort_record, print_cohort
 from medfed.sites import installed, policy, studying
-from medfed.sites.agreement import Agreed, SiteFile, fingerprints, words_for
+from medfed.sites.agreement import Agreed, SiteFile, fingerprints
 from medfed.sites.site import own_data
 from medfed.standalone import errors, files
 from medfed.studies.described import described
@@ -101,7 +101,7 @@ def print_traffic(traffic: Sequence[Traffic], rounds: int, console: Console) -> 
     for way, title in (("up", "What would leave this site"), ("down", come_in)):
         rows = [t for t in traffic if t.direction == way]
         counts = [(t.first, t.further, t.first + t.further * (rounds - 1)) for t in rows]
-        words = (words_for("parts").get(t.part, OTHER) for t in rows)
+        words = (policy.words_for("parts").get(t.part, OTHER) for t in rows)
         each = zip(rows, counts, words, strict=True)
         lines = [[t.part, *map(size, n), meaning] for t, n, meaning in each]
         if len(rows) > 1:

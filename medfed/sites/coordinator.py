@@ -35,6 +35,7 @@ from medfed.functional.points import Point
 from medfed.sites import calls, wire
 from medfed.sites.attendance import Attendance
 from medfed.sites.masks import context_of, needed, unmasked
+from medfed.sites.policy import said
 from medfed.sites.wire import START, Answer, Asking
 from medfed.standalone.errors import CodecError, NonFiniteError, SiteError, first_line
 
@@ -85,10 +86,8 @@ class Masks(NamedTuple):
         try:
             return unmasked(self.context, self.keys, sent, shares, length, **kind)
         except ValueError as error:
-            raise SiteError(
-                f"A sum of {', '.join(map(shown, sent))} cannot be unmasked ({first_line(error)}): "
-                "one of them gives wrong shares; repeat it without that site."
-            ) from error
+            sites = ", ".join(map(shown, sent))
+            raise SiteError(said("unmasked", sites=sites, why=first_line(error))) from error
 
 
 @dataclass(eq=False)
@@ -198,14 +197,9 @@ class Requests:
             if f"({NonFiniteError.__name__})" in reason:
                 request, hint = asked[site], ""
                 if self._largest not in ("", site):
-                    hint = (
-                        f" The cause may be site {shown(self._largest)}, whose last message holds "
-                        "numbers over 100 times as large as those of most sites."
-                    )
-                raise NonFiniteError(
-                    f"Site {shown(site)}, round {request.round + 1}: a loss or reply is not "
-                    f"finite, or {reason}; lower optimizer.lr or set local.clip.{hint}"
-                )
+                    hint = said("largest", site=shown(self._largest))
+                where = {"site": shown(site), "round": request.round + 1}
+                raise NonFiniteError(said("not_finite", reason=reason, hint=hint, **where))
         return replies, why
 
     def measured(self, asked: Mapping[str, wire.Evaluate]) -> tuple[Metrics, dict[str, str]]:

@@ -33,7 +33,7 @@ from medfed.records.places import refuse_full
 from medfed.run import federating
 from medfed.sites import agreement, calls, installed, masks, newcomers, run, site_folder, studying
 from medfed.sites.flare import LOST, PREFIXES, SITE, check_flare, write_job
-from medfed.sites.policy import VetoError
+from medfed.sites.policy import VetoError, said
 from medfed.sites.site import own_data
 from medfed.sites.wire import Answers, Request, Transport, declined, unreadable
 from medfed.sites.withdrawal import withdrawn_of
@@ -350,10 +350,7 @@ class Follower:
                 left = f"at most {max(0, end - time.monotonic()):.0f} s more"
                 self.say(f"Waiting, {left}, for {names} to connect; connected: {others}.")
             if time.monotonic() > end:
-                raise SiteError(
-                    f"{names} did not connect to FLARE's server; start its kit, check that the "
-                    "kit has this name, or leave the site out."
-                )
+                raise SiteError(said("not_connected", names=names))
             waited = missing
             time.sleep(POLL)
 
@@ -386,11 +383,8 @@ class Follower:
         if how == STOPPED:
             raise SiteError(why)
         if not how and status != LOST:
-            raise SiteError(
-                f"FLARE ended the job before its first round ({console.reason(number) or status}). "
-                f"Each site, and the server, must allow the classes {', '.join(PREFIXES)} in "
-                "local/resources.json of its kit; its log names the refused classes."
-            )
+            why, classes = console.reason(number) or status, ", ".join(PREFIXES)
+            raise SiteError(said("classes", why=why, classes=classes))
         return None if how == FINISHED else status
 
     def _settled(self, console: Console, number: str) -> str:

@@ -7,7 +7,8 @@ is counted, which keys of the site's policy apply, and what the answer holds. Th
 grow, over all jobs, processes and restarts.
 
 A site answers one request at a time (``busy`` otherwise) and every request once: a repeated request
-gets the same bytes.
+gets the same bytes. A refused or failed request changes nothing at a site. But a question to the
+data is counted before they are looked at, as a refusal says something of them, too.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from medfed.common import untrusted
 from medfed.federation.algorithm import ClientInfo
@@ -29,7 +32,7 @@ from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.packet import Packet
 from medfed.records.folder import RunFolder
 from medfed.sites import masks, wire
-from medfed.sites.policy import Counted, FullError, Meter, Policy, VetoError
+from medfed.sites.policy import TESTS, Counted, FullError, Item, Meter, Policy, VetoError, veto
 from medfed.sites.wire import START, Reply, Request, Status
 from medfed.standalone import neighbours
 from medfed.standalone.errors import CodecError, MedfedError
@@ -37,6 +40,10 @@ from medfed.studies.parts import Part, Separate
 
 MODELS = 10
 """Models of one round that may be trained on or evaluated, in addition to one for each site."""
+ROUNDS = 5
+"""Rounds that a coordinator may need: the last ones, and the best."""
+_PARTS = 1000  # of a message, and characters of the name of each, which the ledger keeps
+_REPLIES = 4  # the last ones, which may be asked for again; each may be as large as a model
 
 
 class Refusal(Exception):  # noqa: N818 - it becomes a reply
@@ -62,6 +69,10 @@ class Agreement(Protocol):
     parts: Sequence[Part | Separate]  # the parts of a study of statistics; none: it trains
     policy: Policy  # what the site allows
 
+    @property
+    def messages(self) -> int:
+        """How many messages about its data the site can send by now."""
+
     def greeting(self) -> wire.Greeting:
         """Returns the facts that all sites must share."""
 
@@ -74,9 +85,6 @@ class Agreement(Protocol):
     def patients_behind(self) -> tuple[str, Sequence[str]]:
         """Returns where the data are, and the patients behind its statistics."""
 
-    def check_cohort(self, cohort: Sequence[str]) -> None:
-        """Refuses a round with these sites."""
-
     def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
         """Returns the federation at this site."""
 
@@ -88,11 +96,12 @@ class Gate:
     workplace: Agreement  # its agreement, policy and data
     answered: Counted  # what it has answered of this agreement
     go_to: Callable[[int], None]  # restores the state of a kept round, or refuses
-    folder_of: Callable[[wire.Begin], Path]  # the folder of a federation
+    folder_of: Callable[[wire.Begin | wire.Onboard], Path]  # the folder of a federation
+    mark: Callable[[], Callable[[], None]]  # returns what takes the site back to where it is now
     # Those of a round by the agreed method; requests give a position among them.
     phase_names: Callable[[int], Sequence[str]] = lambda _: ()
     session: str = ""  # the id of the coordinator's process that the site last greeted
-    ids: tuple[str, ...] = ()  # all clients of the session
+    samples: Mapping[str, int] = field(default_factory=dict)  # of all clients of the session
     latest: tuple[int, int] = (START, 0)  # round and attempt of the last request
     phases: list[int] = field(default_factory=list)  # the positions that were answered of it
     here: int | None = START  # the kept round of the current state; None within a round
@@ -100,7 +109,8 @@ class Gate:
     half: masks.Half | None = None  # the site's half of the sum under masks that is being made
     # How many questions the site has answered as one that joins; None: it does not.
     questions_answered: int | None = None
-    # Those to requests of this round, by the request's hash.
+    questions: bytes = b""  # hashes of these, on which its model depends
+    # The last ones to requests of this round, by the request's hash.
     replies: dict[bytes, bytes] = field(default_factory=dict)
     tested: bool = False  # whether the session's test metrics were asked for
     meter: Meter | None = None  # of the noisy gradients, with ``privacy.example``
@@ -148,33 +158,40 @@ class Gate:
         session = "" if isinstance(asked, wire.Onboard) else asked.session
         if session == self.session and (known := self.replies.get(key)):
             return known
-        rule = RULES[type(asked)]
-        for check in rule.checks:
-            try:
-                check(self, asked)
-            except Refusal as why:
-                why.add_note(check.what if isinstance(check, Count) else str(check.__doc__))
-                raise
-        reply = do(asked)
-        if self.meter is not None:
-            self.meter.count()
+        rule, take_back = RULES[type(asked)], self.mark()
+        try:
+            for check in rule.checks:
+                try:
+                    check(self, asked)
+                except Refusal as why:
+                    why.add_note(check.what if isinstance(check, Count) else str(check.__doc__))
+                    raise
+            reply = do(asked)
+            if self.meter is not None:
+                self.meter.count()
+        except Exception:
+            take_back()
+            raise
         for leave in rule.leaving:
             leave(self, asked, reply)
         sent = reply.to_bytes()
         self.log.info("%s was answered: %s.", _said(asked), rule.leaves)
         if not isinstance(asked, wire.Hello | wire.Agree | wire.Begin):
-            self.replies[key] = sent
+            self.replies = dict([*self.replies.items(), (key, sent)][-_REPLIES:])
         return sent
 
-    def start(self, session: str, ids: Sequence[str], module: FederatedModule | None) -> None:
+    def start(
+        self, session: str, clients: Sequence[wire.Client], module: FederatedModule | None
+    ) -> None:
         """Starts a session at the initial state; without a federation it is one of a study."""
-        self.session, self.ids, self.tested = session, (*ids,), False
+        self.session, self.samples = session, _samples(clients)
+        self.tested, self.questions = False, b""
         self.started, self.meter = module, None
         if module is not None:
             self.phase_names = module.federation.algorithm.phases
         self.latest, self.phases, self.half, self.questions_answered = (START, 0), [], None, None
         self.here = self.base = START
-        self.replies.clear()
+        self.replies = {}
 
     def read(self, request: Request) -> Packet:
         """Returns the message of a request, of the phase that it names."""
@@ -183,6 +200,8 @@ class Gate:
         except CodecError as error:
             self.refused.warning("A message was refused: %s", error)
             raise Refusal("message") from error
+        longest = max(map(len, packet.parts), default=0)
+        _refuse_if(max(len(packet.parts), longest) > _PARTS, "message")
         if isinstance(request, wire.Fit):
             name = self.phase_names(request.round)[request.phase]
             _refuse_if(packet.phase != name, "message")
@@ -207,14 +226,22 @@ class Gate:
         """The site's file names the study, if it names any, and allows it."""
         self.workplace.greeting()
 
+    def next_message(self, request: wire.Agree) -> None:
+        """The answers to all earlier messages came."""
+        _refuse_if(request.phase >= self.workplace.messages, "order", "unready")
+
     def enough_patients(self, request: wire.Agree) -> None:
         """Enough patients contribute to each statistic of the message."""
         self.workplace.agree(request.phase, request.body)
 
     def known_patients(self, request: wire.Agree | wire.Ask) -> None:
         """Combined with statistics that left before, its own show enough patients."""
+        self.remember_patients(request, keep=False)
+
+    def remember_patients(self, request: Request, reply: Any = None, keep: bool = True) -> None:
+        """They are remembered."""
         data, patients = self.workplace.patients_behind()
-        self.answered.add_patients(data, patients, self.workplace.policy.least)
+        self.answered.add_patients(data, patients, self.workplace.policy.least, keep)
 
     def trains(self, request: Request) -> None:
         """The agreement is one to train."""
@@ -262,15 +289,28 @@ class Gate:
         kept = untrusted.read_json(path, dict[str, str]) if path.is_file() else {}
         _refuse_if(kept.get("job", request.job) != request.job, "job")
 
+    def few_folders(self, request: wire.Begin | wire.Onboard) -> None:
+        """The site's file allows one more folder, or the federation has one."""
+        folder = self.folder_of(request)
+        others = [*folder.parent.glob("*/")] if folder.parent.is_dir() else []
+        self.workplace.policy.check_folders(len({*others} - {folder}))
+
+    def balanced(self, request: wire.Begin | wire.Onboard) -> None:
+        """No site outweighs the others."""
+        self._check_sizes(_samples(request.clients))
+
+    def _check_sizes(self, samples: Mapping[str, int]) -> None:
+        if not self.workplace.parts:  # sums of a study weigh every patient once
+            self.workplace.policy.check_sizes(samples)
+
     def all_members(self, request: wire.Begin) -> None:
         """The sites are those of the agreement, this one with its samples."""
         _refuse_if(not request.session, "session")
         if (facts := self.workplace.facts()) is None:
             raise Refusal("order", "unready")
-        everyone = [ClientInfo(c.id, c.num_samples) for c in request.clients]
-        names, members = [c.id for c in everyone], self.workplace.members
-        this = ClientInfo(self.workplace.name, facts.num_samples)
-        _refuse_if(this not in everyone or len({*names}) < len(names), "message")
+        names, members = [c.id for c in request.clients], self.workplace.members
+        this = wire.Client(self.workplace.name, facts.num_samples)
+        _refuse_if(this not in request.clients or len({*names}) < len(names), "message")
         _refuse_if(members is not None and names != [*members], "message")
 
     def in_session(self, request: Request) -> None:
@@ -287,9 +327,9 @@ class Gate:
 
     def in_cohort(self, request: wire.Keys | wire.Fit) -> None:
         """This site is in the round's cohort, and does not outweigh the others."""
-        cohort = request.cohort
-        _refuse_if(self.workplace.name not in cohort or not {*cohort} <= {*self.ids}, "message")
-        self.workplace.check_cohort(cohort)
+        cohort, known = request.cohort, self.samples
+        _refuse_if(self.workplace.name not in cohort or not {*cohort} <= {*known}, "message")
+        self._check_sizes({name: known[name] for name in cohort})
 
     def several(self, request: wire.Keys) -> None:
         """At least three sites, each once."""
@@ -306,7 +346,7 @@ class Gate:
         self.here = request.at
         if turn != self.latest:
             self.latest, self.phases, self.half = turn, [], None
-            self.replies.clear()
+            self.replies = {}
 
     def new_phase(self, request: Request) -> None:
         """The phase comes after those that were answered."""
@@ -338,6 +378,10 @@ class Gate:
         """No phase of the round was trained."""
         _refuse_if(self.phases, "order")
 
+    def few_rounds(self, request: wire.Commit) -> None:
+        """It keeps no more rounds than a coordinator needs."""
+        _refuse_if(len(request.needed) > ROUNDS, "message")
+
     def as_trained(self, request: wire.Evaluate) -> None:
         """The site has trained in the round if the request says so, and only then."""
         (self.after_training if request.trained else self.before_training)(request)
@@ -352,6 +396,12 @@ class Gate:
         """The session's test metrics were asked for."""
         _refuse_if(not self.tested, "order")
 
+    def questions_with(self, request: wire.Onboard) -> bytes:
+        """Returns what a hospital that joins has heard by now, on which its model depends."""
+        told = msgspec.to_builtins([request.clients, request.point])
+        heard = sha256(json.dumps(told, sort_keys=True).encode() + request.body).digest()
+        return (self.questions if request.phase else b"") + heard
+
     def may_cross(self, request: wire.Across) -> None:
         """The site's file allows to send its model, or to evaluate another's."""
         self.workplace.policy.check_across(request.of == self.workplace.name)
@@ -360,10 +410,7 @@ class Gate:
         """A model that holds features of training patients stays here."""
         store = neighbours.store_in(self.module.local.split.base)
         if request.of == self.workplace.name and store is not None:
-            raise VetoError(
-                "The personal model holds features of training patients, so it is not sent to "
-                "other sites (across=true)."
-            )
+            raise veto("features")
 
     def basis(self, request: Request, with_point: bool = False) -> bytes:
         """Returns what an answer follows from: the message, the state and thresholds it meets."""
@@ -378,22 +425,15 @@ class Gate:
             content.append(json.dumps(point, sort_keys=True).encode())
         return b"".join(sha256(each).digest() for each in content)
 
-    def few_tests(self, request: Request, reply: Reply | None = None) -> None:
-        """Test metrics leave of as many models as the site's file allows."""
-        most = self.workplace.policy.test_metrics
-        match request:
-            case wire.Evaluate(split="test"):
-                if request.point is not None:  # a model is decided once without, once with others'
-                    self.answered.add_test(self.basis(request, True), most, "points")
-                model = self.basis(request)
-            case wire.Bring() | wire.Across():
-                model = self.basis(request)
-            case wire.Onboard(last=True):  # earlier questions decide about its model, too
-                assert isinstance(reply, wire.Joined)
-                model = json.dumps(reply.metrics).encode()
-            case _:
-                return
-        self.answered.add_test(model, most)
+    def tests_leave(self, request: wire.Evaluate | wire.Onboard, reply: Reply) -> None:
+        """The site's file allows test metrics to leave; the model is kept all the same."""
+        is_test = request.last if isinstance(request, wire.Onboard) else request.split == "test"
+        if is_test:
+            self.workplace.policy.check_tests()
+
+
+def _samples(clients: Sequence[wire.Client]) -> dict[str, int]:
+    return {client.id: client.num_samples for client in clients}
 
 
 @dataclass(frozen=True)
@@ -401,18 +441,13 @@ class Count:
     """What is counted by agreement."""
 
     what: str  # in words
-    # Gives the counter's key and what is added to it; empty: nothing.
-    of: Callable[[Gate, Any], tuple[str, str]]
-    # Whether only one may be added; otherwise one for each site and `MODELS` more.
-    once: bool = False
+    of: Callable[[Gate, Any], Iterator[Item]]  # what is added to which counters, and their most
     reason: str = "replay"  # of the refusal of more
 
     def __call__(self, gate: Gate, request: Request) -> None:
-        """Counts a request, or refuses it."""
-        key, item = self.of(gate, request)
+        """Counts a request, or refuses it and counts nothing."""
         try:
-            if item:
-                gate.answered.add(key, item, 1 if self.once else len(gate.ids) + MODELS)
+            gate.answered.add(*self.of(gate, request))
         except FullError as error:
             raise Refusal(self.reason) from error
 
@@ -428,24 +463,55 @@ class Rule(NamedTuple):
     leaving: tuple[Callable[[Gate, Any, Any], None], ...] = ()
 
 
-def _model(key: str) -> Callable[[Gate, Request], tuple[str, str]]:
-    return lambda gate, request: (
-        key.format(round=request.round, phase=request.phase),
-        sha256(gate.basis(request, True)).hexdigest()[:32] if request.body else "",
-    )
+def _model(key: str, once: bool = False) -> Callable[[Gate, Request], Iterator[Item]]:
+    """Counts models, or answers to one question: one for each site and `MODELS` more, or one."""
+
+    def of(gate: Gate, request: Request) -> Iterator[Item]:
+        if request.body:
+            place = key.format(round=request.round, phase=request.phase)
+            yield place, _hash(gate.basis(request, True)), 1 if once else len(gate.samples) + MODELS
+
+    return of
 
 
-def _measured(gate: Gate, request: wire.Evaluate) -> tuple[str, str]:
-    return _model("validation/{round}" if request.split == "val" else "test")(gate, request)
+def _measured(gate: Gate, request: wire.Evaluate) -> Iterator[Item]:
+    is_test = request.split == "test"
+    yield from _model("test" if is_test else "validation/{round}")(gate, request)
+    if is_test and request.point is not None:  # a model is decided once without, once with others'
+        yield from _tests(gate, gate.basis(request, True), "points", 1)
+    if is_test:
+        yield from _tests(gate, gate.basis(request), least=1)
 
 
-def sum_key(request: Request) -> str:
-    """Returns the counter of the sets of sites of one sum."""
-    return f"sum/{request.round}/{request.phase}"
+def _arrived(gate: Gate, request: wire.Bring | wire.Across) -> Iterator[Item]:
+    yield from _model("test")(gate, request)
+    yield from _tests(gate, gate.basis(request))
 
 
-def _summed(gate: Gate, request: wire.Unmask) -> tuple[str, str]:
-    return sum_key(request), " ".join(sorted(request.sent))
+def _joining(gate: Gate, request: wire.Onboard) -> Iterator[Item]:
+    yield from _model("onboard/{phase}")(gate, request)
+    if request.last:
+        yield from _tests(gate, gate.questions_with(request), least=1)
+
+
+def _tests(gate: Gate, model: bytes, key: str = TESTS, least: int = 0) -> Iterator[Item]:
+    """Counts a model by what it follows from; `least` are tested, but stay here."""
+    if (most := gate.workplace.policy.test_metrics) is not None:
+        yield key, _hash(model), max(most, least)
+
+
+def _hash(content: bytes) -> str:
+    return sha256(content).hexdigest()[:32]
+
+
+def sum_key(gate: Gate, request: Request) -> str:
+    """Returns the counter of the sets of sites of one sum; all steps of a study's part are one."""
+    step = "" if gate.workplace.parts else f"/{request.phase}"
+    return f"sum/{request.round}{step}"
+
+
+def _summed(gate: Gate, request: wire.Unmask) -> Iterator[Item]:
+    yield sum_key(gate, request), " ".join(sorted(request.sent)), 1
 
 
 _OPENS: tuple[Callable[[Gate, Any], None], ...] = (
@@ -460,17 +526,21 @@ RULES: dict[type[Request], Rule] = {
     ),
     wire.Agree: Rule(
         (
-            *(Gate.approved, Gate.known_patients),
-            Count("one answer to each message", _model("answer/{phase}"), True, "answers"),
+            *(Gate.approved, Gate.next_message, Gate.known_patients),
+            Count("one answer to each message", _model("answer/{phase}", once=True), "answers"),
             Gate.enough_patients,  # last: it uses the answer
         ),
         "columns, names of categories, counts, sums and limits; at the end the number of samples",
         _STUDY,
+        (Gate.remember_patients,),
     ),
     wire.Begin: Rule(
-        (Gate.alone, Gate.named_job, Gate.same_federation, Gate.all_members),
+        (
+            *(Gate.alone, Gate.named_job, Gate.same_federation, Gate.all_members),
+            *(Gate.few_folders, Gate.balanced),
+        ),
         "the numbers of the kept rounds",
-        ("largest_share", "privacy"),
+        ("folders", "largest_share", "privacy"),
     ),
     wire.Keys: Rule((*_OPENS, Gate.several), "public keys for one sum", ("largest_share",)),
     wire.Shares: Rule((*_TURN, Gate.keys_made), "shares of the masks' secrets, encrypted"),
@@ -488,7 +558,7 @@ RULES: dict[type[Request], Rule] = {
     wire.Unmask: Rule(
         (
             *(*_TURN, Gate.keys_made, Gate.enough_in_sum),
-            Count("one set of sites for each sum", _summed, True, "sums"),
+            Count("one set of sites for each sum", _summed, "sums"),
         ),
         "shares that unmask the sum",
     ),
@@ -499,26 +569,26 @@ RULES: dict[type[Request], Rule] = {
         ),
         "metrics, threshold, calibration, quantiles in four digits; whether test patients are few",
         ("least", "test_metrics"),
-        (Gate.few_tests,),
+        (Gate.tests_leave,),
     ),
     wire.Across: Rule(
         (
             *(Gate.trains, Gate.in_session, Gate.may_cross),
             *(Gate.measured_round, Gate.after_test, Gate.turn, Gate.no_features),
-            Count("models, with those of the test", _model("test")),
+            Count("models, with those of the test", _arrived),
         ),
         "the personal model, or test metrics of another's in four digits",
         ("send_model", "evaluate_models", "test_metrics"),
-        (Gate.few_tests,),
     ),
     wire.Commit: Rule(
-        (Gate.trains, *_TURN, Gate.after_training), "numbers of steps, training loss, epsilon"
+        (Gate.trains, *_TURN, Gate.after_training, Gate.few_rounds),
+        "numbers of steps, training loss, epsilon",
     ),
     wire.Load: Rule((Gate.trains, *_TURN, Gate.before_training), "a hash of the state"),
     wire.Bring: Rule(
         (
             *(Gate.is_study, Gate.in_session, Gate.may_evaluate),
-            *(Count("models, with those of the test", _model("test")), Gate.few_tests),
+            Count("models, with those of the test", _arrived),
         ),
         "nothing: a bundle is compared with the agreed hash, and kept",
         ("evaluate_models", "test_metrics"),
@@ -527,35 +597,24 @@ RULES: dict[type[Request], Rule] = {
         (
             *(Gate.is_study, Gate.in_session, Gate.training_round),
             *(Gate.turn, Gate.new_phase, Gate.keys_for_sum, Gate.known_patients),
-            Count("one question for each step", _model("ask/{round}/{phase}"), True, "answers"),
+            Count("one question for each step", _model("ask/{round}/{phase}", True), "answers"),
         ),
         "counts and sums under masks, or estimates in four digits",
         ("least", "plans", "privacy"),
+        (Gate.remember_patients,),
     ),
     wire.Onboard: Rule(
         (
             *(Gate.may_join, Gate.named_job, Gate.next_question),
-            Count("models for each question", _model("onboard/{phase}")),
+            *(Gate.few_folders, Gate.balanced),
+            Count("models for each question", _joining),
         ),
         "an answer of the method; at the end test metrics in four digits",
-        ("parts", "least_per_message", "privacy", "test_metrics"),
-        (Gate.few_tests,),
+        ("parts", "least_per_message", "largest_share", "folders", "privacy", "test_metrics"),
+        (Gate.tests_leave,),
     ),
 }
 """What a site does with each kind of request."""
-
-
-def table() -> list[tuple[str, ...]]:
-    """Returns a row for each kind of request: what must hold, counts, policy, what leaves."""
-    rows: list[tuple[str, ...]] = []
-    for kind, rule in RULES.items():
-        every = (*rule.checks, *rule.leaving)
-        counts = [check.what for check in every if isinstance(check, Count)]
-        holds = [check.__doc__ or "" for check in every if not isinstance(check, Count)]
-        keys = ", ".join(f"`{key}`" for key in rule.policy)
-        tag = f"`{kind.__struct_config__.tag}`"
-        rows.append((tag, " ".join(holds), "; ".join(counts), keys, rule.leaves))
-    return rows
 
 
 def _said(asked: Request) -> str:

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 import medfed
 from medfed.common import untrusted
 from medfed.config.compose import CONFIG_DIR
-from medfed.sites.policy import VetoError
+from medfed.sites.policy import veto
 from medfed.standalone import files
 from medfed.standalone.errors import ConfigError
 
@@ -46,12 +46,8 @@ def code() -> str:
 def check(version: str, agreed: str) -> None:
     """Compares what is installed here with an agreement."""
     if (version, agreed) != (medfed.__version__, code()):
-        raise VetoError(
-            f"The sites have agreed on medfed {version}, code {agreed:.12}, and this is "
-            f"{medfed.__version__}, code {code():.12}; install the wheel of your kit, by "
-            "install/install.sh.",
-            "code",
-        )
+        found = {"agreed": version, "hash": agreed, "here": medfed.__version__}
+        raise veto("code", "code", **found, hash_here=code())
 
 
 def _code() -> dict[str, Path]:

@@ -32,7 +32,7 @@ import numpy as np
 
 from medfed.federation.wire.fixed_point import FEWEST, FixedPoint
 from medfed.federation.wire.packet import Packet
-from medfed.sites.policy import remembered
+from medfed.sites.policy import remembered, said
 from medfed.sites.wire import Head, PublicKeys
 from medfed.standalone.errors import CodecError
 
@@ -98,11 +98,8 @@ class Certificate:
         """Writes down a site's first certificate; raises CodecError if it has another one."""
         with remembered(self._known, dict[str, str]) as known:
             if known.setdefault(site, fingerprint) != fingerprint:
-                raise CodecError(
-                    f"{site} has another certificate than before. Ask {site} by telephone whether "
-                    f"SHA256:{fingerprint} is of its renewed key; if so, delete its line in "
-                    f"{self._known}."
-                )
+                words = {"fingerprint": fingerprint, "known": self._known}
+                raise CodecError(said("certificate", site=site, **words))
 
 
 def needed(sites: int) -> int:
@@ -155,8 +152,10 @@ def context_of(head: Head, sites: Sequence[str]) -> str:
 class Half:
     """A site's half of one sum; without a signer its keys are not signed."""
 
-    def __init__(self, name: str, asked: Head, sites: Sequence[str], signer: Signer | None) -> None:
-        self.name, self.phase, self.sites = name, asked.phase, sorted(sites)
+    def __init__(
+        self, name: str, asked: Head, sites: Sequence[str], signer: Signer | None, samples: int = 1
+    ) -> None:
+        self.name, self.phase, self.sites, self._samples = name, asked.phase, sorted(sites), samples
         self._context = context_of(asked, sites)
         self._signer = signer
         self._mask, self._box = (_curve().X25519PrivateKey.generate() for _ in range(2))
@@ -168,7 +167,7 @@ class Half:
     def announced(self) -> PublicKeys:
         """Returns what all other sites must know."""
         mask, box = (k.public_key().public_bytes_raw().hex() for k in (self._mask, self._box))
-        keys = PublicKeys(mask, box, hashlib.sha256(self._seed).hexdigest())
+        keys = PublicKeys(mask, box, hashlib.sha256(self._seed).hexdigest(), self._samples)
         if self._signer is not None:
             signed = self._signer.sign(self._signed(self.name, keys))
             keys = msgspec.structs.replace(keys, **signed)
@@ -176,7 +175,12 @@ class Half:
         return keys
 
     def _signed(self, site: str, keys: PublicKeys) -> bytes:
-        return json.dumps([self._context, site, keys.mask, keys.box, keys.seal]).encode()
+        return json.dumps([self._context, site, *msgspec.structs.astuple(keys)[:4]]).encode()
+
+    @property
+    def samples(self) -> int:
+        """Of all sites, as each has signed; nobody else can change it."""
+        return sum(one.samples for one in self._keys.values())
 
     def boxes(self, keys: Keys) -> dict[str, str]:
         """Returns each other site's shares, encrypted for it."""
@@ -216,12 +220,14 @@ class Half:
 
         if sorted([*boxes, self.name]) != self.sites or not self._keys:
             raise CodecError("The shares are not those of all sites of this sum.")
+        opened = {**self._kept}
         for site, box in boxes.items():
             try:
                 both = self._lock(site, self.name).decrypt(bytes(12), bytes.fromhex(box), None)
             except (InvalidTag, ValueError) as error:
                 raise CodecError("A share was not encrypted by its site.") from error
-            self._kept[site] = both[:_SHARE], both[_SHARE:]
+            opened[site] = both[:_SHARE], both[_SHARE:]
+        self._kept = opened
         total = stream(self._seed, length, kind)
         for site in boxes:
             total += _pair(self._mask, self._keys, self._context, self.name, site, length, kind)

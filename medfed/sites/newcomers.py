@@ -34,6 +34,7 @@ from medfed.run.onboarding import add_rows, earlier_rows
 from medfed.sites import coordinator, wire
 from medfed.sites.agreement import Agreed, fingerprints
 from medfed.sites.calls import Caller, Terms, catch_up, compare, compare_models
+from medfed.sites.policy import said
 from medfed.sites.wire import Facts, Greeting, Transport
 from medfed.sites.withdrawal import SitesRecord
 from medfed.standalone.errors import CheckpointError, CodecError, ConfigError, SiteError
@@ -99,10 +100,7 @@ def agreed_for(folder: Path, site: str, steps: int) -> Agreed:
     run = Run(folder)
     _sites_of(run, site)
     if not run.agreed_json.is_file():
-        raise CheckpointError(
-            f"{folder} has no agreed.json, which medfed deploy writes when it has finished a run; "
-            "resume the run by medfed deploy, and onboard then."
-        )
+        raise CheckpointError(said("no_agreement", folder=folder))
     agreed = Agreed.read(run.agreed_json)
     return Agreed((*agreed.sites, site), agreed.overrides, agreed.cut, agreed.medfed, steps)
 
@@ -139,19 +137,13 @@ def join(
 def _sites_of(run: RunFolder, site: str) -> SitesRecord:
     """Returns the run's record of its sites, without the newcomer."""
     if not run.sites_json.is_file():
-        raise ConfigError(
-            f"The run in {run.folder} is a simulation; onboard to it by medfed evaluate "
-            f"run={run.folder} onboard=..."
-        )
+        raise ConfigError(said("simulation", folder=run.folder))
     kept = SitesRecord.read(run.folder)
     if site in kept.clients:
         known = f"was a site of the run in {run.folder} and has its model"
         raise ConfigError(f"onboard={site} {known}; name another site.")
     if run.config.privacy.example is not None:
-        raise ConfigError(
-            f"The run in {run.folder} has noise for its own hospitals alone (privacy.example); "
-            "train a run without privacy.example to let hospitals join."
-        )
+        raise ConfigError(said("noise_of_others", folder=run.folder))
     return kept
 
 

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from hashlib import sha256
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 import numpy as np
+import yaml  # type: ignore[import-untyped]
 from filelock import FileLock
 
 from medfed.common import floors, schemas, untrusted
@@ -35,10 +36,15 @@ MESSAGE_KEYS = "local.steps and data.batch_size"
 # In the folder of all federations:
 SPENT, COUNTED, PATIENTS = "privacy.json", "answered.json", "patients.json"
 NUMBERS = "numbers.json"
+TESTS, POINTS = "test_metrics", "points"
+"""Counters that `policy.test_metrics` limits."""
 FEW = 5
 """Patients; a mean over fewer reveals something about each."""
 Content = TypeVar("Content")
+Item = tuple[str, str, int]
+"""The key of a counter, what is added to it, and how many it may have."""
 _Counters = dict[str, dict[str, list[str]]]
+Reason = Literal["agreed", "policy", "code"]
 _Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
@@ -48,9 +54,26 @@ class VetoError(errors.ConfigError):
 
     status: Literal["refused"] = "refused"
 
-    def __init__(self, text: str, reason: Literal["agreed", "policy", "code"] = "policy") -> None:
+    def __init__(self, text: str, reason: Reason = "policy") -> None:
         super().__init__(text)
-        self.reason: Literal["agreed", "policy", "code"] = reason
+        self.reason: Reason = reason
+
+
+@cache
+def words_for(what: str) -> dict[str, str]:
+    """Returns ``parts``, kinds of ``requests``, ``refused``, ``vetoes`` and others in words."""
+    text = (Path(__file__).parent / "templates" / "words.yaml").read_text("utf-8")
+    return dict(yaml.safe_load(text)[what])
+
+
+def veto(why: str, reason: Reason = "policy", /, **found: Any) -> VetoError:
+    """Returns a refusal in the words of its kind, with what was found."""
+    return VetoError(words_for("vetoes")[why].format(**found), reason)
+
+
+def said(what: str, /, **found: Any) -> str:
+    """Says what is wrong, with what was found."""
+    return words_for("wrong")[what].format(**found)
 
 
 class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,15 +113,13 @@ site's file asks for 20; do not take part, or lower policy.least.
     # How many times over a fifth of the pooled patients' worth of numbers may leave in studies of
     # statistics, of one data set.
     plans: schemas.Count = 3
+    folders: schemas.Count = 100  # of runs, beyond which none begins that has no folder
 
     def check_parts(self, parts: Sequence[str]) -> None:
         """Refuses parts that may not leave."""
         others = [] if self.parts is None else [part for part in parts if part not in self.parts]
         if others:
-            raise VetoError(
-                f"The study sends the part {others[0]}, which policy.parts of this site's file "
-                "does not name; do not take part, or add it."
-            )
+            raise veto("parts", part=others[0])
 
     def check_statistics(self, statistics: Iterable[floors.Statistic]) -> None:
         """Refuses statistics of few patients, also where the file has no policy."""
@@ -112,39 +133,37 @@ site's file asks for 20; do not take part, or lower policy.least.
         key = "least" if self.least_per_message is None else "least_per_message"
         least: int = getattr(self, key)
         if patients < least:
-            raise VetoError(
-                f"{behind_a_message(patients)}, and policy.{key} of this site's file asks for "
-                f"{least}; do not take part, or ask the coordinator to raise {MESSAGE_KEYS}."
-            )
+            words = {"behind": behind_a_message(patients), "key": key, "keys": MESSAGE_KEYS}
+            raise veto("message", least=least, **words)
 
     def check_split(self, name: str, patients: int) -> None:
         """Refuses a split of few patients; an empty one reveals nothing."""
         if 0 < patients < self.least:
-            raise VetoError(
-                f"There are {patients} {name} patients, and policy.least of this site's file asks "
-                f"for {self.least}; do not take part, or lower policy.least."
-            )
+            raise veto("split", patients=patients, name=name, least=self.least)
 
     def check_across(self, sends: bool) -> None:
         """Refuses to send the personal model, or to evaluate another site's, unless allowed."""
-        if not (self.send_model if sends else self.evaluate_models):
-            key = "send_model" if sends else "evaluate_models"
-            what = "sends this site's model to the others" if sends else "tests other models here"
-            raise VetoError(
-                f"The agreement or run (across=true) {what}, and policy.{key} of this site's file "
-                "does not allow it; set it to true if it may."
-            )
+        key = "send_model" if sends else "evaluate_models"
+        if not getattr(self, key):
+            raise veto(key)
+
+    def check_folders(self, others: int) -> None:
+        """Refuses a folder in addition to others, so that runs without end do not fill the disk."""
+        if others >= self.folders:
+            raise veto("folders", others=others, most=self.folders)
+
+    def check_tests(self) -> None:
+        """Refuses that test metrics leave, if none may."""
+        if self.test_metrics == 0:
+            raise veto("tests", model=1, most=0)
 
     def check_sizes(self, samples: Mapping[str, int]) -> None:
         """Refuses a round in which one site outweighs the others."""
         largest = max(samples, key=lambda site: samples[site])
         share = samples[largest] / sum(samples.values())
         if share > self.largest_share:
-            raise VetoError(
-                f"Site {largest} has {100 * share:.1f} % of a round's training samples, and "
-                f"policy.largest_share of this site's file allows {100 * self.largest_share:g} %; "
-                "do not take part, or raise it."
-            )
+            found = {"share": 100 * share, "most": 100 * self.largest_share}
+            raise veto("share", site=largest, **found)
 
     def check_study(self, config: RunDescription) -> None:
         """Refuses a study whose keys alone the site does not allow, before data are read."""
@@ -155,11 +174,7 @@ site's file asks for 20; do not take part, or lower policy.least.
         """Refuses a study without noise where the site's file asks for it."""
         keys = config.privacy.example
         if self.privacy is not None and (keys is None or keys.unit != "patient"):
-            raise VetoError(
-                "The study does not protect each patient by noise, and policy.privacy of this "
-                "site's file asks for it; do not take part, or ask the coordinator to set "
-                "privacy.example with unit=patient."
-            )
+            raise veto("noise")
 
     def check_data(
         self, config: RunDescription, data: FederatedDataModule, site: str, tells: bool, joins: int
@@ -252,31 +267,21 @@ class Counted(msgspec.Struct, frozen=True):
     path: Path  # the file that remembers it, of all federations of the site
     agreement: str = ""  # hash of the agreement
 
-    def add(self, key: str, item: str, most: int) -> None:
-        """Counts something; what is known counts once."""
-        with remembered(self.path, _Counters) as every:
-            items = every.setdefault(self.agreement, {}).setdefault(key, [])
-            if item not in items:
-                if len(items) >= most:
-                    raise FullError(key)
-                items.append(item)
+    def add(self, *items: Item) -> None:
+        """Counts items, each once, or none if one of the counters is full."""
+        with remembered(self.path, _Counters, bool(items)) as every:
+            for key, item, most in items:
+                known = every.setdefault(self.agreement, {}).setdefault(key, [])
+                if item not in known:
+                    known.append(item)
+                    if len(known) > most and key in (TESTS, POINTS):
+                        raise veto("tests", model=most + 1, most=most)
+                    if len(known) > most:
+                        raise FullError(key)
 
     def of(self, key: str) -> list[str]:
         """Returns what a counter has."""
         return _read(self.path, _Counters).get(self.agreement, {}).get(key, [])
-
-    def add_test(self, model: bytes, most: int | None, what: str = "test_metrics") -> None:
-        """Counts a model by what it follows from, before its test metrics leave."""
-        if most is None:
-            return
-        try:
-            self.add(what, sha256(model).hexdigest()[:32], most)
-        except FullError as error:
-            raise VetoError(
-                f"The coordinator asks for the test metrics of model {most + 1}, or at further "
-                f"thresholds, and policy.test_metrics of this site's file allows {most}; they stay "
-                "here."
-            ) from error
 
     def add_patients(
         self, data: str, patients: Sequence[str], least: int = 0, keep: bool = True
@@ -290,12 +295,8 @@ class Counted(msgspec.Struct, frozen=True):
             if new in sets:
                 return
             if sets and (fewest := fewest_in_combinations([*sets, new])) < floor:
-                raise VetoError(
-                    f"Statistics of these {len(new)} patients, combined with those that left "
-                    f"before, show {fewest:.3g} patients of at least {floor}; agree on the "
-                    f"patients of an earlier study (seed, data.most_patients, fractions, fold), or "
-                    f"set data.scaling=client. {path} lists the patients of each."
-                )
+                found = {"count": len(new), "fewest": fewest, "floor": floor}
+                raise veto("patients", path=path, **found)
             sets.append(new)
 
     def numbers(self, data: str) -> int:
@@ -310,10 +311,7 @@ class Counted(msgspec.Struct, frozen=True):
             known = every.setdefault(data, {})
             known[f"{self.agreement}/{what}"] = count
             if (total := sum(known.values())) > most:
-                raise VetoError(
-                    f"{total} numbers about these patients would have left in studies, and this "
-                    f"site lets {most} leave, see policy.plans; {path} lists them."
-                )
+                raise veto("plans", total=total, most=most, path=path)
 
 
 def fewest_in_combinations(sets: Sequence[Sequence[str]]) -> float:
@@ -367,12 +365,8 @@ class Spending(msgspec.Struct, frozen=True):
         delta = self.ceiling.delta
         total = self.epsilon(delta, {run: planned})
         if total > self.ceiling.epsilon:
-            raise VetoError(
-                f"With this study, all runs on these patients spend epsilon {total:.3g} at delta "
-                f"{delta:g} ({self.epsilon(delta):.3g} so far), and policy.privacy of this site's "
-                f"file allows {self.ceiling.epsilon:g}; do not take part, or ask the coordinator "
-                "for a smaller privacy.example.epsilon."
-            )
+            found = {"total": total, "so_far": self.epsilon(delta), "delta": delta}
+            raise veto("privacy", most=self.ceiling.epsilon, **found)
 
     def add(self, run: str, by: Protection, gradients: int) -> None:
         """Remembers noisy gradients before what is computed from them leaves."""

@@ -42,6 +42,7 @@ from medfed.run.memberships import Memberships
 from medfed.sites import agreement, calls
 from medfed.sites.attendance import Attendance, SitesProgress
 from medfed.sites.coordinator import Coordinator, Metrics
+from medfed.sites.policy import said
 from medfed.sites.site import FACTS, versions_here
 from medfed.sites.status import Status, ended, keep
 from medfed.sites.wire import Facts, Greeting, Transport
@@ -261,10 +262,8 @@ def before_of(config: RunDescription, sites: Sequence[str]) -> Before:
     folder = Path(config.resume)
     kept = SitesRecord.read(folder)
     if list(kept.clients) != list(sites):
-        raise ConfigError(
-            f"The run in {folder} has the sites {', '.join(map(shown, kept.clients))}; resume it "
-            "with the same sites in the same order."
-        )
+        sites_then = ", ".join(map(shown, kept.clients))
+        raise ConfigError(said("other_sites", folder=folder, sites=sites_then))
     checkpoint = last_whole(RunFolder(folder).checkpoints)
     if checkpoint is None:
         return kept.job, None, None

@@ -10,7 +10,7 @@ A configuration describes a site: its data, the agreed model and method.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -69,7 +69,8 @@ class Site:
     def __post_init__(self) -> None:
         self.name, self._root = self.workplace.name, self.folder
         counted = self.counted or policy.Counted(self.folder / policy.COUNTED)
-        self.gate = Gate(self.workplace, counted, self._go_to, self._folder_of)
+        how = self._go_to, self._folder_of, self._mark
+        self.gate = Gate(self.workplace, counted, *how)
         self.log = self.gate.log
         # Of the last evaluation, with all digits, which stay here.
         self.metrics: dict[str, float] = {}
@@ -111,21 +112,23 @@ class Site:
 
     def _begin(self, asked: wire.Begin) -> Reply:
         """Starts a session: clears the memory and reads the kept rounds."""
-        self.folder = self._folder_of(asked)
-        everyone = [algorithm.ClientInfo(c.id, c.num_samples) for c in asked.clients]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        kept = RunFolder(self.folder).job_json
-        files.write_json(kept, {"job": asked.job, "site": self.name})
-        module = self.workplace.join(everyone)
-        self.gate.start(asked.session, [c.id for c in everyone], module)
+        self._join(asked, asked.session)
+        files.write_json(RunFolder(self.folder).job_json, {"job": asked.job, "site": self.name})
         self.gate.tested = RunFolder(self.folder).summary_json.is_file()
         self._states = {START: self._state(START)}
         self.begun(asked)
         return wire.Begun.to(asked, rounds=self.rounds())
 
+    def _join(self, asked: wire.Begin | wire.Onboard, session: str) -> None:
+        self.folder = self._folder_of(asked)
+        everyone = [algorithm.ClientInfo(c.id, c.num_samples) for c in asked.clients]
+        self.gate.start(session, asked.clients, self.workplace.join(everyone))
+        self.guard()
+
     def _keys(self, asked: wire.Keys) -> Reply:
-        self.gate.half = masks.Half(self.name, asked, asked.cohort, self.signer)
-        given = self.gate.answered.of(sum_key(asked))
+        place = self.name, asked, asked.cohort, self.signer
+        self.gate.half = masks.Half(*place, self.gate.samples[self.name])
+        given = self.gate.answered.of(sum_key(self.gate, asked))
         keys = self.gate.half.announced()
         return wire.Announced.to(asked, keys=keys, given=given[0].split() if given else [])
 
@@ -149,7 +152,7 @@ class Site:
         noisy = masks.needed(len(gate.half.sites)) if gate.half else len({*asked.cohort})
         reply = module.federation.answer(self.name, packet, asked.round, asked.phase, noisy)
         reply = gate.masked(reply, asked)
-        gate.phases.append(asked.phase)
+        gate.phases = [*gate.phases, asked.phase]
         return wire.Trained.to(asked, **self._spent(), body=reply.to_bytes())
 
     def _evaluate(self, asked: wire.Evaluate) -> Reply:
@@ -211,12 +214,8 @@ class Site:
     def _onboard(self, asked: wire.Onboard) -> Reply:
         """Joins a trained federation; its model stays here."""
         if asked.phase == 0:
-            sizes = [algorithm.ClientInfo(c.id, c.num_samples) for c in asked.clients]
-            self.folder = self._folder_of(asked, "-joined")
-            module = self.workplace.join(sizes)
-            self._newcomer = newcomer_of(module, self.name, self.workplace.joins)
-            self.gate.start("", [c.id for c in sizes], module)  # no longer part of another session
-            self.guard()
+            self._join(asked, "")  # no longer part of another session
+            self._newcomer = newcomer_of(self.module, self.name, self.workplace.joins)
         assert self._newcomer is not None
         packet, body, metrics = self.gate.read(asked), b"", dict[str, float]()
         if asked.last:
@@ -227,10 +226,11 @@ class Site:
             self.joined(self._newcomer, module.local.model.whole(model), metrics)
         else:
             body = self._newcomer.answer(packet).to_bytes()
+        self.gate.questions = self.gate.questions_with(asked)
         self.gate.questions_answered = self._newcomer.phase
         return wire.Joined.to(asked, metrics=_leaving(metrics), body=body)
 
-    def _folder_of(self, asked: wire.Begin | wire.Onboard, more: str = "") -> Path:
+    def _folder_of(self, asked: wire.Begin | wire.Onboard) -> Path:
         """Returns the folder of a federation."""
         return self._root
 
@@ -266,10 +266,26 @@ class Site:
             return
         if number not in (*self._states, *self.rounds()):
             raise Refusal("round")
-        kept = self._states.get(number) or self._read(number)
+        self._load_state(self._states.get(number) or self._read(number))
+
+    def _load_state(self, kept: Kept) -> None:
         self.client.load_state_dict(kept["client"])
         self.client.steps_done = kept["steps"]
         self.client.passes = budget.Passes(*kept["passes"])
+
+    def _mark(self) -> Callable[[], None]:
+        """Returns what takes the site's memory back to where it is now."""
+        gate, kept = self.gate, None if self.gate.started is None else self._state(START)
+        # Values are replaced, never changed.
+        before = [(of, {**vars(of)}) for of in (self, gate, gate.half) if of is not None]
+
+        def take_back() -> None:
+            for of, values in before:
+                vars(of).update(values)
+            if kept is not None:
+                self._load_state(kept)
+
+        return take_back
 
     def _state(self, number: int) -> Kept:
         """The client's state, without copies: tensors are replaced, never changed."""
@@ -337,7 +353,7 @@ class ConfiguredSite:
 
     def __post_init__(self) -> None:
         self.policy.check_study(self.config)
-        self.rounds = self.config.rounds
+        self.rounds, self._given = self.config.rounds, self.config
         self._greeting: Greeting | None = None
         self._start = start.Start()
         self._statements: list[bytes | None] = []
@@ -353,19 +369,26 @@ class ConfiguredSite:
         config = file.config(agreed)
         return cls(config, file.site, sites, file.policy, agreed.sites, agreed.joins)
 
+    @property
+    def messages(self) -> int:
+        """How many messages about its data it can send by now."""
+        return len(self._statements) + (self._statements[-1] is not None)
+
     def greeting(self) -> Greeting:
         """Reads configuration and data once; returns the facts that all sites must share."""
         if self._greeting is None:
-            agreed = agreement.fingerprints(self.config.values)
-            self._start, self.config = experiment.read_start(self.config)
+            agreed = agreement.fingerprints(self._given.values)
+            self._start, self.config = experiment.read_start(self._given)
             data = own_data(self.config, self.name, self.sites)
             self._agreeing: Generator[bytes, bytes, None] = data.setup_alone(self.name)
             self._statements = [next(self._agreeing, None)]
+            self.answers, self.exchanged = [], []
             tells = self._statements != [None]
             self.policy.check_data(self.config, data, self.name, tells, self.joins)
             versions = versions_here(str(self.config.trainer.accelerator))
-            self.data, self._greeting = data, Greeting(agreed, data.facts(), versions)
+            self.data = data
             self._settle()
+            self._greeting = Greeting(agreed, data.facts(), versions)
         return self._greeting
 
     def agree(self, number: int, answer: bytes) -> bytes | None:
@@ -375,20 +398,26 @@ class ConfiguredSite:
             raise DataError(
                 "The coordinator's answer on columns has changed; start the site again."
             )
-        if number == len(self._statements) and number:
-            self.answers.append(answer)
-            for way, content in (("up", self._statements[-1] or b""), ("down", answer)):
-                self.exchanged.append((self.name, way, len(content)))  # type: ignore[arg-type]
+        if number == len(self._statements):
             try:
-                statement = self._agreeing.send(answer)
-                self.policy.check_statistics(self.data.summaries(self.name))
-                self._statements.append(statement)
-            except StopIteration:
-                self._statements.append(None)
-            self._settle()
-        if number >= len(self._statements):
-            raise DataError("The coordinator has left out an answer; start it again.")
+                self._statements.append(self._told(answer))
+                self._settle()
+            except Exception:
+                self._greeting = self._facts = None  # an answer that is refused scales nothing
+                raise
         return self._statements[number]
+
+    def _told(self, answer: bytes) -> bytes | None:
+        """Goes on with an answer; returns the next message."""
+        self.answers.append(answer)
+        for way, content in (("up", self._statements[-1] or b""), ("down", answer)):
+            self.exchanged.append((self.name, way, len(content)))  # type: ignore[arg-type]
+        try:
+            statement = self._agreeing.send(answer)
+        except StopIteration:
+            return None
+        self.policy.check_statistics(self.data.summaries(self.name))
+        return statement
 
     def _settle(self) -> None:
         """Builds the model, once the data are read."""
@@ -415,14 +444,8 @@ class ConfiguredSite:
         patients = self.data.plans[self.name].patients["train"] if sends else []
         return str(self.config.data.get("path")), patients
 
-    def check_cohort(self, cohort: Sequence[str]) -> None:
-        """Refuses a round with these sites if the site's policy does not allow it."""
-        self.policy.check_sizes({name: self._samples[name] for name in cohort})
-
     def join(self, everyone: Sequence[algorithm.ClientInfo]) -> FederatedModule:
         """Returns the federation at this site: with this client only, in its initial state."""
-        self._samples = {c.id: c.num_samples for c in everyone}
-        self.check_cohort([c.id for c in everyone])
         task, config = self.task, self.config
         initial = parted(task.network, self._initial)
         with torch.no_grad():

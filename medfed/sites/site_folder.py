@@ -41,6 +41,8 @@ Keep = Callable[[Path], object]
 """Makes the bundle of a finished run's folder."""
 # In the folder of all federations:
 LOG, REFUSALS = "log.txt", "refusals.txt"
+LARGEST_LOG = 1 << 28
+"""Bytes from which a log grows no further until somebody moves it: two million lines."""
 # The content of ``validation.json``: metrics by round, null if undefined.
 _Validation = list[tuple[schemas.Count, dict[str, float | None]]]
 
@@ -75,9 +77,10 @@ class RecordingSite(Site):
         self.history: list[Record] = []  # its validation metrics
         self._of_round, self._turn, self._hospitals = Ledger(), (START, 0), 1
 
-    def _folder_of(self, asked: wire.Begin | wire.Onboard, more: str = "") -> Path:
+    def _folder_of(self, asked: wire.Begin | wire.Onboard) -> Path:
         """Each federation has a folder; joining has another one than training."""
-        return self._root.with_name(f"{self._root.name}-{asked.job[:8]}{more}")
+        joins = "-joined" * isinstance(asked, wire.Onboard)
+        return self._root.with_name(f"{self._root.name}-{asked.job[:8]}{joins}")
 
     def begun(self, asked: wire.Begin) -> None:
         """Opens the folder at the start of a session, or continues with its content."""
@@ -85,9 +88,6 @@ class RecordingSite(Site):
         self._hospitals = len(asked.clients)
         config = self._opened(run, str(run.folder) if run.config_yaml.is_file() else None)
         self.ledger, self.history = Ledger(federating.preprocessing(self.workplace.exchanged)), []
-        self.guard()
-        if (meter := self.gate.meter) is not None:
-            self.spending.check(meter.run, meter.by)
         self._turn, self._of_round = (START, 0), Ledger()
         if config.resume and run.ledger_csv.is_file():
             self.ledger = Ledger.from_csv(run.ledger_csv.read_text("utf-8"))
@@ -104,12 +104,13 @@ class RecordingSite(Site):
         return config
 
     def guard(self) -> None:
-        """Starts to count the noisy gradients of a new session."""
+        """Starts to count the noisy gradients of a new session, if they may be so many."""
         config, clients = self.workplace.config, self.workplace.data.clients
         if config.privacy.example is not None:
             taken = self.client.trainer.gradients
             for by in protections(config, clients, self.federation).values():
                 place = self.spending, self.folder.name, by
+                self.spending.check(self.folder.name, by)
                 self.gate.meter = Meter(*place, lambda: taken.gradient_passes)
 
     def keep(self, asked: Request, reply: Reply) -> None:
@@ -194,6 +195,15 @@ class RecordingSite(Site):
             self.log.warning("The bundle was not made: %s", error)
 
 
+class _Log(logging.FileHandler):
+    """A log that ends at a size, so that requests without end do not fill the disk."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See the base class."""
+        if self.stream is None or self.stream.tell() < LARGEST_LOG:
+            super().emit(record)
+
+
 def listen(name: str, folder: Path) -> logging.Logger:
     """Writes the log of a site, and of no other in this process, to files."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # patients' ids are in it
@@ -203,7 +213,7 @@ def listen(name: str, folder: Path) -> logging.Logger:
         for handler in list(each.handlers):
             each.removeHandler(handler)
             handler.close()
-        handler = logging.FileHandler(folder / file, encoding="utf-8", delay=True)
+        handler = _Log(folder / file, encoding="utf-8", delay=True)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         each.addHandler(handler)
     return log

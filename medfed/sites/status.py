@@ -23,7 +23,8 @@ from medfed.common import schemas, untrusted
 from medfed.common.console import Terminal, shown, size
 from medfed.common.tables import Table
 from medfed.records.folder import RunFolder
-from medfed.sites import agreement, wire
+from medfed.sites import wire
+from medfed.sites.policy import words_for
 from medfed.standalone import errors, files
 
 _COLUMNS = ("site", "kind", "requests", "down", "up")
@@ -140,7 +141,7 @@ def tables(run: RunFolder) -> Group:
         line = [shown(name), shown(state, 1000), site.since, str(site.round + 1), *sizes]
         spent = "not said" if site.epsilon is None else f"{site.epsilon:.3g}"
         sites.append([*line, *[spent] * noisy])
-    for kind, meaning in agreement.words_for("requests").items():
+    for kind, meaning in words_for("requests").items():
         if counts := [c for (_, known), c in traffic.counts.items() if known == kind]:
             requests, down, up = (sum(column) for column in zip(*counts, strict=True))
             kinds.append([kind, f"{requests:,}", size(down), size(up), meaning])

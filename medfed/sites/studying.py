@@ -38,6 +38,7 @@ from medfed.studies.cohorts import Cohort, Opener
 from medfed.studies.page import write_study
 from medfed.studies.parts import Estimates, Part, Separate, State, Table, Whole, numbers_in
 from medfed.studies.plan import Plan, plan_of
+from medfed.studies.regressions import Coefficients
 from medfed.studies.rows import Rows
 from medfed.studies.simulation import answered, parts
 
@@ -60,6 +61,7 @@ class StudyPlace:
     # The folders of the bundles that arrived, by name.
     models: dict[str, Path] = field(default_factory=dict)
     joins: int = 0
+    messages: int = 1
     parts: Sequence[Part | Separate] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,9 +121,6 @@ class StudyPlace:
         _ = self.rows
         return str(self.config.data.get("path")), sorted(self.cohort.patients)
 
-    def check_cohort(self, cohort: Sequence[str]) -> None:
-        """Allows each: a sum under masks weighs every patient once."""
-
     def join(self, everyone: Any) -> Any:
         """Refuses to train."""
         raise Refusal("order")
@@ -133,10 +132,9 @@ class StudySite(Site):
     workplace: StudyPlace  # type: ignore[assignment]
 
     def _begin(self, asked: wire.Begin) -> Reply:
-        steps = [1 if isinstance(part, Separate) else _STEPS for part in self.workplace.parts]
-        self.gate.start(asked.session, [c.id for c in asked.clients], None)
+        steps = [_STEPS if type(part) is Coefficients else 1 for part in self.workplace.parts]
+        self.gate.start(asked.session, asked.clients, None)
         self.gate.phase_names = lambda number: ("step",) * steps[number]
-        self._pooled = sum(c.num_samples for c in asked.clients)
         return wire.Begun.to(asked, rounds=[])
 
     def _bring(self, asked: wire.Bring) -> Reply:
@@ -155,25 +153,28 @@ class StudySite(Site):
     def _ask(self, asked: wire.Ask) -> Reply:
         place, gate = self.workplace, self.gate
         part = place.parts[asked.round]
-        most = self._pooled * place.policy.plans // TIMES
-        remember = gate.answered.add_numbers
         what, (data, _) = f"{asked.round}/{asked.phase}", place.patients_behind()
+
+        def remember(count: int, patients: int) -> None:
+            most = patients * place.policy.plans // TIMES
+            gate.answered.add_numbers(data, what, count, most)
+
         try:
             if isinstance(part, Separate):
                 told = part.estimate(place.scored)
-                remember(data, what, numbers_in(told), most)
-                gate.phases.append(asked.phase)
+                remember(numbers_in(told), sum(gate.samples.values()))  # as the coordinator says
+                gate.phases = [*gate.phases, asked.phase]
                 return wire.Told.to(asked, body=json.dumps(told).encode())
             whole = part.ask(place.scored, parse_json(asked.body, list[Number])).whole
         except (ValueError, ConfigError, DataError, CheckpointError) as error:
             self.log.getChild("refused").warning("%s was refused: %s", part.name, error)
             raise Refusal("few") from error
-        if self._pooled < TIMES * len(whole):
-            raise Refusal("few")
-        remember(data, what, len(whole), most)
         assert gate.half is not None
+        if gate.half.samples < TIMES * len(whole):
+            raise Refusal("few")
+        remember(len(whole), gate.half.samples)
         hidden = whole.view(_MASKED) + gate.half.mask(len(whole), asked.boxes, _MASKED)
-        gate.phases.append(asked.phase)
+        gate.phases = [*gate.phases, asked.phase]
         return wire.Told.to(asked, body=hidden.astype("<u8").tobytes())
 
 
@@ -247,6 +248,9 @@ class Conductor:
             sites[:] = [c for c in sites if c not in why]
             if total is not None:
                 return total
+            if step:
+                why_not = "sums without a site that was lost after the first step show its numbers"
+                raise SiteError(f"{why_not}; repeat the study.")
             attempt += 1
         raise SiteError(f"fewer than {FEWEST} sites answer, so nothing can be summed.")
 

@@ -117,6 +117,7 @@ class PublicKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mask: str
     box: str
     seal: str
+    samples: Samples = 1  # of the site; a study counts patients
     certificate: str = ""
     signature: str = ""
 

@@ -22,8 +22,11 @@ def alternatives(pattern: Pattern) -> list[str]:
     return [pattern] if isinstance(pattern, str) else list(pattern)
 
 
-def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
-    """Finds the one file that matches; of alternative patterns, the first with a match counts."""
+def find_file(folder: Path, role: str, pattern: Pattern, mend: str = "mend data.reader") -> Path:
+    """Finds the one file that matches; of alternative patterns, the first with a match counts.
+
+    `mend`: what to do if not one matches, beside adding the file and removing the case.
+    """
     patterns = alternatives(pattern)
     # Archives made on a Mac hold a hidden shadow of every file.
     visible = sorted(f for f in folder.iterdir() if is_visible(f.name))
@@ -35,8 +38,8 @@ def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
         what = "mask" if role == "label" else f"modality {role}"
         names = ", ".join(f.name for f in visible[:8])
         count = f"{len(matches)} files match {' or '.join(patterns)} ({what}), but exactly one must"
-        mend = "Add the file, mend data.reader, or remove the case."
-        text = f"{folder}: {count}; the folder has: {names or 'nothing'}. {mend}"
+        what = f"{count}; the folder has: {names or 'nothing'}"
+        text = f"{folder}: {what}. Add the file, {mend}, or remove the case."
         raise DataError(text) if matches else AbsentFileError(text)
     return matches[0]
 

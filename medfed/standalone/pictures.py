@@ -69,7 +69,7 @@ def load_picture(file: Path, color: Color, scale: float, normalization: str) -> 
     if normalization == "zscore":
         return upright(zscore(small))
     if white is None:
-        mend = "set data.reader.normalization=zscore, or save it with 8 or 16 bits"
+        mend = "save it with 8 or 16 bits, or train with data.reader.normalization=zscore"
         what = f"{file} has 32 bits per value, so the value of white is unknown"
         raise DataError(f"{what}; {mend}.")
     return upright(small / np.float32(white))

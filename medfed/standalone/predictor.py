@@ -23,6 +23,8 @@ from .itk import say_once
 from .masks import Facts, largest_part, map_codes
 from .slices import axial, plane_of, with_neighbours
 
+_IN_BOTH = "and masks have them in both: a Dice of a mask differs a little from that of cases.csv"
+
 
 def channels_of(source: Path, count: int, facts: Facts) -> list[str]:
     """Says what the channels of a file are, by their number."""
@@ -130,6 +132,9 @@ class Predictor:
         if not self.of_regions.exclusive:
             outwards = [self.labels.index(name) for name in reversed(map_codes(self.facts) or {})]
             for inner, outer in pairwise(outwards):
+                if (masks[inner] & ~masks[outer]).any():
+                    beyond = f"predicts voxels of {self.labels[inner]} beyond {self.labels[outer]}"
+                    say_once(Path(self.name), f"{beyond}, {_IN_BOTH}")
                 masks[outer] |= masks[inner]
         return masks
 

@@ -26,7 +26,7 @@ from .normalization import Rule, record_of, rules_from
 
 BLANK = (
     "is 0 in every voxel for the network: its grey values are all alike, or outside the window of "
-    "data.normalize; check that it is a scan, no mask, in the units of the others"
+    "the training (data.normalize); check that it is a scan, no mask, in the units of the others"
 )
 _UNITS = (
     "has no value below 0, so these may be no Hounsfield units, in which air is -1000: subtract "

@@ -15,12 +15,18 @@ from torch import Tensor
 from . import contrasts, dicom, pictures, volume_files, volumes
 from .errors import DataError, few
 from .files import is_visible
+from .itk import say_once
 from .masks import SEG, Facts, label_map, mask_files, named_after, save_like, save_picture
 from .predictor import Predictor, channels_of
 from .preparation import BLANK, Preparation, millimetres, one_thread
 
 _log = logging.getLogger(__name__)
 RECORD = "prediction.json"  # in a folder of predictions
+_NONZERO = "zscore_nonzero"
+_NO_ZEROS = (
+    "has a contrast without a voxel of 0, so all that surrounds the body counts as body in its "
+    f"normalisation ({_NONZERO}); set it to 0 if it is 0 in the training scans"
+)
 
 
 def walk(
@@ -321,6 +327,8 @@ def prepare(
     chosen = voxels[[names.index(name) for name in given]]
     of_these = replace(prepared, rules=rules)
     of_these.doubt(chosen, path)
+    if any(rule.name == _NONZERO and of.all() for rule, of in zip(rules, chosen, strict=True)):
+        say_once(path, _NO_ZEROS)
     seen, grid = of_these.apply(chosen, spacing)
     image = torch.zeros(len(channels), *seen.shape[1:])
     for name in set(facts["present"]) & set(given):
@@ -415,7 +423,8 @@ def _files_by_contrast(scan: ScanFiles, facts: Facts) -> dict[str, Path]:
         listed = {}
         for contrast, pattern in patterns.items():
             try:
-                listed[contrast] = contrasts.find_file(scan.path, contrast, pattern)
+                mend = "give one such a name"  # a bundle's user has no data.reader
+                listed[contrast] = contrasts.find_file(scan.path, contrast, pattern, mend)
             except contrasts.AbsentFileError:
                 if contrast not in partial:
                     raise

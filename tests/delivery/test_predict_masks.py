@@ -18,6 +18,7 @@ from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.predict.prediction import predict
+from medfed.standalone import itk
 from medfed.standalone.errors import ConfigError, DataError, MedfedError
 from medfed.standalone.masks import label_codes, label_map, map_codes, save_like
 from medfed.standalone.run import run as run_bundle
@@ -77,10 +78,13 @@ def test_probabilities_are_those_of_the_evaluation(name, hospital, tmp_path):
             assert torch.equal(regions[None, None], expected > 0.5)
 
 
-def test_sizes_are_those_of_the_written_mask_where_regions_do_not_nest(hospital, tmp_path):
+def test_sizes_are_those_of_the_written_mask_where_regions_do_not_nest(
+    hospital, tmp_path, caplog, monkeypatch
+):
     """The network answers each region by itself; the map of labels puts the inner ones in outer."""
     made = hospital("slices")
     file = next(iter(scans(made).values()))
+    monkeypatch.setattr(itk, "_SAID", {})  # what earlier predictions have said
     made.predict(input=file, output=tmp_path / "out", probabilities="true")
     (mask,) = (p for p in (tmp_path / "out").glob("*.nii.gz") if "probabilities" not in p.name)
     written = np.asanyarray(nib.load(mask).dataobj)
@@ -92,6 +96,8 @@ def test_sizes_are_those_of_the_written_mask_where_regions_do_not_nest(hospital,
         dict(zip(facts["labels"], np.moveaxis(given, 3, 0), strict=True)),
     )
     assert (own[outwards[0]] & ~own[outwards[1]]).any()
+    beyond = f"predicts voxels of {outwards[0]} beyond {outwards[1]}, and masks have them in both"
+    assert caplog.text.count(beyond) == 1
     with (tmp_path / "out" / "summary.csv").open(newline="") as table:
         (row,) = csv.DictReader(table)
     factor = np.prod(nib.load(mask).header.get_zooms()[:3]) / 1000
@@ -564,6 +570,28 @@ def test_what_is_odd_about_channels_is_said_of_those_that_the_model_sees(
     fewer = voxels[..., [channels.index(name) for name in present]]
     assert f"scan.nii.gz is taken as {', '.join(present)}, in this order" in said(fewer)
     assert np.array_equal(nib.load(tmp_path / "mask.nii.gz").get_fdata(), expected)
+
+
+def test_a_scan_whose_background_is_not_0_is_named(hospital, tmp_path, caplog):
+    """All voxels then count in a normalisation over those that are not 0."""
+    made, path = hospital("slices"), tmp_path / "scan.nii.gz"
+    image = nib.load(next(iter(scans(made).values())))
+    voxels = np.asarray(image.dataobj, dtype=np.float32)
+    for added in (0, 1):
+        nib.save(nib.Nifti1Image(voxels + added, image.affine), path)
+        made.predict(input=path, output=tmp_path / "mask.nii.gz", overwrite="true")
+        named = "scan.nii.gz has a contrast without a voxel of 0, so all that surrounds the body"
+        assert caplog.text.count(named) == added
+
+
+def test_a_case_without_a_contrast_hears_what_a_hospital_can_do(hospital, tmp_path):
+    """It has a bundle, and no data.reader."""
+    made = hospital("slices")
+    file = next(iter(scans(made).values()))
+    (tmp_path / "case").mkdir()
+    shutil.copy(file, tmp_path / "case" / "scan_t2.nii.gz")
+    with pytest.raises(DataError, match="Add the file, give one such a name, or remove the case"):
+        made.predict(input=tmp_path / "case", output=tmp_path / "mask.nii.gz")
 
 
 def test_files_that_are_no_case_hear_how_contrasts_are_named(hospital, tmp_path):

@@ -10,8 +10,9 @@ from medfed.commands.main import main
 from medfed.commands.methods import method, yamls
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.wire.ledger import Ledger
-from medfed.sites.agreement import Agreed, SiteFile, words_for
+from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.check import traffic_of
+from medfed.sites.policy import words_for
 from medfed.sites.wire import Reply, Trained
 from medfed.standalone.errors import DataError
 from tests.integration.runs import run

@@ -26,14 +26,15 @@ from medfed.delivery.main import keep_bundle
 from medfed.federation.aggregation import Median
 from medfed.federation.engine.private import ClientPrivacy
 from medfed.federation.reference import assemble
-from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.channel import Channel, MessageContext
 from medfed.federation.wire.fixed_point import FixedPoint
+from medfed.federation.wire.packet import Message
 from medfed.personalize.fedper import FedPer
 from medfed.run.privacy import Protection
-from medfed.sites import wire
+from medfed.sites import site_folder, wire
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.calls import Caller, agree_on_data, greet
-from medfed.sites.gate import MODELS, RULES, table
+from medfed.sites.gate import MODELS, RULES
 from medfed.sites.policy import Counted, FullError, Policy, Spending, fewest_in_combinations
 from medfed.sites.site_folder import hospital
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError, SiteError
@@ -48,7 +49,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_each_kind_of_request_has_one_rule_in_words():
-    assert [f"`{kind}`" for kind in wire.KINDS] == [row[0] for row in table()]
+    assert [*wire.KINDS] == [kind.__struct_config__.tag for kind in RULES]
     for kind, rule in RULES.items():
         assert all(check.__doc__ for check in rule.checks), kind
         assert rule.leaves
@@ -71,6 +72,31 @@ def test_a_site_that_trains_does_not_answer_as_one_that_joins(tmp_path: Path, ca
         assert wire.Reply.from_bytes(site.answer(asked.to_bytes())).reason == "order"
     assert site.client.steps_done == before
     assert caplog.text.count("The request onboard was refused: order") == 2
+
+
+def test_no_sequence_of_requests_fills_a_sites_memory_or_disk(tmp_path: Path):
+    """Each reply was kept, as large as a model; each round, and each name of a part."""
+    transport = toy_sites(tmp_path, "fedavg")
+    module = coordinated(transport, "fedavg")
+    fit(module, tmp_path / "server", 2)
+    site, session = transport.sites["c0"], module.coordinator.caller.session
+    before = {path: path.read_bytes() for path in (tmp_path / "c0").glob("*")}
+
+    def ask(kind, **how):
+        return wire.Reply.from_bytes(site.answer(kind("c0", session, **how).to_bytes()))
+
+    there = {"round": 2, "attempt": 1, "at": 1}
+    assert [ask(wire.Load, phase=n, **there).status for n in range(50)] == ["ok"] * 50
+    assert len(site.gate.replies) <= 4
+    body = module.federation.open(2).sent["c0"].to_bytes()
+    for parts in ({f"part{n}": {} for n in range(1001)}, {"x" * 1001: {}}):
+        packet = Channel().encode(Message("fit", parts), "down", MessageContext("c0"))[0]
+        odd = ask(wire.Fit, cohort=NAMES, body=packet.to_bytes(), **there)
+        assert (odd.status, odd.reason) == ("refused", "message")
+    assert ask(wire.Fit, cohort=NAMES, body=body, **there).status == "ok"
+    assert ask(wire.Commit, needed=[*range(6)], **there).reason == "message"
+    now = {path: path.read_bytes() for path in (tmp_path / "c0").glob("*")}
+    assert {path.name for path in now if now[path] != before.get(path)} == {"answered.json"}
 
 
 @pytest.mark.parametrize("kind", ["hello", "begin", "fit", "evaluate", "load"])
@@ -112,13 +138,27 @@ def test_the_log_names_the_rule_that_refuses_and_has_no_traceback_of_known_error
     assert said(phase=1, body=b"{}").endswith(
         "refused: answers; needed: one answer to each message"
     )
-    assert said(phase=9).endswith("The coordinator has left out an answer; start it again.")
+    assert said(phase=9).endswith("order; needed: The answers to all earlier messages came.")
     assert said(phase=-1).endswith("phase: expected int >= 0).")
     (folder / "answered.json").write_text("[]")
     assert "answered.json is not as a run writes it" in (line := said(phase=1, body=b"{}"))
     assert "restore it from a backup, as a site without it forgets what has left." in line
     assert "Traceback" not in (folder / "log.txt").read_text()
     assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_log_does_not_grow_without_end(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(site_folder, "LARGEST_LOG", 1000)
+    log = site_folder.listen("Basel", tmp_path)
+    for n in range(100):
+        log.getChild("refused").warning("The request %d was refused.", n)
+    for name in (site_folder.LOG, site_folder.REFUSALS):
+        lines = (tmp_path / name).read_text().splitlines()
+        assert lines[0].endswith("The request 0 was refused.")
+        assert 1000 < (tmp_path / name).stat().st_size < 1100
+    (tmp_path / site_folder.LOG).rename(tmp_path / "moved.txt")
+    site_folder.listen("Basel", tmp_path).warning("It goes on.")
+    assert (tmp_path / site_folder.LOG).read_text().endswith("It goes on.\n")
 
 
 def at_once(function, times: int = 25) -> None:
@@ -138,7 +178,7 @@ def test_two_jobs_at_once_are_counted_one_after_another(tmp_path: Path):
 
     def add(n, k):
         try:
-            Counted(tmp_path / "answered.json", "a").add("test", f"{n} {k}", 7)
+            Counted(tmp_path / "answered.json", "a").add(("test", f"{n} {k}", 7))
         except FullError:
             refused.append((n, k))
 
@@ -398,6 +438,11 @@ ATTACKS = {
         (TRAIN[0], {**TRAIN[1], "slot": 1, "sent": ALL[:3]}),
     ],
     "5: two jobs count at once": [("at_once", {"numbers": (0, 1)})],
+    "a refused request moves the site": [
+        (BEGIN[0], BEGIN[1]),
+        (TRAIN[0], TRAIN[1]),
+        (TRAIN[0], {**TRAIN[1], "attempt": 1, "cohort": ALL[:2]}),
+    ],
     "two studies differ by one patient": [
         ("agree", {"slot": 0, "answer": 0, "last": 0}),
         ("begin_the_other_study", {}),

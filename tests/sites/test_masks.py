@@ -373,6 +373,7 @@ def test_keys_are_those_of_the_sites_certificates(tmp_path: Path):
         Half("b", asked, names, foreign).announced(),
         other,
         replace(keys["b"], mask=other.mask),
+        replace(keys["b"], samples=10**9),  # by which many numbers seemed to be of many patients
     ):
         with pytest.raises(CodecError, match="keys of b are not signed by its certificate"):
             made["a"].boxes({**keys, "b": bad})

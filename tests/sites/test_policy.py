@@ -1,7 +1,9 @@
 """A site runs what its file approves, within the limits of its policy; each veto has a sentence."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,10 +12,11 @@ from medfed.common.untrusted import read_json
 from medfed.config.compose import described
 from medfed.delivery.main import keep_bundle
 from medfed.run.evaluation import measure_across
+from medfed.sites import policy, wire
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.deploying import encoded, start_site
 from medfed.sites.installed import TEMPLATES
-from medfed.sites.policy import NO_LIMITS, Counted, Policy, VetoError
+from medfed.sites.policy import NO_LIMITS, Counted, Policy, VetoError, words_for
 from medfed.sites.run import coordinate
 from medfed.sites.wire import Evaluate, Hello, Reply, Request, declined
 from medfed.standalone.errors import ConfigError, SiteError
@@ -187,19 +190,47 @@ def test_a_model_is_its_message_the_state_and_the_thresholds(start, tmp_path):
         return Reply.from_bytes(honest(msgspec.structs.replace(one, **change).to_bytes()))
 
     assert answer(shared).status == answer(alone, attempt=7).status == "ok"  # also another time
+    before = files_in(tmp_path / "Basel")
     for change in ({"variance": 9.0}, {"threshold": 0.1}, {"quantile": 1.0}):
         assert answer(alone, attempt=8, point=change).reason == "policy"
     for number, at in enumerate({-1, 0, 1} - {alone.at}):
         assert answer(alone, attempt=9 + number, at=at).reason == "policy"
+    assert files_in(tmp_path / "Basel") == before  # they replaced the model that the site keeps
+
+
+def test_no_further_run_begins_where_there_are_many_folders(start, agreed, tmp_path):
+    """New names of one study filled the disk."""
+    sites = {n: start("policy: {folders: 3}", n) for n in TWO}
+    across(tmp_path, agreed, sites)
+    site, clients = sites["Basel"], sites["Basel"].gate.samples.items()
+    given, before = [wire.Client(*each) for each in clients], files_in(tmp_path / "Basel")
+
+    def begun(job):
+        return Reply.from_bytes(
+            site.answer(wire.Begin("Basel", "s", job=job, clients=given).to_bytes())
+        )
+
+    assert [begun(f"{n}" * 32).status for n in range(3)] == ["ok", "ok", "refused"]
+    assert begun("1" * 32).status == "ok"  # it has a folder
+    log = (tmp_path / "Basel" / "medfed" / "log.txt").read_text()
+    assert "There are 3 folders of other runs, and policy.folders of this site's file" in log
+    new = {name.split("/")[1] for name in {*files_in(tmp_path / "Basel")} - {*before}}
+    assert {name[:10] for name in new} == {"clinical-0", "clinical-1"}
+
+
+def files_in(folder):
+    """The content of all files but the logs."""
+    files = (p for p in folder.rglob("*") if p.is_file() and p.suffix not in (".txt", ".lock"))
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
 
 
 def test_models_are_counted_over_restarts(tmp_path):
     once = Counted(tmp_path / "answered.json", "a")
-    once.add_test(b"model", 1)
-    once.add_test(b"model", 1)
+    once.add(("test_metrics", "model", 1))
+    once.add(("test_metrics", "model", 1))
     with pytest.raises(VetoError, match=r"test metrics of model 2, or .*policy\.test_metrics"):
-        Counted(tmp_path / "answered.json", "a").add_test(b"other", 1)
-    Counted(tmp_path / "answered.json", "b").add_test(b"other", 1)
+        Counted(tmp_path / "answered.json", "a").add(("test_metrics", "other", 1))
+    Counted(tmp_path / "answered.json", "b").add(("test_metrics", "other", 1))
     assert [*json.loads((tmp_path / "answered.json").read_text())] == ["a", "b"]
 
 
@@ -221,6 +252,15 @@ def test_a_mistake_in_the_file_is_one_sentence(lines, tmp_path):
     with pytest.raises(ConfigError, match=WRONG[lines]) as caught:
         SiteFile.read(tmp_path / "medfed.yaml")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("call", "words"), [("veto", "vetoes"), ("said", "wrong")])
+def test_each_refusal_has_its_sentence_and_each_sentence_a_refusal(call, words):
+    texts = [path.read_text() for path in Path(policy.__file__).parent.rglob("*.py")]
+    named = {key for text in texts for key in re.findall(rf'\b{call}\("(\w+)"', text)}
+    by_key = {"send_model", "evaluate_models"} if call == "veto" else set()
+    assert named | by_key == {*words_for(words)}
+    assert all(line.endswith(".") or "{hint}" in line for line in words_for(words).values())
 
 
 def test_the_example_in_a_kit_can_be_copied(tmp_path):

@@ -14,8 +14,9 @@ from medfed.commands.main import main
 from medfed.common.console import Terminal, say, wide_console
 from medfed.common.tables import Table
 from medfed.sites import installed, site_folder, status
-from medfed.sites.agreement import Agreed, words_for
+from medfed.sites.agreement import Agreed
 from medfed.sites.deploying import encoded, start_site
+from medfed.sites.policy import words_for
 from medfed.sites.status import SiteState, Status, Traffic
 from medfed.sites.wire import Hello, Reply
 from medfed.standalone.errors import SiteError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 
 import numpy as np
 import pytest
@@ -210,6 +211,52 @@ def test_chosen_coefficients_are_refused(tables, tmp_path):
     assert all("too few patients" in line for line in refused)
     assert {t.title for t in found} >= {"age", "sex", "Every hospital"}  # the others are there
     assert not any(t.title.startswith("Logistic") for t in found)
+
+
+@pytest.mark.parametrize("state", [[], [0.0, 0.0]], ids=["a column", "a regression"])
+def test_no_second_sum_without_one_site_shows_its_numbers(state, tables, tmp_path):
+    """Steps that a part does not need, or takes later, gave the same sum of fewer sites."""
+    plan = replace(PLAN, evaluate=None, models=PLAN.models[:1])
+    transport = sites(tables, tmp_path, plan)
+    number = 3 if state else 0
+    sums = []
+
+    class Differencing(Conductor):
+        def _sum(self, part, sites, *rest):
+            total = super()._sum(part, sites, *rest)
+            if part == number:
+                where = {"round": part, "phase": 1, "attempt": 50}
+                body = json.dumps(state).encode()
+                sums.append(self._attempt(where, body, sites[:-1]))
+                raise SiteError("it has seen enough")
+            return total
+
+    conductor = Differencing(opened(Caller(transport, NAMES, QUICK)), plan, "job")
+    conductor.run()
+    ((total, why),) = sums
+    assert total is None
+    assert {*why} == {*NAMES[:-1]}
+    reason = "its share to a sum of other sites" if state else "order"
+    assert all(reason in each for each in why.values())
+
+
+def test_sizes_that_a_coordinator_makes_up_let_no_sum_of_few_patients_pass(tables, tmp_path):
+    """Two hundred bins of 600 patients: most hold one to three."""
+    plan = Plan({"age": [20 + n / 2 for n in range(201)]}).check("plan")
+    transport = sites(tables, tmp_path, plan)
+
+    class Boasting(Direct):
+        def call(self, site: str, request: bytes, timeout: float) -> bytes:
+            asked = wire.Request.from_bytes(request)
+            if isinstance(asked, wire.Begin):
+                others = {c.id: c.num_samples if c.id == site else 10**9 for c in asked.clients}
+                asked = replace(asked, clients=[wire.Client(*each) for each in others.items()])
+            return super().call(site, asked.to_bytes(), timeout)
+
+    with pytest.raises(
+        SiteError, match="Nothing could be measured: alpha took no part in age: too"
+    ):
+        conducted(Boasting(transport.sites), plan)
 
 
 def test_all_studies_together_are_limited(tables, tmp_path):

@@ -47,16 +47,13 @@ def lossy() -> dict[str, Any]:
 class Toy:
     """One client of the toy federation."""
 
-    rounds, members, joins, policy, parts = 3, None, 0, NO_LIMITS, ()
+    rounds, members, joins, policy, parts, messages = 3, None, 0, NO_LIMITS, (), 1
 
     def __init__(self, name: str, method: str, settings: Settings = plain) -> None:
         self.name, self.method, self.settings = name, method, settings
         _, fed, local = federation(method, **settings())
         self.samples = fed.clients[name].num_samples
         self.weights = digest(local.model.initial())
-
-    def check_cohort(self, cohort) -> None:
-        """Allows all."""
 
     def greeting(self) -> Greeting:
         return Greeting({"algorithm": self.method}, {"features": 3})
