@@ -366,7 +366,7 @@ def build(node: Any, **kwargs: Any) -> Any:
     if not node.checked:
         check_targets(node, node.place, found=True)
     values = with_custom_parts(node)
-    check_types(targets(node, node.place))
+    check_types(node.targets if values is node else targets(values, node.place))
     try:
         made = instantiate(values, **kwargs)
     except InstantiationException as error:
@@ -380,6 +380,14 @@ def build(node: Any, **kwargs: Any) -> Any:
     if made and (base := _BASES.get(node.place)) and not isinstance(made, get_class(base)):
         raise ConfigError(f"{node.place} is a {type(made).__name__}, which is no {base}.")
     return made
+
+
+def part_of(config: RunDescription, name: str) -> Any:
+    """Builds a section of a run that holds no state, once while its values stay the same."""
+    section = getattr(config, name)
+    if name not in config.built or config.built[name][0] != section:
+        config.built[name] = section, build(section)
+    return config.built[name][1]
 
 
 # What sections must be, also those of plugins.

@@ -19,7 +19,7 @@ from medfed.common.floors import remark
 from medfed.common.scores import failed
 from medfed.common.tensors import Tensors, layout_of, select
 from medfed.config.check import no_gpu, several
-from medfed.config.compose import build
+from medfed.config.compose import build, part_of
 from medfed.config.description import Privacy, RunDescription
 from medfed.config.sections import without_places
 from medfed.datamodules.base import FederatedDataModule
@@ -57,7 +57,7 @@ def adapt(config: RunDescription, task: TaskModule, data: FederatedDataModule) -
         return
     adapters: Adapters = build(config.adapters)
     if adapters.part == "personal":
-        if build(config.algorithm).personal != "task":
+        if part_of(config, "algorithm").personal != "task":
             raise ConfigError(
                 "adapters.part=personal is for methods that keep the model's personal part, "
                 "such as fedper, fedrep and pfednet; set algorithm.personal=task, or "

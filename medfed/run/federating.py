@@ -11,7 +11,7 @@ from typing import Any
 from medfed.common.console import shown, size
 from medfed.common.floors import Statistic
 from medfed.common.tensors import Tensors
-from medfed.config.compose import build
+from medfed.config.compose import build, part_of
 from medfed.config.description import RunDescription
 from medfed.config.sections import Section
 from medfed.datamodules.base import FederatedDataModule
@@ -142,9 +142,9 @@ def federation_of(
         optimizer=optimizer,
         scheduler=scheduler,
         rounds=config.rounds,
-        budget=build(config.local),
+        budget=part_of(config, "local"),
         channel=lambda adapted: build_channel(config, adapted, len(everyone or clients)),
-        cohort=build(config.cohort),
+        cohort=part_of(config, "cohort"),
         seed=config.seed,
         measure=partial(mean_loss, task),
         everyone=everyone,
@@ -176,7 +176,7 @@ def server_half(
 
 def method_of(config: RunDescription, clients: int, are_sites: bool = False) -> Algorithm:
     """Builds a run's method, with its aggregation; `are_sites`: whether clients are apart."""
-    algorithm: Algorithm = build(config.algorithm)
+    algorithm: Algorithm = part_of(config, "algorithm")
     if algorithm.trains_centrally and are_sites:
         raise ConfigError(
             f"{algorithm.title} trains on the data of all clients in one place, but sites do not "
@@ -184,7 +184,7 @@ def method_of(config: RunDescription, clients: int, are_sites: bool = False) -> 
         )
     if config.aggregation is None:
         return algorithm
-    return algorithm.aggregating(build(config.aggregation), clients)
+    return algorithm.aggregating(part_of(config, "aggregation"), clients)
 
 
 def say_unprotected(algorithm: Algorithm) -> None:

@@ -16,7 +16,7 @@ from msgspec import to_builtins
 
 from medfed.common.console import Table, say, shown, wide_console
 from medfed.common.floors import Statistic
-from medfed.config.compose import build
+from medfed.config.compose import part_of
 from medfed.config.description import ExampleKeys, RunDescription
 from medfed.datamodules.client_data import ClientData
 from medfed.federation.aggregation import Aggregation
@@ -174,7 +174,7 @@ def protections(
                 f"privacy.example.delta={keys.delta:g} does not protect the {count} "
                 f"{keys.unit}s of {name}; set it below {1 / count:.2g}, 1 divided by their number."
             )
-        budget = build(config.local)
+        budget = part_of(config, "local")
         epoch = math.ceil(data.num_samples / data.batch_size)
         steps = budget.of(data.num_samples, data.batch_size)
         draws = method.max_batches_drawn(steps, epoch) * budget.accumulate * rounds[name]

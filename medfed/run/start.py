@@ -21,7 +21,7 @@ from medfed.common.console import say, wide_console
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import Tensors, first_non_finite
 from medfed.common.untrusted import read_json, read_tensors, reading
-from medfed.config.compose import build
+from medfed.config.compose import build, part_of
 from medfed.config.description import RunDescription, describe, written
 from medfed.config.sections import put, select
 from medfed.federation.lightning.collect import rank
@@ -355,7 +355,7 @@ def _part(
         return None
     if part in ("shared", "personal"):
         network = copy.deepcopy(task.network)
-        split = build(config.algorithm).split(network, task.personal, config.buffers)
+        split = part_of(config, "algorithm").split(network, task.personal, config.buffers)
         if float_entries(network).keys() != float_entries(task.network).keys():
             raise ConfigError(
                 f"init.part={part}: single entries of tensors are personal, and weights are read "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from medfed.common.console import brief
 from medfed.common.streams import seeded
-from medfed.config.compose import build
+from medfed.config.compose import part_of
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.federation import split
@@ -134,7 +134,7 @@ def personal_part(
 
     Returns patterns of parameter names; empty if the task has patterns or the method needs none.
     """
-    algorithm: Algorithm = build(config.algorithm)
+    algorithm: Algorithm = part_of(config, "algorithm")
     asks = algorithm.personal in ("task", "body")
     if config.canonical is not None:
         asks = config.canonical.get("parts") is None
