@@ -18,7 +18,7 @@ from medfed.federation.split import float_entries
 from medfed.models.networks.adapters import Adapters, attach
 from medfed.records.folder import Run
 from medfed.run.evaluation import evaluate_run
-from medfed.run.experiment import base_entries
+from medfed.run.start import base_entries
 from medfed.standalone.errors import ConfigError
 from tests.integration.runs import outcome, resume, run
 from tests.toys import ToyTask, assert_alike

@@ -41,7 +41,8 @@ import hashlib
 import logging
 import math
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -345,6 +346,21 @@ class MessageContext(NamedTuple):
 
 
 NOWHERE = MessageContext()
+
+
+@contextmanager
+def naming(client: str, round: int, phase: str) -> Iterator[None]:
+    """Adds client, round and phase to any error in its body."""
+    try:
+        yield
+    except (NonFiniteError, CodecError) as error:
+        where = f"Client {client}, round {round + 1}, phase {phase}"
+        named = type(error)(f"{where}: {str(error).rstrip('.')}.")
+        named.client = client
+        raise named from error
+    except Exception as error:
+        error.add_note(f"(client {client}, round {round + 1}, phase {phase})")
+        raise
 
 
 # Kind, memory (by identity) and draw: who is sent a part under the same gets the same bytes.
