@@ -226,7 +226,8 @@ class RunDescription:
             put(source, key, value)
         named = {key: value for key, value in values.items() if isinstance(value, Mapping)}
         check_targets(named, found=True)
-        new = _typed(source, resolved(source), self.overrides)
+        plain = resolved(source)
+        new = _typed(source, plain, Section(plain, checked=True), self.overrides)
         return replace(new, derived=self.derived, built=self.built)
 
     def completed(self, facts: Mapping[str, Any]) -> RunDescription:
@@ -250,19 +251,27 @@ def describe(config: Any, overrides: tuple[str, ...] | None = None) -> RunDescri
     """Checks the configuration of a run and all names in it, and describes the run."""
     source = written(config)
     values = _checked(source, overrides or ())
-    check_targets(values, found=True)
-    return _typed(source, values, overrides)
+    whole = Section(values, checked=True)
+    check_targets(whole, found=True)
+    return _typed(source, values, whole, overrides)
 
 
 def _typed(
-    source: dict[str, Any], values: dict[str, Any], overrides: tuple[str, ...] | None
+    source: dict[str, Any],
+    values: dict[str, Any],
+    whole: Section,
+    overrides: tuple[str, ...] | None,
 ) -> RunDescription:
-    whole, facts = Section(values, checked=True), Facts.__dataclass_fields__
+    facts = Facts.__dataclass_fields__
     try:
-        typed: dict[str, Any] = {"source": source, "values": whole, "overrides": overrides}
-        typed["built"] = {}
-        typed |= {
-            **{key: whole.chosen(key) for key in ("canonical", "adapters", "aggregation")},
+        typed: dict[str, Any] = {
+            "source": source,
+            "values": whole,
+            "overrides": overrides,
+            "built": {},
+            "canonical": whole.chosen("canonical"),
+            "adapters": whole.chosen("adapters"),
+            "aggregation": whole.chosen("aggregation"),
             **{key: tuple(map(str, values.get(key) or ())) for key in ("keep_out", "plugins")},
             "privacy": Privacy.of(values["privacy"]),
             "folder": str(values["folder"]),

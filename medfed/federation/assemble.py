@@ -52,10 +52,10 @@ def assemble(
     each client's update is compared with the others'.
     """
     inputs.check_network(network)
+    clients = inputs.check_clients(clients)
     check_kind("algorithm", algorithm, Algorithm, " such as Ditto()")
     sgd = " such as partial(torch.optim.SGD, lr=0.1)"
     check_kind("optimizer", optimizer, OptimizerFactory, sgd)
-    clients = inputs.check_clients(clients)
     check_arguments(assemble, {n: v for n, v in locals().items() if n != "sgd"})
     inputs.check_labels(algorithm, clients)
     split = algorithm.split(network, personal, buffers)
@@ -85,6 +85,7 @@ def assemble(
         inputs.check_averages_moments(algorithm, sent)
     cohort = cohort or Cohort()
     cohort.of([c.id for c in everyone], seed, 0)  # an unknown client is named here
+    algorithm.check_cohort(cohort)
     made = Federation(algorithm, server, local_clients, everyone, local, sent, cohort, seed)
     if compares:
         check_contributions(algorithm, sent, split)

@@ -15,7 +15,7 @@ from medfed.federation.algorithm import Algorithm, ClientInfo, Cohort
 from medfed.federation.duties import check_message, check_model, unchanged
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.engine.private import ClientPrivacy
-from medfed.federation.local_client import LocalClient, bytes_of
+from medfed.federation.local_client import LocalClient
 from medfed.federation.wire.channel import Channel, MessageContext
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
 from medfed.federation.wire.ledger import Direction, Ledger
@@ -41,7 +41,6 @@ class Federation:
         seed: int = 0,
     ) -> None:
         self.cohort = cohort or Cohort()
-        algorithm.check_cohort(self.cohort)
         self.algorithm = algorithm
         self.server = server
         self.clients = dict(clients)
@@ -79,18 +78,12 @@ class Federation:
             client.weights = kept["weights"][name]
 
     def bytes_between_rounds(self) -> int:
-        """The approximate size of one client's state between rounds, with optimizer and channel.
-
-        The estimate for an optimizer is two numbers per parameter, as Adam keeps them.
-        """
+        """The approximate size of one client's state between rounds, with optimizer and channel."""
         if not self.clients:
             return 0
-        client = next(iter(self.clients.values()))
-        optimizer = 0 if client.fresh_optimizer else 2
         modes = [link.mode(kind) for link in self.channel.links.values() for kind in KINDS]
         lossy = min(2, len(modes) - modes.count("plain"))
-        state = sum(bytes_of(named.values()) for named in self.client_start.values())
-        return state + (optimizer + lossy) * bytes_of(client.weights.values())
+        return next(iter(self.clients.values())).bytes_between_rounds(lossy)
 
     def members(self, round: int) -> tuple[str, ...]:
         """Returns the cohort of a round."""

@@ -269,6 +269,15 @@ class LocalClient:
         self.trainer.residents.states.pop(self, None)
         self._twins.clear()
 
+    def bytes_between_rounds(self, models: int) -> int:
+        """The approximate size of its state, with as many models in memories of the channel.
+
+        The estimate for an optimizer is two numbers per parameter, as Adam keeps them.
+        """
+        models += 0 if self.fresh_optimizer else 2
+        state = (tensor for named in self.state.values() for tensor in named.values())
+        return bytes_of(state) + models * bytes_of(self.weights.values())
+
     def offload(self, folder: Path | None = None) -> None:
         """Moves the client's state to main memory, or to disk until it is read."""
         saved = self.state_dict()

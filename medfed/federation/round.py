@@ -80,22 +80,18 @@ class Round:
         """
         self._waiting[client] = packet
         clients, replies = self.recipients, self._replies
-        while len(replies) < len(clients) and (turn := clients[len(replies)]) in self._waiting:
-            with naming(turn, self.number, self.phase):
-                self._decode(turn, self._waiting.pop(turn))
-
-    def _decode(self, client: str, packet: Packet) -> None:
         channel, ledger = self.federation.channel, self.federation.ledger
-        message, after = channel.decode(packet, "up", self._memory.get(client))
-        if after:
-            self._memory[client] = after
-        if channel.sums is not None:
-            self._packets[client] = packet
-        self._replies.add(client, message, packet.parts)
-        where = self.number, self.phase, client
-        down, up = self.sent[client].sizes(), packet.sizes()
-        ledger.count(down, *where, "down")
-        ledger.count(up, *where, "up")
+        while len(replies) < len(clients) and (turn := clients[len(replies)]) in self._waiting:
+            packet, where = self._waiting.pop(turn), (self.number, self.phase, turn)
+            with naming(turn, self.number, self.phase):
+                message, after = channel.decode(packet, "up", self._memory.get(turn))
+                if after:
+                    self._memory[turn] = after
+                if channel.sums is not None:
+                    self._packets[turn] = packet
+                replies.add(turn, message, packet.parts)
+                ledger.count(self.sent[turn].sizes(), *where, "down")
+                ledger.count(packet.sizes(), *where, "up")
 
     def close_phase(
         self, check: Callable[[Mapping[str, Message], Norms], None] = lambda *_: None
@@ -236,15 +232,18 @@ def answer(
     `position`: of the phase within the round. `noisy`: how many clients at least add noise to
     the sum, if the round's cohort is not known here.
     """
-    place = MessageContext(client, number, position, federation.share(client))
+    # A weight is for sums alone.
+    share = None if federation.channel.sums is None else federation.share(client)
+    place = MessageContext(client, number, position, share)
     with naming(client, number, packet.phase), federation.clients[client].loaded() as local:
+        device = local.trainer.model.device
         message, received = federation.channel.decode(packet, "down", local.memory["down"])
         local.begin(number, packet.phase, position)
         local.adopt(message.parts.get(PART, {}))
         draws = derive_seed(federation.seed, number, client, packet.phase, position, "answer")
         kept = unchanged(federation.algorithm, local.state, "group {} of the client's state")
         whole = unchanged(federation.algorithm, message.parts, "part {} of a message")
-        with kept, whole, globals_seeded(draws, local.trainer.model.device):
+        with kept, whole, globals_seeded(draws, device):
             reply = federation.algorithm.answer(local, message)
         check_reply(federation.algorithm, reply, packet.phase)
         check_state(federation.algorithm, "fit", local.state)

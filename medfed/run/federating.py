@@ -24,7 +24,7 @@ from medfed.federation.inputs import Pool, cannot_average
 from medfed.federation.lightning.collect import inform, warn
 from medfed.federation.optimizers import learning_rates, remembers_elsewhere
 from medfed.federation.split import ParameterSplit, float_entries
-from medfed.federation.wire.ledger import Entry, Ledger
+from medfed.federation.wire.ledger import Entry
 from medfed.models.task import TaskModule
 from medfed.records.tasks import build_task
 from medfed.run.channel import build_channel
@@ -43,8 +43,9 @@ def federate(
     clients = list(data.clients.values())
     federation, local = federation_of(config, task, clients, everyone)
     federation.absent_folder = folder_of_absent(federation, Path(config.folder))
-    federation.ledger = Ledger(preprocessing(data.exchanged))
-    hide_clients(config, federation, across=everyone is not None)
+    federation.ledger.add(*preprocessing(data.exchanged))
+    if config.privacy.client is not None:
+        hide_clients(config.privacy.client, config.seed, federation, across=everyone is not None)
     say_untrained(federation.algorithm, local.split, data)
     if config.privacy.example is not None:
         sent = statistics_of(federation.algorithm, data)
@@ -113,7 +114,7 @@ def federation_of(
     optimizer, scheduler = build(config.optimizer), build(config.scheduler)
     try:
         learning_rates(optimizer, scheduler, config.rounds)
-        if config.local.optimizer_state != "fresh" and remembers_elsewhere(optimizer):
+        if config.local["optimizer_state"] != "fresh" and remembers_elsewhere(optimizer):
             raise ConfigError(
                 "medfed cannot keep all of its state; choose local.optimizer_state=fresh"
             )
@@ -121,7 +122,7 @@ def federation_of(
         raise ConfigError(
             f"The optimizer or its scheduler cannot be used as it is: {first_line(error)}."
         ) from error
-    if config.local.optimizer_state == "averaged":
+    if config.local["optimizer_state"] == "averaged":
         if everyone is not None:
             raise cannot_average("sites send weights alone")
         if config.privacy.client is not None:

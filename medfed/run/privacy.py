@@ -17,7 +17,7 @@ from msgspec import to_builtins
 from medfed.common.console import Table, say, shown, wide_console
 from medfed.common.floors import Statistic
 from medfed.config.compose import part_of
-from medfed.config.description import ExampleKeys, RunDescription
+from medfed.config.description import ClientKeys, ExampleKeys, RunDescription
 from medfed.datamodules.client_data import ClientData
 from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Cohort
@@ -107,12 +107,10 @@ def protect(
     local.gradients.private = noisy
 
 
-def hide_clients(config: RunDescription, federation: Federation, across: bool) -> None:
-    """Makes the replies of all clients of this process noisy, if the run asks for it."""
-    keys, method = config.privacy.client, federation.algorithm
-    if keys is None:
-        return
-    name, up = type(method).__name__, federation.channel.links["up"]
+def hide_clients(keys: ClientKeys, seed: int, federation: Federation, across: bool) -> None:
+    """Makes the replies of all clients of this process noisy."""
+    method, up = federation.algorithm, federation.channel.links["up"]
+    name = type(method).__name__
     unequal = "clients weigh unequally"
     parts = {*method.parts_sent}
     fits = parts and parts == {*method.parts_averaged} and not method.trains_centrally
@@ -125,8 +123,7 @@ def hide_clients(config: RunDescription, federation: Federation, across: bool) -
         (up.feedback, "errors carry over to later rounds", "set channel.up.feedback=false"),
         (up.shift is not None, "shifts carry over to later rounds", "set channel.up.shift=null"),
     )
-    seed = None if across else config.seed
-    federation.noise = private.ClientPrivacy(keys.clip, keys.sigma, seed)
+    federation.noise = private.ClientPrivacy(keys.clip, keys.sigma, None if across else seed)
     federation.trainer.normalization = "kept"
 
 

@@ -255,7 +255,7 @@ class Start:
     def read(cls, config: RunDescription) -> tuple[Start, RunDescription]:
         """Reads the file or folder in ``init.weights``, before any data."""
         init = config.init
-        if init.weights is None:
+        if init["weights"] is None:
             return cls(), config
         if config.resume is not None:
             folder = Path(config.resume)

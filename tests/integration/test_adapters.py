@@ -36,7 +36,7 @@ def folder(tmp_path_factory) -> Path:
     run(root / "first", *DIGITS, "algorithm=fedavg", "local.steps=20")
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("medfed.run.experiment.say", lambda _, *lines: said.extend(lines))
+        patch.setattr("medfed.run.start.say", lambda _, *lines: said.extend(lines))
         run(root / "run", *overrides(root))
     (root / "said").write_text("\n".join(said))
     return root / "run"

@@ -118,8 +118,8 @@ class FederatedModule(EvaluatingModule):
         Clients may first move to ranks with less work. No result depends on the ranks: a client's
         random numbers depend only on the client.
         """
-        self._reassign(self.federation.members(self.next_round))
         current, self.losses = Round(self.federation, self.next_round), {}
+        self._reassign(current.cohort)
         with self._full_precision():  # losses alone are computed in the run's precision
             is_open = True
             while is_open:
@@ -139,6 +139,8 @@ class FederatedModule(EvaluatingModule):
             with globals_kept(self.device):
                 for client in clients:
                     current.receive(client, self._fit(current, client))
+            known = {c: self.federation.clients[c].training_loss for c in clients}
+            self.losses |= {c: loss for c, loss in known.items() if loss is not None}
             return
         gathering = self._start_gathering(current.recipients)
         with globals_kept(self.device):
@@ -150,7 +152,8 @@ class FederatedModule(EvaluatingModule):
                     # The other ranks wait for replies: they get the error at the end of the phase.
                     gathering.put({f"failure/{client}": str(error)})
                     continue
-                cost = time.perf_counter() - began, self.losses.get(client)
+                loss = self.federation.clients[client].training_loss
+                cost = time.perf_counter() - began, loss
                 gathering.put({f"reply/{client}": reply, f"costs/{client}": cost})
         replies, most = gathering.finish(), self.federation.most_elements
         for client in current.recipients:
@@ -171,8 +174,6 @@ class FederatedModule(EvaluatingModule):
         packet = current.fit(client)
         for tell in self.listeners:
             tell(current.phase, client, True)
-        if (loss := self.federation.clients[client].training_loss) is not None:
-            self.losses[client] = loss
         return packet
 
     def _start_gathering(self, recipients: Sequence[str]) -> Gathering:

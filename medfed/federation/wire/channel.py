@@ -59,7 +59,6 @@ from medfed.common.tensors import (
     Layout,
     Tensors,
     cut,
-    dtypes_of,
     first_non_finite,
     flatten,
     layout_of,
@@ -523,7 +522,7 @@ class Channel:
         same: _Alike = (kind, None, None)
         if link.direct and link.mode(kind) == "plain" and same in known:
             return known[same].encoded
-        dtypes = dtypes_of(tensors)
+        dtypes = {t.dtype for t in tensors.values()}
         if not all(dtype.is_floating_point for dtype in dtypes):
             name = next(n for n, t in tensors.items() if not t.is_floating_point())
             raise CodecError(
