@@ -90,12 +90,6 @@ def check_chosen(source: Mapping[str, Any], overrides: Iterable[str]) -> None:
     check_types(targets(source), [""] if source.get("plugins") and values else values)
 
 
-def check_value(key: str, value: Any, hint: Any) -> None:
-    """Compares a plain value with an annotation, as far as both name nothing but plain types."""
-    if _has_limits(key, value, hint):
-        check_limits([(key, value, hint)])
-
-
 def _has_limits(key: str, value: Any, hint: Any) -> bool:
     """Refuses a value of another type; says whether the annotation limits it further."""
     sides = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

@@ -9,24 +9,9 @@ from typing import Any
 from medfed.common.seeding import derive_seed
 from medfed.common.streams import globals_seeded
 from medfed.common.tensors import State, Tensors, weighted_mean
-from medfed.federation.aggregation import (
-    Norms,
-    PhaseReplies,
-    find_outliers,
-    pooled_variances,
-    second_moments,
-)
+from medfed.federation import aggregation, duties
 from medfed.federation.algorithm import Outbox, Replies
 from medfed.federation.contributions import cosines_in, with_round
-from medfed.federation.duties import (
-    check_generator,
-    check_outbox,
-    check_phases,
-    check_reply,
-    check_state,
-    check_weights,
-    unchanged,
-)
 from medfed.federation.federation import Federation
 from medfed.federation.wire.channel import MessageContext, naming
 from medfed.federation.wire.fixed_point import FEWEST
@@ -55,10 +40,10 @@ class Round:
                 "channel.secure=null."
             )
         phases = federation.algorithm.phases(number)
-        self.expected = check_phases(federation.algorithm, phases)
+        self.expected = duties.check_phases(federation.algorithm, phases)
         self.position, self.phase = 0, ""  # of the open phase: its place within the round, and name
         generator = federation.algorithm.round(federation.server, self.cohort, number)
-        self._generator = check_generator(federation.algorithm, generator)
+        self._generator = duties.check_generator(federation.algorithm, generator)
         self._outbox: Outbox = {}
         self._reached = False  # whether any client has had a message
         self._moments = federation.server.get(PART, {}) if federation.averages_moments else None
@@ -94,7 +79,7 @@ class Round:
                 ledger.count(packet.sizes(), *where, "up")
 
     def close_phase(
-        self, check: Callable[[Mapping[str, Message], Norms], None] = lambda *_: None
+        self, check: Callable[[Mapping[str, Message], aggregation.Norms], None] = lambda *_: None
     ) -> bool:
         """Hands the replies to the server; returns whether the round has another phase.
 
@@ -106,7 +91,7 @@ class Round:
         self.sent = {}
         federation.channel.forget()
         check(replies, replies.norms)
-        federation.far += find_outliers(replies.norms, self.number, self.phase)
+        federation.far += aggregation.find_outliers(replies.norms, self.number, self.phase)
         if federation.compares and not self._cosines:
             names = federation.trainer.split.parameters("all")
             parameters = {*names} - federation.channel.buffers
@@ -127,7 +112,7 @@ class Round:
         """Lets the server's half go on to its next outbox; returns whether there is one."""
         # A generator that returns ends the round: its value is the server's new state.
         new, algorithm = list[Any](), self.federation.algorithm
-        with unchanged(algorithm, self.federation.server, "group {} of the server's state"):
+        with duties.unchanged(algorithm, self.federation.server, "group {} of the server's state"):
             try:
                 outbox = self._generator.send(replies)  # type: ignore[arg-type]  # None starts it
             except StopIteration as stop:
@@ -151,7 +136,7 @@ class Round:
                 f"{type(federation.algorithm).__name__}.round sent no message, so that no client "
                 f"has trained in round {self.number + 1}; yield {{client: Message}}."
             )
-        check_state(federation.algorithm, "round", server)
+        duties.check_state(federation.algorithm, "round", server)
         moments = {} if self._moments is None else {PART: self._moments}
         if federation.compares:
             method, ids = federation.algorithm, federation.ids
@@ -173,7 +158,7 @@ class Round:
                 mean = sums.mean(parts, share, str(self.federation.channel.device))
                 start = self._outbox[senders[0]].parts.get(name, {})
                 update = parts[0].kind == "update"
-                means[name] = pooled_variances(mean, None if update else start)
+                means[name] = aggregation.pooled_variances(mean, None if update else start)
         return means
 
     def _send(self, outbox: Outbox) -> None:
@@ -182,7 +167,7 @@ class Round:
         if self.position >= len(self.expected):
             raise ConfigError(f"{name} yields more phases than {self.expected}.")
         self.phase = self.expected[self.position]
-        check_outbox(self.federation.algorithm, outbox)
+        duties.check_outbox(self.federation.algorithm, outbox)
         members = set(self.cohort)
         for client, message in outbox.items():
             if message.phase != self.phase or client not in members:
@@ -214,7 +199,9 @@ class Round:
         averaged = algorithm.parts_averaged if adds else ()
         clients = self.recipients if averaged else []
         weights = algorithm.weights(federation.server, clients)
-        self._replies = PhaseReplies(check_weights(algorithm, clients, weights), averaged)
+        self._replies = aggregation.PhaseReplies(
+            duties.check_weights(algorithm, clients, weights), averaged
+        )
         self._memory = dict(federation.memory["up"])
         self._packets: dict[str, Packet] = {}  # whose parts are summed
 
@@ -241,13 +228,13 @@ def answer(
         local.begin(number, packet.phase, position)
         local.adopt(message.parts.get(PART, {}))
         draws = derive_seed(federation.seed, number, client, packet.phase, position, "answer")
-        kept = unchanged(federation.algorithm, local.state, "group {} of the client's state")
-        whole = unchanged(federation.algorithm, message.parts, "part {} of a message")
+        kept = duties.unchanged(federation.algorithm, local.state, "group {} of the client's state")
+        whole = duties.unchanged(federation.algorithm, message.parts, "part {} of a message")
         with kept, whole, globals_seeded(draws, device):
             reply = federation.algorithm.answer(local, message)
-        check_reply(federation.algorithm, reply, packet.phase)
-        check_state(federation.algorithm, "fit", local.state)
-        reply = second_moments(reply, message, federation.algorithm.parts_averaged)
+        duties.check_reply(federation.algorithm, reply, packet.phase)
+        duties.check_state(federation.algorithm, "fit", local.state)
+        reply = aggregation.second_moments(reply, message, federation.algorithm.parts_averaged)
         if federation.averages_moments:
             reply = with_moments(reply, local.shared_moments())
         if federation.noise is not None:

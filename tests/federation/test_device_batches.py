@@ -26,7 +26,7 @@ from medfed.federation.budget import LocalBudget
 from medfed.federation.engine import batches
 from medfed.federation.engine.batches import Residents, ahead
 from medfed.federation.hospital import ArrayClient, Hospital
-from medfed.federation.local_client import Pool
+from medfed.federation.inputs import Pool
 from medfed.federation.reference import run_reference
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedavg import FedAvg

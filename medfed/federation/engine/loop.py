@@ -26,6 +26,7 @@ from torch.nn.utils import clip_grad_norm_
 from medfed.common.seeding import derive_seed
 from medfed.common.streams import globals_seeded, seeded
 from medfed.common.tensors import Tensors, forget, gradient_of, select, to_device, weighted_sum
+from medfed.federation import optimizers
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import (
     Batch,
@@ -42,14 +43,6 @@ from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedF
 from medfed.federation.engine.graphs import GraphedSteps, obstacle
 from medfed.federation.engine.private import Drawable
 from medfed.federation.engine.working_network import TrainableSet, WorkingNetwork
-from medfed.federation.optimizers import (
-    OptimizerFactory,
-    SchedulerFactory,
-    learning_rates,
-    of_kind,
-    save_optimizer,
-    takes_network,
-)
 from medfed.federation.other_state import OTHER
 from medfed.federation.split import (
     OWN_RATE,
@@ -80,8 +73,8 @@ class LocalTrainer:
         network: nn.Module,
         loss: Callable[[Batch], Tensor],
         split: ParameterSplit,
-        optimizer: OptimizerFactory,
-        scheduler: SchedulerFactory | None = None,
+        optimizer: optimizers.OptimizerFactory,
+        scheduler: optimizers.SchedulerFactory | None = None,
         rounds: int = 1,
         budget: LocalBudget | None = None,
         seed: int = 0,
@@ -91,8 +84,8 @@ class LocalTrainer:
         # Gives the loss of evaluation batches; without, it is their mean in evaluation mode.
         self.measure = measure
         self.model = WorkingNetwork(network, self.split, optimizer, self.budget.channels_last)
-        self.network, self._of_network = network, takes_network(optimizer)
-        self.rates = learning_rates(self.probe, scheduler, rounds)
+        self.network, self._of_network = network, optimizers.takes_network(optimizer)
+        self.rates = optimizers.learning_rates(self.probe, scheduler, rounds)
         self.gradients = Gradients(loss, self.budget.compile)
         # ``kept``: a model has the statistics of its training, else those of the client's data.
         self.normalization: Normalization = "kept"
@@ -100,11 +93,11 @@ class LocalTrainer:
         self._said = set[tuple[str, str]]()
 
     @property
-    def probe(self) -> OptimizerFactory:
+    def probe(self) -> optimizers.OptimizerFactory:
         """Makes optimizers like the run's of any parameters, to see how far they step."""
         if not self._of_network:
             return self.model.make_optimizer
-        return of_kind(self.model.plan("all").optimizer)
+        return optimizers.of_kind(self.model.plan("all").optimizer)
 
     def check_one_rate(self) -> None:
         """Checks that all parameters of a part have one step size."""
@@ -141,7 +134,7 @@ class LocalTrainer:
                 raise _diverged(data, mixed)
             if memory is not None:
                 memory.clear()
-                memory.update(save_optimizer(plan.optimizer))
+                memory.update(optimizers.save_optimizer(plan.optimizer))
         changing: Iterable[str] = plan.changing
         if how.get("statistics"):
             changing = {*changing, *self.split.buffers.intersection(self.split.personal)}

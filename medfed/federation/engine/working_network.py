@@ -19,14 +19,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from medfed.common.tensors import Tensors, forget, ordinary, overwrite, select
+from medfed.federation import optimizers
 from medfed.federation.budget import ChannelsLast
-from medfed.federation.optimizers import (
-    OptimizerFactory,
-    faster,
-    restore_optimizer,
-    step_of,
-    takes_network,
-)
 from medfed.federation.other_state import NOTHING, OTHER, OtherState
 from medfed.federation.split import (
     OWN_RATE,
@@ -60,12 +54,12 @@ class TrainableSet:
         self.parameters = list(self.trained.values())
         devices = {t.device.type for t in self.parameters}
         size = sum(map(Tensor.numel, self.parameters)) / max(1, len(self.parameters))
-        way = faster(type(self.optimizer), "+".join(devices), size)
+        way = optimizers.faster(type(self.optimizer), "+".join(devices), size)
         for options in self.optimizer.param_groups:
             chosen = options.get("foreach") is not None or options.get("fused") is not None
             if way is not None and not chosen and not options.get("differentiable"):
                 options[way] = True
-        self.step = step_of(self.optimizer)
+        self.step = optimizers.step_of(self.optimizer)
 
     @contextmanager
     def training(
@@ -80,7 +74,7 @@ class TrainableSet:
         forget([*self.fixed, *self.parameters])
         for options in self.optimizer.param_groups:
             options["lr"] = options[OWN_RATE] * (rates[options["name"]] if rates else rate)
-        restore_optimizer(self.optimizer, memory or {})
+        optimizers.restore_optimizer(self.optimizer, memory or {})
         try:
             yield
         finally:
@@ -99,13 +93,13 @@ class WorkingNetwork:
         self,
         network: nn.Module,
         split: ParameterSplit,
-        optimizer: OptimizerFactory,
+        optimizer: optimizers.OptimizerFactory,
         channels_last: ChannelsLast = False,
     ) -> None:
         if not split.parameters("all"):
             raise nothing_to_train("all")
         self.network, self.split, self.make_optimizer = network, split, optimizer
-        if takes_network(optimizer):
+        if optimizers.takes_network(optimizer):
             self.make_optimizer = lambda parameters: optimizer(parameters, network)
         self.normalises = False  # whether a layer computes statistics of a batch
         self._channels_last = channels_last

@@ -26,12 +26,7 @@ from medfed.federation.budget import Passes
 from medfed.federation.contributions import COSINES
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
-from medfed.federation.lightning.collect import (
-    Gathering,
-    gather_named,
-    gathered,
-    world_size,
-)
+from medfed.federation.lightning.collect import Gathering, gather_named, gathered, world_size
 from medfed.federation.lightning.evaluating import EvaluatingModule, TaskLike
 from medfed.federation.lightning.strategy import assign, check_trainer
 from medfed.federation.round import Round
