@@ -23,7 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from medfed.commands.help import print_help
-from medfed.commands.sentences import FULL_ERROR, Main, one_sentence, sentence_of
+from medfed.commands.sentences import FULL_ERROR, one_sentence, sentence_of
 from medfed.common import console, processes
 from medfed.config.compose import as_typed, compose_all, source_of
 from medfed.config.description import checked, describe
@@ -63,7 +63,7 @@ class Command:
     )
     trains: bool = False  # whether it makes the folder of a run, which must be new or empty
 
-    def __call__(self, run: Run) -> Main:
+    def __call__(self, run: Run) -> Callable[..., None]:
         """Returns the function of a command line."""
         self.run = run
         _COMMANDS[self.name] = self

@@ -18,16 +18,15 @@ from medfed.config.allowed import line_of_plugin
 from medfed.records.places import Places
 from medfed.standalone import errors
 
-Main = Callable[..., None]
 FULL_ERROR = "HYDRA_FULL_ERROR"
 
 
 def without_hydra(
     help_of: Callable[[str], None], needs_words: bool = False
-) -> Callable[[Callable[[list[str]], Any]], Main]:
+) -> Callable[[Callable[[list[str]], Any]], Callable[..., None]]:
     """Turns a function of the words of a command line into a command that needs no Hydra."""
 
-    def decorate(run: Callable[[list[str]], Any]) -> Main:
+    def decorate(run: Callable[[list[str]], Any]) -> Callable[..., None]:
         @wraps(run)
         def main(arguments: Sequence[str] | None = None) -> None:
             words = list(sys.argv[1:] if arguments is None else arguments)

@@ -35,7 +35,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from hydra._internal.utils import _locate
 
-from medfed.config.sections import Section, targets
+from medfed.config.sections import targets
 from medfed.standalone.errors import ConfigError, did_you_mean, first_line
 
 _active: list[Path] = []  # the folders that the user has named to this process
@@ -252,7 +252,7 @@ nothing that a configuration may build; name what the shipped configs name, an o
 a network, a loss, a metric or a transform of torch or MONAI, or code of your own in a folder that \
 you add by plugins=FOLDER.
     """
-    nodes = plain.targets if isinstance(plain, Section) else targets(plain, place)
+    nodes = targets(plain, place)
     for key, node in nodes:  # checks all spellings before any import
         if not _is_spelled_well(node[_KEY]):
             raise _refusal(key, node[_KEY])

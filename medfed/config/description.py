@@ -226,8 +226,7 @@ class RunDescription:
             put(source, key, value)
         named = {key: value for key, value in values.items() if isinstance(value, Mapping)}
         check_targets(named, found=True)
-        plain = resolved(source)
-        new = _typed(source, plain, Section(plain, checked=True), self.overrides)
+        new = _typed(source, resolved(source), self.overrides)
         return replace(new, derived=self.derived, built=self.built)
 
     def completed(self, facts: Mapping[str, Any]) -> RunDescription:
@@ -251,27 +250,18 @@ def describe(config: Any, overrides: tuple[str, ...] | None = None) -> RunDescri
     """Checks the configuration of a run and all names in it, and describes the run."""
     source = written(config)
     values = _checked(source, overrides or ())
-    whole = Section(values, checked=True)
-    check_targets(whole, found=True)
-    return _typed(source, values, whole, overrides)
+    check_targets(values, found=True)
+    return _typed(source, values, overrides)
 
 
 def _typed(
-    source: dict[str, Any],
-    values: dict[str, Any],
-    whole: Section,
-    overrides: tuple[str, ...] | None,
+    source: dict[str, Any], values: dict[str, Any], overrides: tuple[str, ...] | None
 ) -> RunDescription:
-    facts = Facts.__dataclass_fields__
+    whole, facts = Section(values, checked=True), Facts.__dataclass_fields__
     try:
-        typed: dict[str, Any] = {
-            "source": source,
-            "values": whole,
-            "overrides": overrides,
-            "built": {},
-            "canonical": whole.chosen("canonical"),
-            "adapters": whole.chosen("adapters"),
-            "aggregation": whole.chosen("aggregation"),
+        typed: dict[str, Any] = {"source": source, "values": whole, "overrides": overrides}
+        typed |= {
+            **{key: whole.chosen(key) for key in ("canonical", "adapters", "aggregation")},
             **{key: tuple(map(str, values.get(key) or ())) for key in ("keep_out", "plugins")},
             "privacy": Privacy.of(values["privacy"]),
             "folder": str(values["folder"]),
@@ -281,7 +271,7 @@ def _typed(
             "checkpoint": Checkpoints(**values["checkpoint"]),
             "derived": dict(values.get("derived") or {}),
         }
-        others = RunDescription.__dataclass_fields__.keys() - typed.keys()
+        others = RunDescription.__dataclass_fields__.keys() - typed.keys() - {"built"}
         return RunDescription(**typed, **{key: whole[key] for key in sorted(others)})
     except (KeyError, TypeError) as error:
         raise LacksKeyError(first_line(error)) from error

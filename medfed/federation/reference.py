@@ -206,8 +206,7 @@ def run_reference(
     device = federation.trainer.model.device if federation.trainer else torch.device("cpu")
     try:
         for number in range(start, rounds):
-            current = Round(federation, number)
-            is_open = True
+            current, is_open = Round(federation, number), True
             while is_open:
                 with globals_kept(device):
                     for client in current.recipients:

@@ -39,11 +39,11 @@ class Round:
                 f"{number + 1} has {len(self.cohort)}; let more take part (cohort), or set "
                 "channel.secure=null."
             )
-        phases = federation.algorithm.phases(number)
-        self.expected = duties.check_phases(federation.algorithm, phases)
+        algorithm = federation.algorithm
+        self.expected = duties.check_phases(algorithm, algorithm.phases(number))
         self.position, self.phase = 0, ""  # of the open phase: its place within the round, and name
-        generator = federation.algorithm.round(federation.server, self.cohort, number)
-        self._generator = duties.check_generator(federation.algorithm, generator)
+        generator = algorithm.round(federation.server, self.cohort, number)
+        self._generator = duties.check_generator(algorithm, generator)
         self._outbox: Outbox = {}
         self._reached = False  # whether any client has had a message
         self._moments = federation.server.get(PART, {}) if federation.averages_moments else None
@@ -190,10 +190,7 @@ class Round:
                 if after:
                     kept[client] = after
         self.federation.memory["down"] = kept
-        self._expect_replies()
-
-    def _expect_replies(self) -> None:
-        """Prepares for the replies of the open phase."""
+        # For the replies of the open phase.
         federation, algorithm = self.federation, self.federation.algorithm
         adds = algorithm.averages_plainly and not federation.compares
         averaged = algorithm.parts_averaged if adds else ()

@@ -51,9 +51,8 @@ class Experiment:
 
     def tested_cases(self) -> SplitCases:
         """Returns the cases that the last test has kept, by client."""
-        evaluation, lost = self.evaluation, failed(self.evaluation.test)
-        split = self.module.test_split
-        return SplitCases.of(self.task, self.data, evaluation.cases, split, lost)
+        cases, lost = self.evaluation.cases, failed(self.evaluation.test)
+        return SplitCases.of(self.task, self.data, cases, self.module.test_split, lost)
 
 
 def build_experiment(config: RunDescription) -> Experiment:
@@ -106,10 +105,9 @@ def build_experiment(config: RunDescription) -> Experiment:
 
 def read_start(config: RunDescription) -> tuple[Start, RunDescription]:
     """Reads the weights that a run starts from, before any object is built."""
-    start, config = Start.read(config)
     if config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise no_gpu(config.trainer.accelerator)
-    return start, config
+    return Start.read(config)
 
 
 def begin(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from medfed.common.console import shown, size
@@ -17,7 +16,7 @@ from medfed.datamodules.one_site import Exchanged
 from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Algorithm, ClientInfo
 from medfed.federation.assemble import assemble
-from medfed.federation.client import Batch, ClientData
+from medfed.federation.client import ClientData
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.inputs import Pool, cannot_average
@@ -143,7 +142,7 @@ def federation_of(
         channel=lambda adapted: build_channel(config, adapted, len(everyone or clients)),
         cohort=part_of(config, "cohort"),
         seed=config.seed,
-        measure=partial(mean_loss, task),
+        measure=lambda batches: task.evaluate(batches)["loss"],
         everyone=everyone,
         shape=shape,
         normalization=config.evaluation.normalization,
@@ -193,8 +192,3 @@ def say_unprotected(algorithm: Algorithm) -> None:
             f"send by {algorithm.title}; the server takes {' and '.join(others)} as each "
             "client sends it."
         )
-
-
-def mean_loss(task: TaskModule, batches: Iterable[Batch]) -> float:
-    """Returns the loss of evaluation batches, computed as in every evaluation."""
-    return task.evaluate(batches)["loss"]

@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from medfed.common.console import say, wide_console
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import Tensors, first_non_finite, layout_of
-from medfed.common.tensors import select as select_entries
 from medfed.common.untrusted import read_json, read_tensors, reading
 from medfed.config.compose import build, part_of
-from medfed.config.description import RunDescription, describe, written
-from medfed.config.sections import put, select
+from medfed.config.description import RunDescription, describe
+from medfed.config.sections import select
 from medfed.datamodules.base import FederatedDataModule
 from medfed.federation.lightning.collect import rank
 from medfed.federation.split import float_entries, match
@@ -334,10 +333,7 @@ def adopt(config: RunDescription, adopted: Mapping[str, Any]) -> tuple[RunDescri
             sentences.append(f"{key}={short}")
             changed[key] = value
     if changed:
-        source = written(config)
-        for key, value in changed.items():
-            put(source, key, value)
-        config = describe(source, config.overrides)  # checks the adopted values
+        config = describe(config.replacing(changed), config.overrides)  # checks the values
     return config, sentences
 
 
@@ -369,8 +365,8 @@ def base_entries(config: RunDescription, task: TaskModule, clients: Sequence[str
     if config.adapters is None or config.init.weights is None or config.adapters.base == "known":
         return []
     entries = float_entries(task.network)
-    frozen = select_entries(entries, [n for n in entries if n in task.network.frozen_entries])  # type: ignore[operator]
-    size = dense_bytes(layout_of(frozen))
+    frozen: Any = task.network.frozen_entries
+    size = dense_bytes(layout_of({n: t for n, t in entries.items() if n in frozen}))
     return [Entry(0, "base", client, "down", "base", size, size) for client in clients]
 
 

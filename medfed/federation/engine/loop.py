@@ -27,6 +27,7 @@ from medfed.common.seeding import derive_seed
 from medfed.common.streams import globals_seeded, seeded
 from medfed.common.tensors import Tensors, forget, gradient_of, select, to_device, weighted_sum
 from medfed.federation import optimizers
+from medfed.federation import split as splitting
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import (
     Batch,
@@ -44,14 +45,6 @@ from medfed.federation.engine.graphs import GraphedSteps, obstacle
 from medfed.federation.engine.private import Drawable
 from medfed.federation.engine.working_network import TrainableSet, WorkingNetwork
 from medfed.federation.other_state import OTHER
-from medfed.federation.split import (
-    OWN_RATE,
-    Normalization,
-    ParameterSplit,
-    Update,
-    gathering,
-    of_one_sample,
-)
 from medfed.standalone.errors import ConfigError, NonFiniteError
 from medfed.standalone.outputs import heads
 
@@ -72,7 +65,7 @@ class LocalTrainer:
         self,
         network: nn.Module,
         loss: Callable[[Batch], Tensor],
-        split: ParameterSplit,
+        split: splitting.ParameterSplit,
         optimizer: optimizers.OptimizerFactory,
         scheduler: optimizers.SchedulerFactory | None = None,
         rounds: int = 1,
@@ -88,7 +81,7 @@ class LocalTrainer:
         self.rates = optimizers.learning_rates(self.probe, scheduler, rounds)
         self.gradients = Gradients(loss, self.budget.compile)
         # ``kept``: a model has the statistics of its training, else those of the client's data.
-        self.normalization: Normalization = "kept"
+        self.normalization: splitting.Normalization = "kept"
         self.residents = Residents(self.budget.resident_gib * 2**30)
         self._said = set[tuple[str, str]]()
 
@@ -102,7 +95,7 @@ class LocalTrainer:
     def check_one_rate(self) -> None:
         """Checks that all parameters of a part have one step size."""
         groups = self.model.plan("all").optimizer.param_groups
-        if len({group[OWN_RATE] for group in groups}) > 1:
+        if len({group[splitting.OWN_RATE] for group in groups}) > 1:
             raise ConfigError(
                 "The algorithm reads gradients off displacements, which needs one step size for "
                 "all layers; give the optimizer no groups with rates of their own."
@@ -144,7 +137,7 @@ class LocalTrainer:
             del end[OTHER]
         return end, mean
 
-    def _begin(self, data: ClientData, update: Update) -> TrainableSet:
+    def _begin(self, data: ClientData, update: splitting.Update) -> TrainableSet:
         """Returns the plan of training a part on a client's data."""
         self.gradients.begin(data.batch_size)
         if self.budget.resident_states and not on_gpu(self.model.device):
@@ -343,7 +336,7 @@ class LocalTrainer:
         evaluation mode, except the layers that gather statistics.
         """
         with self.model.training():
-            layers = gathering(self.network)
+            layers = splitting.gathering(self.network)
         if not layers or self.gradients.private is not None:
             return model
         self.model.load(model)
@@ -358,7 +351,7 @@ class LocalTrainer:
                         layer.train().momentum = 1 / number
                     self.gradients.loss_of(batch)
         except ValueError as error:
-            if of_one_sample(error) is None:
+            if splitting.of_one_sample(error) is None:
                 raise
             return model  # a single sample has no variance
         finally:

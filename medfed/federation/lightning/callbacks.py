@@ -458,7 +458,10 @@ class RoundProgress(ProgressBar):
         pl_module.listeners.append(lambda *news: self._tell(pl_module, *news))
         fields: dict[str, Any] = dict.fromkeys(("phase", "client", "loss", "score"), "")
         fields |= {"round": self._first + 1, "rounds": (last := trainer.max_epochs or 0)}
-        total = _visits(pl_module, self._first) * (last - self._first)
+        federation, first = pl_module.federation, self._first
+        # How often a client trains in a round.
+        self._visits = len(federation.algorithm.phases(first)) * len(federation.members(first))
+        total = self._visits * (last - first)
         self._task = self._bar.add_task("", total=total, **fields)
         self._bar.start()
 
@@ -479,7 +482,7 @@ class RoundProgress(ProgressBar):
         """Shows the progress over all ranks."""
         if self._bar:
             done = pl_module.next_round - self._first
-            self._bar.update(self._task, completed=_visits(pl_module, self._first) * done)
+            self._bar.update(self._task, completed=self._visits * done)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Shows the validation score, or writes the round's line."""
@@ -508,9 +511,3 @@ class RoundProgress(ProgressBar):
             self._bar = None
 
     on_exception = on_train_end  # so that the error is readable
-
-
-def _visits(module: FederatedModule, round: int) -> int:
-    """How often a client trains in a round."""
-    federation = module.federation
-    return len(federation.algorithm.phases(round)) * len(federation.members(round))

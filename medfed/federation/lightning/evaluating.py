@@ -153,15 +153,14 @@ class EvaluatingModule(pl.LightningModule):
             return [*clients]
         if not self.owners:
             self.owners = assign(self._work(self.federation.ids), world_size())
-        here = rank()
-        return [c for c in clients if self.owners[c] == here]
+        return [c for c in clients if self.owners[c] == rank()]
 
     def _work(self, clients: Iterable[str]) -> dict[str, float]:
         """The estimated cost of each client's round; the same on every rank."""
         members = self.federation.clients
         expected = {c: members[c].expected_work for c in {*clients, *self.seconds}}
-        expected_seconds = costs(expected, self.seconds)
-        return {c: expected_seconds[c] for c in clients}
+        seconds = costs(expected, self.seconds)
+        return {c: seconds[c] for c in clients}
 
 
 def _numbers(metrics: object) -> dict[str, float]:

@@ -147,8 +147,7 @@ class FederatedModule(EvaluatingModule):
                     # The other ranks wait for replies: they get the error at the end of the phase.
                     gathering.put({f"failure/{client}": str(error)})
                     continue
-                loss = self.federation.clients[client].training_loss
-                cost = time.perf_counter() - began, loss
+                cost = time.perf_counter() - began, self.federation.clients[client].training_loss
                 gathering.put({f"reply/{client}": reply, f"costs/{client}": cost})
         replies, most = gathering.finish(), self.federation.most_elements
         for client in current.recipients:
@@ -181,11 +180,10 @@ class FederatedModule(EvaluatingModule):
         """Moves clients of a cohort to ranks with less work; a collective call."""
         if world_size() == 1 or not self.seconds:
             return
-        here = self._on_this_rank(cohort)
         better = assign(self._work(cohort), world_size(), self.owners)
         moved = [c for c in cohort if better[c] != self.owners[c]]
         if moved:
-            states = self._gather_states([c for c in here if c in moved])
+            states = self._gather_states(c for c in self._on_this_rank(cohort) if c in moved)
             spent = self.spent()
             for client in moved:
                 local = self.federation.clients[client]
