@@ -168,12 +168,11 @@ def in_folder(config: DictConfig, above: str = "", key: str = "hydra.run.dir") -
 
 def as_typed(overrides: ListConfig) -> tuple[str, ...]:
     """Returns overrides as they were typed: an interpolation in them is not replaced."""
-    return tuple(map(str, OmegaConf.to_container(overrides)))
+    return tuple(map(str, _plain(overrides)))
 
 
-def _plain(config: Any) -> dict[str, Any]:
-    plain: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
-    return plain
+def _plain(config: Any) -> Any:
+    return OmegaConf.to_container(config)
 
 
 def _composed(overrides: Sequence[str], name: str) -> Composition:
@@ -279,7 +278,7 @@ def of_the_method(config: DictConfig, overrides: Sequence[str]) -> list[str]:
 
 def source_of(config: DictConfig) -> dict[str, Any]:
     """Returns a configuration as it is written, with the folder of Hydra's run."""
-    source = _plain(config)
+    source: dict[str, Any] = _plain(config)
     for key in ("hydra", "on_other_data"):  # they say how to compose, not what to run
         source.pop(key, None)
     if "folder" in source and not OmegaConf.is_missing(config, "folder"):
@@ -475,7 +474,7 @@ def _check_needed(overrides: Sequence[str], config: DictConfig) -> None:
 
 
 @cache
-def _shipped(name: str) -> dict[str, Any]:
+def _shipped(name: str) -> Any:
     return _plain(_composed([], name).config)
 
 
