@@ -11,10 +11,11 @@ from medfed.functional.graph import (
     graph_laplacian,
     incidence,
     knn_edges,
+    ring_edges,
+    star_edges,
 )
 from medfed.functional.network_lasso import component_means, smallest_dual
 from medfed.standalone.errors import ConfigError
-from tests.functional.edges import ring_edges, star_edges
 from tests.sweeps import sweep
 
 CLIENTS = ["north", "south", "east", "west"]

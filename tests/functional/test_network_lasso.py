@@ -13,12 +13,13 @@ from medfed.functional.graph import (
     complete_edges,
     connected_components,
     incidence,
+    ring_edges,
+    star_edges,
     undirected_edges,
 )
 from medfed.functional.network_lasso import component_means, smallest_dual, solve_network_lasso
 from medfed.functional.prox import dual_norm
 from medfed.standalone.errors import ConfigError
-from tests.functional.edges import ring_edges, star_edges
 from tests.functional.proximal_norm import prox_norm
 from tests.sweeps import sweep
 

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.functional.graph import complete_edges, incidence
+from medfed.functional.graph import complete_edges, incidence, ring_edges
 from medfed.functional.kernels import clip_levels
 from medfed.functional.network_lasso import AdmmSteps, ResidualNorms, block_width
 from medfed.functional.prox import dual_norm
-from tests.functional.edges import ring_edges
 from tests.functional.proximal_norm import prox_norm
 from tests.sweeps import sweep
 
