@@ -34,7 +34,6 @@ from medfed.records.places import check_made, refuse_full
 from medfed.standalone import errors
 
 Run = Callable[..., Any]
-Check = Callable[[Sequence[Any], bool], None]
 # The flags of Hydra that are allowed; the others could load code, pickles or configurations from
 # anywhere.
 FLAGS = ("-m", "--multirun", "--cfg", "-c", "--resolve")
@@ -56,7 +55,7 @@ class Command:
 
     name: str
     # Further checks of the configurations; its second argument says whether they are a sweep.
-    check: Check | None = None
+    check: Callable[[Sequence[Any], bool], None] | None = None
     runs: bool = False  # whether its function gets a RunDescription, otherwise the keys
     folders: str = (
         ""  # the key of arguments without a key, which are folders; empty: there are none

@@ -274,9 +274,9 @@ class LocalClient:
 
         The estimate for an optimizer is two numbers per parameter, as Adam keeps them.
         """
-        models += 0 if self.fresh_optimizer else 2
         state = (tensor for named in self.state.values() for tensor in named.values())
-        return bytes_of(state) + models * bytes_of(self.weights.values())
+        copies = models if self.fresh_optimizer else models + 2
+        return bytes_of(state) + copies * bytes_of(self.weights.values())
 
     def offload(self, folder: Path | None = None) -> None:
         """Moves the client's state to main memory, or to disk until it is read."""

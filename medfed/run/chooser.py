@@ -14,10 +14,10 @@ from medfed.models.segmentation import SegmentationTask
 from medfed.models.task import TaskModule
 from medfed.standalone.errors import ConfigError
 
+Chosen = Chooser | RegionChooser | Covering
 
-def chooser_of(
-    config: RunDescription, task: TaskModule
-) -> Chooser | RegionChooser | Covering | None:
+
+def chooser_of(config: RunDescription, task: TaskModule) -> Chosen | None:
     """Returns what validation cases choose: thresholds, calibration, sets and intervals."""
     chooser, level = points_of(config, task), config.evaluation.coverage
     if level is None:

@@ -75,10 +75,9 @@ def protect(
     statistics: Sequence[Statistic],
     across: bool,
 ) -> None:
-    """Makes the gradients of all clients of this process noisy, if the run asks for it."""
+    """Makes the gradients of all clients of this process noisy."""
     keys = config.privacy.example
-    if keys is None:
-        return
+    assert keys is not None
     method, name = federation.algorithm, type(federation.algorithm).__name__
     # A class outside the file of its card may override any function of the card's class.
     declared = next(kind for kind in type(method).__mro__ if "card" in vars(kind))

@@ -111,9 +111,8 @@ class EvaluatingModule(pl.LightningModule):
         measured: Callable[..., Any] | None = getattr(self.task, "measured", None)
         if not keep or measured is None:
             return _numbers(self.task.evaluate(batches(split), test=split == "test"))
-        more: dict[str, Any] = {}
-        if self.chooser is not None and self.chooser.levels:
-            more["levels"] = self.chooser.levels
+        levels = () if self.chooser is None else self.chooser.levels
+        more: dict[str, Any] = {"levels": levels} if levels else {}
         meter = measured(batches(split), test=split == "test", **more)
         self.cases[client] = meter.cases()
         if self.chooser is not None:
@@ -157,8 +156,7 @@ class EvaluatingModule(pl.LightningModule):
 
     def _work(self, clients: Iterable[str]) -> dict[str, float]:
         """The estimated cost of each client's round; the same on every rank."""
-        members = self.federation.clients
-        expected = {c: members[c].expected_work for c in {*clients, *self.seconds}}
+        expected = {c: self.federation.clients[c].expected_work for c in {*clients, *self.seconds}}
         seconds = costs(expected, self.seconds)
         return {c: seconds[c] for c in clients}
 
