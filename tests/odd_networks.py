@@ -21,9 +21,11 @@ from torch.nn.utils import parametrizations
 from medfed.common.streams import seeded
 from medfed.common.tensors import digest, first_non_finite
 from medfed.federation.algorithm import Algorithm
+from medfed.federation.assemble import assemble
 from medfed.federation.federation import Federation
 from medfed.federation.other_state import copied, filled
-from medfed.federation.reference import ArrayClient, Federated, assemble, run_reference
+from medfed.federation.reference import ArrayClient, Federated, run_reference
+from medfed.federation.round import Round
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.local import Local
 from medfed.standalone.errors import MedfedError
@@ -397,7 +399,7 @@ def ranks_are_one(case: Case) -> bool:
     one, *two = (built(Ditto(), case, hospitals(case)).federation for _ in range(3))
     run_reference(one, ROUNDS)
     for number in range(ROUNDS):
-        rounds, is_open = [rank.open(number) for rank in two], True
+        rounds, is_open = [Round(rank, number) for rank in two], True
         while is_open:
             for i, client in enumerate(rounds[0].recipients):
                 packet = rounds[i % 2].fit(client)

@@ -33,7 +33,7 @@ import torch
 import yaml  # type: ignore[import-untyped]
 
 from medfed.config.compose import described
-from medfed.federation import algorithm, federation
+from medfed.federation import aggregation, algorithm
 from medfed.run.experiment import build_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,8 +105,8 @@ def overrides_of(suite: str, data: Path, split: int, more: tuple[str, ...]) -> l
 def mean_of_variances() -> Iterator[None]:
     """Averages running variances as any other entry."""
     with (
-        patch.object(federation, "second_moments", lambda reply, *_: reply),
-        patch.object(federation, "pooled_variances", lambda mean, _: mean),
+        patch.object(aggregation, "second_moments", lambda reply, *_: reply),
+        patch.object(aggregation, "pooled_variances", lambda mean, _: mean),
         patch.object(algorithm, "pooled_variances", lambda mean, _: mean),
     ):
         yield

@@ -32,9 +32,10 @@ from torch.nn.functional import cross_entropy
 
 from medfed.common.seeding import derive_seed
 from medfed.federation.algorithm import Algorithm
+from medfed.federation.assemble import assemble
 from medfed.federation.budget import LocalBudget
 from medfed.federation.federation import Federation
-from medfed.federation.reference import ArrayClient, assemble, run_reference
+from medfed.federation.reference import ArrayClient, run_reference
 from medfed.federation.split import float_entries
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.codecs.dense import Dense

@@ -59,10 +59,11 @@ from torch import Tensor, nn
 from medfed.common.tensors import Tensors, digest
 from medfed.common.untrusted import read_checkpoint
 from medfed.datamodules.client_data import ClientData
+from medfed.federation.assemble import assemble
 from medfed.federation.budget import LocalBudget
 from medfed.federation.engine import batches
 from medfed.federation.federation import Federation
-from medfed.federation.reference import assemble
+from medfed.federation.round import Round
 from medfed.models.classification import ClassificationTask
 from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.unet import unet
@@ -224,7 +225,7 @@ def federated(
     rounds = count()
 
     def run() -> None:
-        current, is_open = federation.open(next(rounds)), True
+        current, is_open = Round(federation, next(rounds)), True
         while is_open:
             for client in current.recipients:
                 current.receive(client, current.fit(client))

@@ -37,11 +37,13 @@ from torch.nn.functional import cross_entropy
 from medfed.commands.methods import yamls
 from medfed.config.compose import build, load
 from medfed.federation.algorithm import Algorithm
+from medfed.federation.assemble import assemble
 from medfed.federation.budget import LocalBudget
 from medfed.federation.card import elements
 from medfed.federation.federation import Federation
 from medfed.federation.local_client import LocalClient
-from medfed.federation.reference import ArrayClient, assemble
+from medfed.federation.reference import ArrayClient
+from medfed.federation.round import Round
 from medfed.models.networks.canonical import Canonical
 from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.personal_part import default_personal
@@ -132,7 +134,7 @@ def counters(client: LocalClient) -> tuple[int, ...]:
 def one_round(federation: Federation, bare: Bare, number: int) -> tuple[float, float, Counter[str]]:
     """CPU seconds of a round, those of its bare passes, and their numbers."""
     begin = time.process_time()
-    current = federation.open(number)
+    current = Round(federation, number)
     ours, floor = time.process_time() - begin, 0.0
     done: Counter[str] = Counter()
     going = True

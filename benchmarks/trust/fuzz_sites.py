@@ -37,12 +37,13 @@ from torch import Tensor, nn
 
 from medfed.common.tensors import digest
 from medfed.federation.algorithm import ClientInfo, Cohort
+from medfed.federation.assemble import assemble
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import Batch
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.module import FederatedModule
-from medfed.federation.reference import ArrayClient, assemble, run_reference
+from medfed.federation.reference import ArrayClient, run_reference
 from medfed.federation.wire.channel import Channel, Link
 from medfed.federation.wire.codecs.sparse import TopK
 from medfed.federation.wire.codecs.stc import STC

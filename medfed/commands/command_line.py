@@ -11,8 +11,8 @@ import sys
 import tempfile
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -23,43 +23,20 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from medfed.commands.help import print_help
+from medfed.commands.sentences import FULL_ERROR, one_sentence, sentence_of
 from medfed.common import console, processes
-from medfed.config.allowed import line_of_plugin
 from medfed.config.compose import as_typed, compose_all, source_of
 from medfed.config.description import checked, describe
 from medfed.config.sections import select
 from medfed.config.spelling import literal, to_hydra_overrides, with_plugins
 from medfed.config.sweeps import RECORD, WORKERS, Job, Sweep, workers_of
-from medfed.records.places import Places, check_made, refuse_full
+from medfed.records.places import check_made, refuse_full
 from medfed.standalone import errors
 
-Main = Callable[..., None]
 Run = Callable[..., Any]
-Check = Callable[[Sequence[Any], bool], None]
-FULL_ERROR = "HYDRA_FULL_ERROR"
 # The flags of Hydra that are allowed; the others could load code, pickles or configurations from
 # anywhere.
 FLAGS = ("-m", "--multirun", "--cfg", "-c", "--resolve")
-
-
-def without_hydra(
-    help_of: Callable[[str], None], needs_words: bool = False
-) -> Callable[[Callable[[list[str]], Any]], Main]:
-    """Turns a function of the words of a command line into a command that needs no Hydra."""
-
-    def decorate(run: Callable[[list[str]], Any]) -> Main:
-        @wraps(run)
-        def main(arguments: Sequence[str] | None = None) -> None:
-            words = list(sys.argv[1:] if arguments is None else arguments)
-            if {"-h", "--help"} & set(words) or (needs_words and not words):
-                help_of(inspect.getmodule(run).__doc__ or "")
-                return
-            with one_sentence():
-                run(words)
-
-        return main
-
-    return decorate
 
 
 def _is_folder(argument: str) -> bool:
@@ -78,14 +55,12 @@ class Command:
 
     name: str
     # Further checks of the configurations; its second argument says whether they are a sweep.
-    check: Check | None = None
+    check: Callable[[Sequence[Any], bool], None] | None = None
     runs: bool = False  # whether its function gets a RunDescription, otherwise the keys
-    folders: str = (
-        ""  # the key of arguments without a key, which are folders; empty: there are none
-    )
+    folders: str = ""  # the key of arguments without a key, which are folders; empty: none
     trains: bool = False  # whether it makes the folder of a run, which must be new or empty
 
-    def __call__(self, run: Run) -> Main:
+    def __call__(self, run: Run) -> Callable[..., None]:
         """Returns the function of a command line."""
         self.run = run
         _COMMANDS[self.name] = self
@@ -141,7 +116,7 @@ def _run_of_sweep(name: str, marked: bool, config: DictConfig) -> str:
         except Exception as error:
             if os.environ.get(FULL_ERROR) == "1":
                 traceback.print_exc()
-            sentence = _sentence(error, folder)
+            sentence = sentence_of(error, folder)
             print(f"error: {sentence}", file=sys.stderr)
             return sentence
     return ""
@@ -237,61 +212,3 @@ def parsed(arguments: Sequence[str]) -> Namespace:
             "--resolve has a meaning with --cfg alone; write --cfg job --resolve."
         )
     return flags
-
-
-@contextmanager
-def one_sentence(folder: Path | None = None) -> Iterator[None]:
-    """Prints an error as one sentence on stderr and exits with status 1.
-
-    ``HYDRA_FULL_ERROR=1`` shows the traceback instead; that of an unexpected error goes to a file.
-    """
-    try:
-        yield
-    except Exception as error:
-        if os.environ.get(FULL_ERROR) == "1":
-            raise
-        sentence = _sentence(error, folder)
-        # What stops all ranks alike, only the first one says.
-        alike = errors.NonFiniteError | errors.CodecError | errors.CheckpointError
-        if processes.is_first_process() or not isinstance(error, alike):
-            print(f"error: {sentence}", file=sys.stderr)
-        sys.exit(1)
-
-
-def _sentence(error: Exception, folder: Path | None) -> str:
-    """Returns what went wrong, in one sentence; of what is unexpected it keeps the traceback."""
-    place = line_of_plugin(error)
-    if isinstance(error, errors.MedfedError):
-        # What a plugin raises itself is for its users, who need no line of it.
-        last = traceback.extract_tb(error.__traceback__)[-1:]
-        if place and isinstance(error, errors.ConfigError) and last[0].filename not in place:
-            return console.visible(f"{place}: {error}")
-        return console.visible(str(error))
-    if isinstance(error, OSError) and (refused := console.output_refused(error)):
-        return refused
-    logged = _logged(error, folder)
-    if isinstance(error, OSError) and error.strerror:  # a disk, a right or a link, but no mistake
-        what = f"The system refuses {error.filename or 'to go on'} ({error.strerror}); check that "
-        return f"{console.visible(what)}it is there, may be used and has room; {logged}."
-    if isinstance(error, RecursionError):
-        return f"A value is nested too deeply; write it with fewer levels; {logged}."
-    if isinstance(error, MemoryError) or "allocate memory" in str(error):
-        return f"The memory of this machine is too small; train with smaller batches; {logged}."
-    what = f"{type(error).__name__}: {errors.first_line(error)}"
-    if place:
-        return f"{console.visible(f'{place}: {what}')}; {logged}."
-    what = f"unexpected {what}"
-    return f"{console.visible(what)}; {logged}; please report it."
-
-
-def _logged(error: Exception, folder: Path | None) -> str:
-    """Writes the traceback, if possible to the folder of a run that began, and says where."""
-    text = "".join(traceback.format_exception(error))
-    begun = folder is not None and (folder / Places.config_yaml).is_file()
-    for place in [str(folder)] * begun + [None]:  # at last the system's folder for temporary files
-        with suppress(OSError):
-            handle, name = tempfile.mkstemp(".log", "medfed-error-", place)
-            with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
-            return f"the traceback is in {name}"
-    return "HYDRA_FULL_ERROR=1 shows the traceback"

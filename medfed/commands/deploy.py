@@ -18,8 +18,8 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
-from medfed.commands.command_line import without_hydra
 from medfed.commands.help import print_help
+from medfed.commands.sentences import without_hydra
 from medfed.common.processes import loading
 from medfed.config import check, compose, description, sections
 from medfed.sites import actions

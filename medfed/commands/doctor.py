@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from medfed.commands.command_line import without_hydra
 from medfed.commands.help import print_usage
+from medfed.commands.sentences import without_hydra
 from medfed.common.console import say, wide_console
 from medfed.common.processes import loading
 from medfed.standalone.errors import ConfigError

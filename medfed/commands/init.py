@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from medfed.commands.command_line import without_hydra
 from medfed.commands.help import print_usage
+from medfed.commands.sentences import without_hydra
 from medfed.common.console import logged_by, say, wide_console
 from medfed.config import allowed, compose, description, sections, spelling
 from medfed.config.spelling import as_text

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from medfed.commands.command_line import without_hydra
 from medfed.commands.help import keys, print_usage
+from medfed.commands.sentences import without_hydra
 from medfed.common.console import Terminal
 from medfed.common.processes import loading
 from medfed.config.allowed import method_yamls

@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from medfed.commands.command_line import without_hydra
 from medfed.commands.help import print_usage
+from medfed.commands.sentences import without_hydra
 from medfed.common.processes import loading
 from medfed.config.check import check_path
 from medfed.records.folder import RunFolder

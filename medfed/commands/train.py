@@ -14,7 +14,7 @@ from pathlib import Path
 from medfed.commands.command_line import Command
 from medfed.common.processes import go_by_rank, launched, loading
 from medfed.config.check import check_gpu, several
-from medfed.config.compose import build
+from medfed.config.compose import part_of
 from medfed.config.description import RunDescription
 from medfed.standalone.errors import ConfigError
 
@@ -36,11 +36,11 @@ def check(configs: Sequence[RunDescription], sweep: bool) -> None:
                     "folder: name it by hydra.run.dir=FOLDER, on a disk that all of them see."
                 )
             go_by_rank()
-        build(config.local)
-        algorithm = build(config.algorithm)
-        algorithm.check_cohort(build(config.cohort))
+        part_of(config, "local")
+        algorithm = part_of(config, "algorithm")
+        algorithm.check_cohort(part_of(config, "cohort"))
         if config.aggregation is not None:
-            algorithm.aggregating(build(config.aggregation))
+            algorithm.aggregating(part_of(config, "aggregation"))
 
 
 def how_to_go_on(config: RunDescription) -> str:

@@ -63,20 +63,15 @@ def check_arguments(takes: Any, given: Mapping[str, Any], where: str = "") -> No
         if name not in hints:
             hint = did_you_mean(name, hints)
             raise ConfigError(f"{where}{name} is unknown{hint}; choose {', '.join(hints)}.")
-        _check_type(where + name, value, hints[name])
+        check_kind(where + name, value, hints[name])
     check_limits([(where + name, value, hints[name]) for name, value in given.items()])
 
 
 def check_kind(name: str, value: Any, hint: Any, advice: str = "") -> None:
-    """Refuses a value of another type or range than a hint's, and a function of other arguments.
+    """Refuses a value of another type than a hint's, and a function of other arguments.
 
     `advice`: what follows the name of the type.
     """
-    _check_type(name, value, hint, advice)
-    check_limits([(name, value, hint)])
-
-
-def _check_type(name: str, value: Any, hint: Any, advice: str = "") -> None:
     plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     sides = get_args(plain) if get_origin(plain) in (Union, UnionType) else (plain,)
     fitting = [side for side in sides if _fits(value, side)]
@@ -86,7 +81,7 @@ def _check_type(name: str, value: Any, hint: Any, advice: str = "") -> None:
     inside = get_args(fitting[0])
     if inside == (str,):
         for one in value:
-            _check_type(f"each of {name}", one, str, advice)
+            check_kind(f"each of {name}", one, str, advice)
     elif callable(value) and inside and inside[0] is not ...:
         try:
             signature(value).bind(*inside[0])

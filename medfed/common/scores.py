@@ -213,6 +213,27 @@ def mean_of_known(table: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
     return np.where(count > 0, total / np.maximum(count, 1), math.nan)
 
 
+def mean_of_parts(
+    parts: NDArray[np.float64], occurs: NDArray[np.bool_], axis: int
+) -> NDArray[np.float64]:
+    """Returns the mean over the classes, findings or regions that occur among the samples.
+
+    Where weights take the samples of one of them away, the mean is undefined: that over the others
+    is another number, and an interval would cover a mixture of both.
+
+    `parts` is (W, K) or (K, W), a metric of each part, NaN where weights leave it undefined.
+    `occurs`: which parts occur among the samples; of a shape that fits. `axis`: that of the parts.
+    Returns (W,).
+
+    Example:
+        >>> parts = np.array([[0.5, 0.7, np.nan], [0.5, np.nan, np.nan]])
+        >>> mean_of_parts(parts, np.array([True, True, False]), 1).tolist()
+        [0.6, nan]
+    """
+    lost = (np.isnan(parts) & occurs).any(axis)
+    return np.where(lost, np.nan, mean_of_known(np.where(occurs, parts, np.nan), axis))
+
+
 def defining(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns the resampled values that are defined; none where they are too few for an interval.
 

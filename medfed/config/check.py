@@ -26,7 +26,7 @@ from msgspec import Meta
 from medfed.common.processes import launched
 from medfed.config.allowed import CONFIG_DIR
 from medfed.config.sections import listed, targets, walk
-from medfed.config.spelling import EXISTING, PATH_LISTS, PATHS, is_path_key, key_of
+from medfed.config.spelling import EXISTING, is_path_key, key_of
 from medfed.standalone.checks import check_known, check_limits
 from medfed.standalone.errors import (
     CheckpointError,
@@ -88,12 +88,6 @@ def check_chosen(source: Mapping[str, Any], overrides: Iterable[str]) -> None:
     groups = [k for k in keys if (CONFIG_DIR / k.partition("@")[0]).is_dir()]
     values = [k for k in keys if k not in groups and not is_path_key(k)]
     check_types(targets(source), [""] if source.get("plugins") and values else values)
-
-
-def check_value(key: str, value: Any, hint: Any) -> None:
-    """Compares a plain value with an annotation, as far as both name nothing but plain types."""
-    if _has_limits(key, value, hint):
-        check_limits([(key, value, hint)])
 
 
 def _has_limits(key: str, value: Any, hint: Any) -> bool:
@@ -197,8 +191,7 @@ def check_path(key: str, value: str) -> None:
 def check_paths(every: Mapping[str, Any]) -> None:
     """Checks all paths of a configuration, of which `every` has each key; see `check_path`."""
     for key, value in every.items():
-        name = re.sub(r"\[\d+\]$", "", key)
-        if isinstance(value, str) and (name in PATH_LISTS or PATHS.fullmatch(name)):
+        if isinstance(value, str) and is_path_key(re.sub(r"\[\d+\]$", "", key)):
             check_path(key, value)
 
 

@@ -103,7 +103,7 @@ def load(overrides: Sequence[str] = (), name: str = "train") -> DictConfig:
     with open_dict(config), read_write(config):
         for key in ("hydra", "on_other_data"):
             config.pop(key, None)
-        if "${hydra:" in str(written(config).get("folder")):
+        if "${hydra:" in str(_plain(config).get("folder")):
             config.folder = "."  # Hydra sets one when it runs a command
     return config
 
@@ -138,7 +138,7 @@ class Composition:
     def yaml(self, part: str, resolve: bool) -> str:
         """Returns what ``--cfg`` asks for: ``job``, which is what runs, ``hydra`` or ``all``."""
         with in_folder(self.config):
-            whole = source_of(self.config) if part == "job" else written(self.config)
+            whole = source_of(self.config) if part == "job" else _plain(self.config)
             plain = resolved(whole) if resolve else whole
         return as_yaml({"hydra": plain["hydra"]} if part == "hydra" else plain)
 
@@ -168,8 +168,11 @@ def in_folder(config: DictConfig, above: str = "", key: str = "hydra.run.dir") -
 
 def as_typed(overrides: ListConfig) -> tuple[str, ...]:
     """Returns overrides as they were typed: an interpolation in them is not replaced."""
-    typed: Any = OmegaConf.to_container(overrides)
-    return tuple(map(str, typed))
+    return tuple(map(str, _plain(overrides)))
+
+
+def _plain(config: Any) -> Any:
+    return OmegaConf.to_container(config)
 
 
 def _composed(overrides: Sequence[str], name: str) -> Composition:
@@ -237,7 +240,7 @@ def for_other_data(
     basis = [o for o in overrides if key_of(o) in ("experiment", "plugins")]
     alone = composing(with_plugins(basis))
     data = alone.hydra.runtime.choices.data
-    generated = written(alone.data).get("path") is None
+    generated = _plain(alone.data).get("path") is None
     if (chosen := typed.get("data", data)) == data:
         is_other = path and generated
     else:  # a plugin's may have a path of its own
@@ -268,14 +271,14 @@ def _set_in(experiment: Path) -> list[str]:
 def of_the_method(config: DictConfig, overrides: Sequence[str]) -> list[str]:
     """What an experiment sets for the chosen method alone, but for what the user has set."""
     method = config.hydra.runtime.choices.get("algorithm")
-    of_method = (written(config).get("by_method") or {}).get(method) or ()
+    of_method = (_plain(config).get("by_method") or {}).get(method) or ()
     typed = {o.partition("=")[0].lstrip("+") for o in overrides}
     return [o for o in of_method if o.partition("=")[0] not in typed]
 
 
 def source_of(config: DictConfig) -> dict[str, Any]:
     """Returns a configuration as it is written, with the folder of Hydra's run."""
-    source = written(config)
+    source: dict[str, Any] = _plain(config)
     for key in ("hydra", "on_other_data"):  # they say how to compose, not what to run
         source.pop(key, None)
     if "folder" in source and not OmegaConf.is_missing(config, "folder"):
@@ -366,7 +369,7 @@ def build(node: Any, **kwargs: Any) -> Any:
     if not node.checked:
         check_targets(node, node.place, found=True)
     values = with_custom_parts(node)
-    check_types(targets(node, node.place))
+    check_types(node.targets if values is node else targets(values, node.place))
     try:
         made = instantiate(values, **kwargs)
     except InstantiationException as error:
@@ -380,6 +383,14 @@ def build(node: Any, **kwargs: Any) -> Any:
     if made and (base := _BASES.get(node.place)) and not isinstance(made, get_class(base)):
         raise ConfigError(f"{node.place} is a {type(made).__name__}, which is no {base}.")
     return made
+
+
+def part_of(config: RunDescription, name: str) -> Any:
+    """Builds a section of a run that holds no state, once while its values stay the same."""
+    section = getattr(config, name)
+    if name not in config.built or config.built[name][0] != section:
+        config.built[name] = section, build(section)
+    return config.built[name][1]
 
 
 # What sections must be, also those of plugins.
@@ -463,8 +474,8 @@ def _check_needed(overrides: Sequence[str], config: DictConfig) -> None:
 
 
 @cache
-def _shipped(name: str) -> dict[str, Any]:
-    return written(_composed([], name).config)
+def _shipped(name: str) -> Any:
+    return _plain(_composed([], name).config)
 
 
 def _check_read(config: DictConfig, name: str) -> None:
@@ -472,7 +483,7 @@ def _check_read(config: DictConfig, name: str) -> None:
     if not config.get("plugins"):
         return
     known = _shipped(name)
-    read = re.findall(r"\$\{([\w.]+)", repr(written(config)))
+    read = re.findall(r"\$\{([\w.]+)", repr(_plain(config)))
     for section in ("", *_FIXED):
         there, usual = (config, known) if not section else (config.get(section), known.get(section))
         for key in map(str, there or ()):
@@ -491,7 +502,7 @@ def _check_experiment(overrides: Sequence[str], config: DictConfig) -> None:
     file = CONFIG_DIR / "data" / f"{choices.get('data')}.yaml"
     if not {"experiment", "data"} <= typed.keys() or not file.is_file():
         return
-    has, known = written(config.data), written(OmegaConf.load(file))
+    has, known = _plain(config.data), _plain(OmegaConf.load(file))
     extra = [f"data.{key}" for key in has if key not in known]
     reader, usual = has.get("reader"), known.get("reader") or {}
     if isinstance(reader, dict) and usual.get("_target_") == reader.get("_target_"):
@@ -580,7 +591,7 @@ def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
         place = key.rpartition("@")[2]  # group@place: it is the place that does not exist
         node = OmegaConf.select(config, place)
         if named and key not in SECTIONS and isinstance(node, DictConfig) and node:
-            example = ", ".join(f"{k}: {v}" for k, v in written(node).items())
+            example = ", ".join(f"{k}: {v}" for k, v in _plain(node).items())
             return f"{key} is a map; write {key}='{{{example}}}'."
         if f"'{key}'" in str(error):
             return _without_key(config, place)
@@ -605,7 +616,7 @@ def _without_key(config: DictConfig, key: str) -> str:
         inner = ", ".join(f"{key}.{k}" for k in node[leaf])
         example = f", such as {key}.up=fp32" if leaf == "codec" else ""
         return f"{key!r} is no group; set {inner}{example}."
-    deeper = [k for k, _ in walk(written(config)) if not parent and k.endswith(f".{leaf}")]
+    deeper = [k for k, _ in walk(_plain(config)) if not parent and k.endswith(f".{leaf}")]
     deeper.sort(key=lambda key: key.startswith(("tuned.", "by_method.")))  # seldom meant
     hint = did_you_mean(deeper[0], deeper) if deeper else did_you_mean(leaf, known)
     where = f"{parent} has" if parent else "the top level has"

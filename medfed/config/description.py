@@ -216,6 +216,8 @@ class RunDescription:
     overrides: tuple[str, ...] | None = None
     # The keys whose values follow from the data, with what was chosen for them.
     derived: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    # What `compose.part_of` has built, by section, and of which values.
+    built: dict[str, tuple[Section, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def replacing(self, values: Mapping[str, Any]) -> RunDescription:
         """Returns the description with other values; values that depend on these change, too."""
@@ -224,7 +226,8 @@ class RunDescription:
             put(source, key, value)
         named = {key: value for key, value in values.items() if isinstance(value, Mapping)}
         check_targets(named, found=True)
-        return replace(_typed(source, resolved(source), self.overrides), derived=self.derived)
+        new = _typed(source, resolved(source), self.overrides)
+        return replace(new, derived=self.derived, built=self.built)
 
     def completed(self, facts: Mapping[str, Any]) -> RunDescription:
         """Returns the description with values that follow from the data; they are no choice."""
@@ -268,7 +271,7 @@ def _typed(
             "checkpoint": Checkpoints(**values["checkpoint"]),
             "derived": dict(values.get("derived") or {}),
         }
-        others = RunDescription.__dataclass_fields__.keys() - typed.keys()
+        others = RunDescription.__dataclass_fields__.keys() - typed.keys() - {"built"}
         return RunDescription(**typed, **{key: whole[key] for key in sorted(others)})
     except (KeyError, TypeError) as error:
         raise LacksKeyError(first_line(error)) from error

@@ -19,7 +19,7 @@ class Section(dict[str, Any]):
         (3, 'none', 'data.reader')
     """
 
-    __slots__ = ("checked", "place")
+    __slots__ = ("checked", "place", "targets")
 
     def __init__(self, values: Mapping[str, Any], place: str = "", checked: bool = False) -> None:
         self.place, self.checked = place, checked
@@ -27,6 +27,7 @@ class Section(dict[str, Any]):
             if isinstance(value, Mapping):
                 value = Section(value, f"{place}.{key}" if place else key, checked)
             super().__setitem__(key, value)
+        self.targets = targets(self, place)  # of every part to build in it
 
     def __getattr__(self, key: str) -> Any:
         try:

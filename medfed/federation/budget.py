@@ -46,7 +46,7 @@ class LocalBudget:
     # Largest norm of a step's gradient, penalties included; ``None`` for no clipping.
     clip: Annotated[float | None, check_positive] = None
     # ``fresh`` for each call of ``train``, ``kept`` by the client, or ``averaged`` by the server
-    # (:mod:`medfed.federation.federation`).
+    # (:mod:`medfed.federation.round`).
     optimizer_state: Literal["fresh", "kept", "averaged"] = "fresh"
     # ``equal``: a method that trains several models or parts in a round divides the steps among
     # them; ``paper``: each gets all steps, as papers count.

@@ -5,7 +5,9 @@ Else it would fail elsewhere, in the words of that place, or change nothing with
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import weakref
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import inf
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -130,6 +132,21 @@ def check_message(algorithm: Algorithm, who: str, message: Any) -> None:
         for name, tensor in named.items():
             if not isinstance(tensor, Tensor):
                 raise _wrong(algorithm, f"{who} {_kind(tensor)} as {part}/{name}; send tensors")
+
+
+@contextmanager
+def unchanged(algorithm: Algorithm, state: Mapping[str, Tensors], what: str) -> Iterator[None]:
+    """Raises ConfigError if a function of a method changes tensors that it is given in place."""
+    # By weak references: what the function replaces is not kept in memory.
+    before = [(g, weakref.ref(t), t._version) for g, named in state.items() for t in named.values()]
+    del state
+    yield
+    after = [(group, reference(), version) for group, reference, version in before]
+    if changed := [g for g, t, version in after if t is not None and t._version != version]:
+        raise ConfigError(
+            f"{type(algorithm).__name__} changes the {what.format(changed[0])} in place, which "
+            "others read later; make new tensors."
+        )
 
 
 def _kind(value: Any) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
+from math import ceil
 from operator import attrgetter
 from typing import Any
 
@@ -12,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from medfed.common.arguments import kind
+from medfed.common.seeding import derive_seed, torch_rng
 from medfed.federation import optimizers
 from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Algorithm
-from medfed.federation.client import AmongOthers, Batch, ClientData
+from medfed.federation.client import AmongOthers, Batch, ClientData, batches_of
 from medfed.federation.hospital import Batched, padded
 from medfed.federation.split import float_entries
 from medfed.federation.wire.channel import Channel
@@ -174,6 +177,44 @@ class Beside(AmongOthers):
                 f"{size} classes; leave those samples out."
             )
         return padded(counts, size)
+
+
+class Pool(AmongOthers):
+    """A client's data, with training batches from all clients.
+
+    An epoch has every training sample of every client once. It joins as many batches as there are
+    clients, in a random order over all clients, shuffles their samples and cuts them again, so each
+    batch is a mixture. All other data are the client's.
+    """
+
+    @property
+    def num_samples(self) -> int:
+        """Training samples per client, so that budgets in epochs equal those of all clients."""
+        return ceil(sum(c.num_samples for c in self._everyone) / len(self._everyone))
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of the client's size of so many samples."""
+        return ceil(self.num_samples / self._data.batch_size)
+
+    def train_batches(self, seed: int) -> Iterator[Batch]:
+        """Yields one epoch over the samples of all clients, in an order from the seed only."""
+        streams = [c.train_batches(derive_seed(seed, c.id)) for c in self._everyone]
+        counts = [batches_of(c) for c in self._everyone]
+        turns = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+        random = torch_rng(seed, "pool")
+        turns = turns[torch.randperm(len(turns), generator=random)]
+        waiting = iter(turns.tolist())
+        while group := list(islice(waiting, len(counts))):
+            batches = [next(streams[n]) for n in group]
+            joined = {
+                k: torch.cat([b[k] for b in batches])
+                for k, v in batches[0].items()
+                if isinstance(v, Tensor)
+            }
+            order = torch.randperm(len(next(iter(joined.values()))), generator=random)
+            for index in order.split(self._data.batch_size):
+                yield {k: v[index.to(v.device)] for k, v in joined.items()}
 
 
 @dataclass

@@ -1,8 +1,7 @@
 """Clients whose data and training are in this process; one network serves all of them.
 
 :class:`LocalClient` trains, and holds the client's state between rounds; :func:`on_disk` keeps that
-of many clients in memory-mapped files. :class:`Pool` joins the training data of all clients, which
-federated learning avoids.
+of many clients in memory-mapped files.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
-from math import ceil
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
@@ -20,12 +17,9 @@ import torch
 from torch import Tensor
 
 from medfed.common.arguments import check_arguments
-from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import State, Tensors, distinct, map_state, states_on
 from medfed.federation.budget import Passes
 from medfed.federation.client import (
-    AmongOthers,
-    Batch,
     ClientData,
     Features,
     GradientOptions,
@@ -275,6 +269,15 @@ class LocalClient:
         self.trainer.residents.states.pop(self, None)
         self._twins.clear()
 
+    def bytes_between_rounds(self, models: int) -> int:
+        """The approximate size of its state, with as many models in memories of the channel.
+
+        The estimate for an optimizer is two numbers per parameter, as Adam keeps them.
+        """
+        state = (tensor for named in self.state.values() for tensor in named.values())
+        copies = models if self.fresh_optimizer else models + 2
+        return bytes_of(state) + copies * bytes_of(self.weights.values())
+
     def offload(self, folder: Path | None = None) -> None:
         """Moves the client's state to main memory, or to disk until it is read."""
         saved = self.state_dict()
@@ -309,41 +312,3 @@ class LocalClient:
                 self._twins[id(named[OTHER])] = named[OTHER], named[OTHER]
         kept = states_on(states, device, self._twins)
         self.state, self._optimizers, self.memory = kept.values()
-
-
-class Pool(AmongOthers):
-    """A client's data, with training batches from all clients.
-
-    An epoch has every training sample of every client once. It joins as many batches as there are
-    clients, in a random order over all clients, shuffles their samples and cuts them again, so each
-    batch is a mixture. All other data are the client's.
-    """
-
-    @property
-    def num_samples(self) -> int:
-        """Training samples per client, so that budgets in epochs equal those of all clients."""
-        return ceil(sum(c.num_samples for c in self._everyone) / len(self._everyone))
-
-    @property
-    def num_batches(self) -> int:
-        """Batches of the client's size of so many samples."""
-        return ceil(self.num_samples / self._data.batch_size)
-
-    def train_batches(self, seed: int) -> Iterator[Batch]:
-        """Yields one epoch over the samples of all clients, in an order from the seed only."""
-        streams = [c.train_batches(derive_seed(seed, c.id)) for c in self._everyone]
-        counts = [batches_of(c) for c in self._everyone]
-        turns = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-        random = torch_rng(seed, "pool")
-        turns = turns[torch.randperm(len(turns), generator=random)]
-        waiting = iter(turns.tolist())
-        while group := list(islice(waiting, len(counts))):
-            batches = [next(streams[n]) for n in group]
-            joined = {
-                k: torch.cat([b[k] for b in batches])
-                for k, v in batches[0].items()
-                if isinstance(v, Tensor)
-            }
-            order = torch.randperm(len(next(iter(joined.values()))), generator=random)
-            for index in order.split(self._data.batch_size):
-                yield {k: v[index.to(v.device)] for k, v in joined.items()}

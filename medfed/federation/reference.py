@@ -28,15 +28,17 @@ from medfed.common.streams import globals_kept
 from medfed.common.tensors import Tensors
 from medfed.federation import inputs
 from medfed.federation.algorithm import Algorithm, ClientInfo, Cohort
+from medfed.federation.assemble import assemble
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import Batch, ClientData
 from medfed.federation.duties import check_reply
-from medfed.federation.federation import Federation, assemble
+from medfed.federation.federation import Federation
 from medfed.federation.hospital import ArrayClient, Batched, Hospital
 from medfed.federation.local_client import LocalClient
 from medfed.federation.onboarding import rules_of
 from medfed.federation.optimizers import OptimizerFactory
 from medfed.federation.other_state import copied, filled
+from medfed.federation.round import Round
 from medfed.federation.split import BufferPolicy, Normalization
 from medfed.federation.wire.channel import Channel, Memory, MessageContext
 from medfed.federation.wire.ledger import Direction, Ledger
@@ -47,7 +49,7 @@ from medfed.standalone.errors import ConfigError
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 
-__all__ = ["ArrayClient", "Federated", "Hospital", "assemble", "federate", "run_reference"]
+__all__ = ["ArrayClient", "Federated", "Hospital", "federate", "run_reference"]
 
 
 @dataclass(frozen=True)
@@ -204,8 +206,7 @@ def run_reference(
     device = federation.trainer.model.device if federation.trainer else torch.device("cpu")
     try:
         for number in range(start, rounds):
-            current = federation.open(number)
-            is_open = True
+            current, is_open = Round(federation, number), True
             while is_open:
                 with globals_kept(device):
                     for client in current.recipients:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.scores import mean_of_known
+from medfed.common.scores import mean_of_parts
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -80,8 +80,9 @@ def class_scores(probs: Floats, label: Ints, weights: Floats) -> dict[str, Float
 
     Of two classes, ``sensitivity``, ``specificity`` and ``f1`` are those of class 1 where it is the
     more probable one (above 0.5). Of more, they are means over the classes that occur, each against
-    the rest; see :func:`mean_of_parts`. ``balanced_accuracy`` is the mean recall of the classes
-    that occur, ``auroc`` the mean of one class against the rest (of two: that of class 1).
+    the rest; see :func:`medfed.common.scores.mean_of_parts`. ``balanced_accuracy`` is the mean
+    recall of the classes that occur, ``auroc`` the mean of one class against the rest (of two: that
+    of class 1).
 
     ``brier`` is half the mean squared distance between the probabilities and the truth, from 0 to
     1; of two classes that is the mean of ``(p - y)^2``. ``log_loss`` is the mean of the true
@@ -139,29 +140,6 @@ def finding_scores(cases: Columns, findings: Sequence[str], weights: Floats) -> 
         occurs.append(len({*positive.tolist()}) == 2)
     parts = np.stack([*each.values()])
     return {"auroc": mean_of_parts(parts, np.array(occurs)[:, None], 0), **each}
-
-
-def mean_of_parts(parts: Floats, occurs: NDArray[np.bool_], axis: int) -> Floats:
-    """Returns the mean over the classes, findings or regions that occur among the samples.
-
-    Where weights take the samples of one of them away, the mean is undefined: that over the others
-    is another number, and an interval would cover a mixture of both.
-
-    Args:
-        parts: (W, K) or (K, W) a metric of each part, NaN where weights leave it undefined.
-        occurs: Which parts occur among the samples; of a shape that fits.
-        axis: That of the parts.
-
-    Returns:
-        (W,).
-
-    Example:
-        >>> parts = np.array([[0.5, 0.7, np.nan], [0.5, np.nan, np.nan]])
-        >>> mean_of_parts(parts, np.array([True, True, False]), 1).tolist()
-        [0.6, nan]
-    """
-    lost = (np.isnan(parts) & occurs).any(axis)
-    return np.where(lost, np.nan, mean_of_known(np.where(occurs, parts, np.nan), axis))
 
 
 def outcome_scores(predicted: Floats, true: Floats, weights: Floats) -> dict[str, Floats]:

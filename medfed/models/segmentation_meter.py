@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medfed.common.scores import mean_of_parts
 from medfed.functional.points import AT_POINT, at_point
-from medfed.functional.scores import Floats, mean_of_parts
+from medfed.functional.scores import Floats
 from medfed.models.meters import Batch, Columns, Scan, Spacing, Volumes, scores_of, spacings
 from medfed.standalone.preparation import bounding_box
 
@@ -152,7 +153,8 @@ class SegmentationMeter:
         # By case, of each image: overlaps, voxels, which regions are annotated, those at levels.
         self.images: dict[int, list[tuple[Tensor, int, Tensor, Tensor]]] = {}
         self.surfaces: dict[int, list[Tensor]] = {}  # (2, R) of every scan of a case
-        self.volumes = Volumes(self._add_surfaces)
+        if self.tolerances is not None:
+            self.volumes = Volumes(self._add_surfaces)
 
     def update(self, logits: Tensor, batch: Batch) -> None:
         """Adds logits and the ``label`` of the batch ``(B, R, *spatial)``.
@@ -205,7 +207,8 @@ class SegmentationMeter:
 
     def cases(self) -> list[dict[str, Any]]:
         """Returns a row per case and region: its voxels, and what overlaps and surfaces give."""
-        self.volumes.close()
+        if self.tolerances is not None:
+            self.volumes.close()
         rows: list[dict[str, Any]] = []
         for case, images in self.images.items():
             overlaps, voxels, annotated, at_levels = zip(*images, strict=True)

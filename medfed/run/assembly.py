@@ -68,7 +68,7 @@ def task_for(
         # Written to the run folder, so that a resumed run has it.
         config = config.completed({"model.personal": list(patterns)})
     task = mixed(task, config.model, config.canonical, config.seed)
-    precision = str(config.trainer.precision)
+    precision = str(config.trainer["precision"])
     if precision.startswith("64"):
         task.double()
     if precision.startswith("bf16") and config.trainer.accelerator == "cpu":

@@ -31,6 +31,7 @@ from medfed.datamodules.client_data import ClientData
 from medfed.datamodules.plans import trained_patients, with_patients
 from medfed.datamodules.splits import Split
 from medfed.federation.federation import Federation
+from medfed.federation.round import Round
 from medfed.federation.wire.packet import Message
 from medfed.functional import leakage
 from medfed.functional.kmeans import initial_centers
@@ -331,7 +332,7 @@ Messages = Mapping[str, Message]
 
 def played(federation: Federation, number: int) -> Iterator[tuple[Messages, Messages]]:
     """Runs a round, and yields what clients receive and reply in each phase."""
-    current, goes_on, decode = federation.open(number), True, federation.channel.decode
+    current, goes_on, decode = Round(federation, number), True, federation.channel.decode
     while goes_on:
         received, replies = {}, {}
         for client in current.recipients:

@@ -35,7 +35,7 @@ from medfed.datamodules.readers.base import check_names
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.client import Batch
 from medfed.federation.lightning.collect import warn
-from medfed.federation.lightning.module import EvalSplit
+from medfed.federation.lightning.evaluating import EvalSplit
 from medfed.federation.lightning.strategy import ranks_end_together
 from medfed.records.folder import RunFolder
 from medfed.reports.subsets import heat_map
@@ -229,9 +229,7 @@ def _values_in(source: Path, column: str, data: FederatedDataModule) -> dict[str
 
 
 def banded(
-    values: Mapping[str, str],
-    edges: Sequence[float] = (),
-    missing: Collection[str] = MISSING,
+    values: Mapping[str, str], edges: Sequence[float] = (), missing: Collection[str] = MISSING
 ) -> dict[str, str]:
     """Puts numbers into bands; texts, codes, and numbers of at most six values, stay.
 

@@ -1,12 +1,8 @@
-"""Builds the objects of a run, from a configuration or from the folder of a finished run.
-
-It also adds low-rank adapters to the network before training; results hold the merged network.
-"""
+"""Builds the objects of a run, from a configuration or from the folder of a finished run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +10,12 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import WandbLogger
 
-from medfed.common.console import say, wide_console
 from medfed.common.floors import remark
 from medfed.common.scores import failed
-from medfed.common.tensors import Tensors, layout_of, select
+from medfed.common.tensors import Tensors
 from medfed.config.check import no_gpu, several
 from medfed.config.compose import build
-from medfed.config.description import Privacy, RunDescription
+from medfed.config.description import RunDescription
 from medfed.config.sections import without_places
 from medfed.datamodules.base import FederatedDataModule
 from medfed.federation.lightning import callbacks, checkpoint
@@ -28,60 +23,18 @@ from medfed.federation.lightning.collect import rank
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.lightning.strategy import ClientSharding, environment
 from medfed.federation.split import float_entries
-from medfed.federation.wire.ledger import Entry
-from medfed.federation.wire.packet import dense_bytes
-from medfed.functional.conformal import Covering
-from medfed.functional.points import Chooser, RegionChooser
-from medfed.models.classification import ClassificationTask
-from medfed.models.networks.adapters import PATTERN, Adapters, attach
-from medfed.models.networks.small import LogisticRegression
-from medfed.models.regression import RegressionTask
-from medfed.models.segmentation import SegmentationTask
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
 from medfed.run.assembly import read_data, task_for
+from medfed.run.chooser import chooser_of
 from medfed.run.claim import SameEverywhere
 from medfed.run.cohort import cohort_record, print_cohort, print_plan
 from medfed.run.federating import federate, statistics_of
 from medfed.run.intervals import SplitCases
 from medfed.run.loggers import remember
 from medfed.run.privacy import print_hidden, print_protections, protections
-from medfed.run.start import Account, Start
-from medfed.run.trial import next_to_outputs
+from medfed.run.start import Account, Start, add_adapters, base_entries
 from medfed.standalone.errors import ConfigError
-
-
-def adapt(config: RunDescription, task: TaskModule, data: FederatedDataModule) -> None:
-    """Adds adapters to the network of a task, if the run has them, and logs which weights train."""
-    if config.adapters is None:
-        return
-    adapters: Adapters = build(config.adapters)
-    if adapters.part == "personal":
-        if build(config.algorithm).personal != "task":
-            raise ConfigError(
-                "adapters.part=personal is for methods that keep the model's personal part, "
-                "such as fedper, fedrep and pfednet; set algorithm.personal=task, or "
-                "adapters.part=shared."
-            )
-        task.personal = (PATTERN,)
-    if adapters.train is None and (layers := next_to_outputs(task, data)):
-        adapters = replace(adapters, train=layers)
-    adapted = attach(task.network, adapters, config.seed)
-    if rank() == 0:
-        lines = [f"Adapters of rank {adapters.rank}: {adapted}"]
-        if config.init.weights is None:
-            lines.append("The frozen weights stay random, because init.weights is not set.")
-        say(wide_console(), *lines)
-
-
-def base_entries(config: RunDescription, task: TaskModule, clients: Sequence[str]) -> list[Entry]:
-    """Counts the bytes of frozen weights that clients receive; random ones follow from the seed."""
-    if config.adapters is None or config.init.weights is None or config.adapters.base == "known":
-        return []
-    entries = float_entries(task.network)
-    frozen = select(entries, [n for n in entries if n in task.network.frozen_entries])  # type: ignore[operator]
-    size = dense_bytes(layout_of(frozen))
-    return [Entry(0, "base", client, "down", "base", size, size) for client in clients]
 
 
 @dataclass
@@ -98,9 +51,8 @@ class Experiment:
 
     def tested_cases(self) -> SplitCases:
         """Returns the cases that the last test has kept, by client."""
-        evaluation, lost = self.evaluation, failed(self.evaluation.test)
-        split = self.module.test_split
-        return SplitCases.of(self.task, self.data, evaluation.cases, split, lost)
+        cases, lost = self.evaluation.cases, failed(self.evaluation.test)
+        return SplitCases.of(self.task, self.data, cases, self.module.test_split, lost)
 
 
 def build_experiment(config: RunDescription) -> Experiment:
@@ -153,58 +105,9 @@ def build_experiment(config: RunDescription) -> Experiment:
 
 def read_start(config: RunDescription) -> tuple[Start, RunDescription]:
     """Reads the weights that a run starts from, before any object is built."""
-    start, config = Start.read(config)
     if config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise no_gpu(config.trainer.accelerator)
-    return start, config
-
-
-def chooser_of(
-    config: RunDescription, task: TaskModule
-) -> Chooser | RegionChooser | Covering | None:
-    """Returns what validation cases choose: thresholds, calibration, sets and intervals."""
-    chooser, level = points_of(config, task), config.evaluation.coverage
-    if level is None:
-        return chooser
-    if isinstance(task, ClassificationTask):
-        return Covering(level, "classes", chooser=chooser)
-    if isinstance(task, RegressionTask):
-        return Covering(level, "outcome", chooser=chooser)
-    if isinstance(task, SegmentationTask):
-        return Covering(level, "volumes", [f"/{name}" for name in task.regions], chooser)
-    raise ConfigError(
-        f"evaluation.coverage={level} is for classification, regression and segmentation; set it "
-        "to null."
-    )
-
-
-def points_of(config: RunDescription, task: TaskModule) -> Chooser | RegionChooser | None:
-    """Returns what chooses thresholds and calibration on validation cases, if wanted.
-
-    A shift and youden are defaults, for two classes; regions that may overlap have thresholds by
-    their Dice; other tasks go without them.
-    """
-    rule, method = config.evaluation.operating_point, config.evaluation.calibration
-    two = isinstance(task, ClassificationTask) and task.num_classes == 2
-    if isinstance(rule, Mapping) and not two:
-        raise ConfigError(
-            f"evaluation.operating_point={dict(rule)} needs a classification into two classes; "
-            "set it to null."
-        )
-    method = method if two or method != "shift" else None
-    if isinstance(task, ClassificationTask) and (method != "platt" or two):
-        rule = rule if two else None
-        # A level is not among what privacy protects, and training patients are.
-        linear = isinstance(task.network, LogisticRegression) and config.privacy == Privacy()
-        return Chooser(task.num_classes, rule, method, linear) if rule or method else None
-    if method:
-        why = "is for classifications (platt: into two classes)"
-        raise ConfigError(f"evaluation.calibration={method} {why}; set it to null.")
-    if rule and isinstance(task, SegmentationTask) and task.activation == "sigmoid":
-        counts = type(task).meter is SegmentationTask.meter  # at thresholds; a user's does not
-        if counts and "point" not in task.regions:  # the ending of chosen metrics
-            return RegionChooser(task.regions, task.threshold, task.scores)
-    return None
+    return Start.read(config)
 
 
 def begin(
@@ -218,7 +121,7 @@ def begin(
     names = {"channels": data.channel_names, "labels": data.class_names}
     account = start.begin(config, task, names)
     entries = float_entries(task.network)
-    adapt(config, task, data)
+    add_adapters(config, task, data)
     return config, task, entries, account
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from medfed.common.console import brief, caption, size, wide_console
 from medfed.common.figures import colours, legend_below, save_figures
 from medfed.common.seeding import derive_seed, numpy_rng
-from medfed.config.compose import CONFIG_DIR, build
+from medfed.config.compose import CONFIG_DIR, build, part_of
 from medfed.config.description import RunDescription
 from medfed.config.spelling import key_of
 from medfed.datamodules.augmentation import augmented
@@ -81,7 +81,7 @@ def show_split(config: RunDescription, data: FederatedDataModule) -> None:
     """Prints which parts of the configured model are shared and which are personal."""
     from medfed.run.assembly import task_for  # imported here, as the rest needs no network
 
-    (config, task), algorithm = task_for(config, data), build(config.algorithm)
+    (config, task), algorithm = task_for(config, data), part_of(config, "algorithm")
     split = algorithm.split(task.network, task.personal, config.buffers)
     wide_console().print(split_tree(task.network, split, algorithm.title))
 

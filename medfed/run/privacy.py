@@ -16,8 +16,8 @@ from msgspec import to_builtins
 
 from medfed.common.console import Table, say, shown, wide_console
 from medfed.common.floors import Statistic
-from medfed.config.compose import build
-from medfed.config.description import ExampleKeys, RunDescription
+from medfed.config.compose import part_of
+from medfed.config.description import ClientKeys, ExampleKeys, RunDescription
 from medfed.datamodules.client_data import ClientData
 from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Cohort
@@ -75,10 +75,9 @@ def protect(
     statistics: Sequence[Statistic],
     across: bool,
 ) -> None:
-    """Makes the gradients of all clients of this process noisy, if the run asks for it."""
+    """Makes the gradients of all clients of this process noisy."""
     keys = config.privacy.example
-    if keys is None:
-        return
+    assert keys is not None
     method, name = federation.algorithm, type(federation.algorithm).__name__
     # A class outside the file of its card may override any function of the card's class.
     declared = next(kind for kind in type(method).__mro__ if "card" in vars(kind))
@@ -107,12 +106,10 @@ def protect(
     local.gradients.private = noisy
 
 
-def hide_clients(config: RunDescription, federation: Federation, across: bool) -> None:
-    """Makes the replies of all clients of this process noisy, if the run asks for it."""
-    keys, method = config.privacy.client, federation.algorithm
-    if keys is None:
-        return
-    name, up = type(method).__name__, federation.channel.links["up"]
+def hide_clients(keys: ClientKeys, seed: int, federation: Federation, across: bool) -> None:
+    """Makes the replies of all clients of this process noisy."""
+    method, up = federation.algorithm, federation.channel.links["up"]
+    name = type(method).__name__
     unequal = "clients weigh unequally"
     parts = {*method.parts_sent}
     fits = parts and parts == {*method.parts_averaged} and not method.trains_centrally
@@ -125,8 +122,7 @@ def hide_clients(config: RunDescription, federation: Federation, across: bool) -
         (up.feedback, "errors carry over to later rounds", "set channel.up.feedback=false"),
         (up.shift is not None, "shifts carry over to later rounds", "set channel.up.shift=null"),
     )
-    seed = None if across else config.seed
-    federation.noise = private.ClientPrivacy(keys.clip, keys.sigma, seed)
+    federation.noise = private.ClientPrivacy(keys.clip, keys.sigma, None if across else seed)
     federation.trainer.normalization = "kept"
 
 
@@ -174,7 +170,7 @@ def protections(
                 f"privacy.example.delta={keys.delta:g} does not protect the {count} "
                 f"{keys.unit}s of {name}; set it below {1 / count:.2g}, 1 divided by their number."
             )
-        budget = build(config.local)
+        budget = part_of(config, "local")
         epoch = math.ceil(data.num_samples / data.batch_size)
         steps = budget.of(data.num_samples, data.batch_size)
         draws = method.max_batches_drawn(steps, epoch) * budget.accumulate * rounds[name]

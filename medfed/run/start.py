@@ -1,4 +1,4 @@
-"""The weights that a run starts from: those of a file that fit its network.
+"""The weights that a run starts from: those of a file that fit its network, and adapters.
 
 Entries that the file lacks, or has in another shape, keep their random start from the seed. The run
 folder keeps a copy of the start, so that to resume or reopen the run needs no other file.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import product
 from pathlib import Path
@@ -19,16 +19,21 @@ from torch import Tensor, nn
 
 from medfed.common.console import say, wide_console
 from medfed.common.seeding import torch_rng
-from medfed.common.tensors import Tensors, first_non_finite
+from medfed.common.tensors import Tensors, first_non_finite, layout_of
 from medfed.common.untrusted import read_json, read_tensors, reading
-from medfed.config.compose import build
-from medfed.config.description import RunDescription, describe, written
-from medfed.config.sections import put, select
+from medfed.config.compose import build, part_of
+from medfed.config.description import RunDescription, describe
+from medfed.config.sections import select
+from medfed.datamodules.base import FederatedDataModule
 from medfed.federation.lightning.collect import rank
 from medfed.federation.split import float_entries, match
+from medfed.federation.wire.ledger import Entry
+from medfed.federation.wire.packet import dense_bytes
+from medfed.models.networks.adapters import PATTERN, Adapters, attach
 from medfed.models.networks.canonical import Canonical
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder, save_tensors
+from medfed.run.trial import next_to_outputs
 from medfed.standalone.errors import CheckpointError, ConfigError, few
 from medfed.standalone.files import filled, write_json
 
@@ -249,7 +254,7 @@ class Start:
     def read(cls, config: RunDescription) -> tuple[Start, RunDescription]:
         """Reads the file or folder in ``init.weights``, before any data."""
         init = config.init
-        if init.weights is None:
+        if init["weights"] is None:
             return cls(), config
         if config.resume is not None:
             folder = Path(config.resume)
@@ -328,11 +333,41 @@ def adopt(config: RunDescription, adopted: Mapping[str, Any]) -> tuple[RunDescri
             sentences.append(f"{key}={short}")
             changed[key] = value
     if changed:
-        source = written(config)
-        for key, value in changed.items():
-            put(source, key, value)
-        config = describe(source, config.overrides)  # checks the adopted values
+        config = describe(config.replacing(changed), config.overrides)  # checks the values
     return config, sentences
+
+
+def add_adapters(config: RunDescription, task: TaskModule, data: FederatedDataModule) -> None:
+    """Adds adapters to the network of a task, if the run has them, and logs which weights train."""
+    if config.adapters is None:
+        return
+    adapters: Adapters = build(config.adapters)
+    if adapters.part == "personal":
+        if part_of(config, "algorithm").personal != "task":
+            raise ConfigError(
+                "adapters.part=personal is for methods that keep the model's personal part, "
+                "such as fedper, fedrep and pfednet; set algorithm.personal=task, or "
+                "adapters.part=shared."
+            )
+        task.personal = (PATTERN,)
+    if adapters.train is None and (layers := next_to_outputs(task, data)):
+        adapters = replace(adapters, train=layers)
+    adapted = attach(task.network, adapters, config.seed)
+    if rank() == 0:
+        lines = [f"Adapters of rank {adapters.rank}: {adapted}"]
+        if config.init.weights is None:
+            lines.append("The frozen weights stay random, because init.weights is not set.")
+        say(wide_console(), *lines)
+
+
+def base_entries(config: RunDescription, task: TaskModule, clients: Sequence[str]) -> list[Entry]:
+    """Counts the bytes of frozen weights that clients receive; random ones follow from the seed."""
+    if config.adapters is None or config.init.weights is None or config.adapters.base == "known":
+        return []
+    entries = float_entries(task.network)
+    frozen: Any = task.network.frozen_entries
+    size = dense_bytes(layout_of({n: t for n, t in entries.items() if n in frozen}))
+    return [Entry(0, "base", client, "down", "base", size, size) for client in clients]
 
 
 def restore(network: nn.Module, folder: Path) -> None:
@@ -355,7 +390,7 @@ def _part(
         return None
     if part in ("shared", "personal"):
         network = copy.deepcopy(task.network)
-        split = build(config.algorithm).split(network, task.personal, config.buffers)
+        split = part_of(config, "algorithm").split(network, task.personal, config.buffers)
         if float_entries(network).keys() != float_entries(task.network).keys():
             raise ConfigError(
                 f"init.part={part}: single entries of tensors are personal, and weights are read "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from medfed.common.console import brief
 from medfed.common.streams import seeded
-from medfed.config.compose import build
+from medfed.config.compose import part_of
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.federation import split
@@ -20,7 +20,6 @@ from medfed.federation.algorithm import Algorithm
 from medfed.federation.inputs import CheckedLoss
 from medfed.federation.lightning.collect import inform
 from medfed.federation.other_state import copied
-from medfed.federation.split import divide
 from medfed.models.networks.personal_part import last_activation, nearest
 from medfed.models.segmentation import SegmentationTask
 from medfed.models.task import Batch, TaskModule
@@ -134,7 +133,7 @@ def personal_part(
 
     Returns patterns of parameter names; empty if the task has patterns or the method needs none.
     """
-    algorithm: Algorithm = build(config.algorithm)
+    algorithm: Algorithm = part_of(config, "algorithm")
     asks = algorithm.personal in ("task", "body")
     if config.canonical is not None:
         asks = config.canonical.get("parts") is None
@@ -144,7 +143,7 @@ def personal_part(
     if task.personal:
         trial = copy.deepcopy(network)  # where single entries are personal, it is divided
         try:
-            divided = split.ParameterSplit.of(trial, divide(trial, task.personal))
+            divided = split.ParameterSplit.of(trial, split.divide(trial, task.personal))
             shared = divided.parameters("shared")
         except ConfigError:  # patterns that match nothing are refused where clients are made
             return ()

@@ -27,11 +27,13 @@ from medfed.datamodules.one_site import Merging, converse_here
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.algorithm import Cohort
 from medfed.federation.federation import Federation
+from medfed.federation.round import Round
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.models.task import TaskModule
 from medfed.reports.look import write_look
 from medfed.run import assembly, experiment, federating, privacy
+from medfed.run.chooser import chooser_of
 from medfed.run.cohort import cohort_record, print_cohort
 from medfed.sites import installed, policy, studying
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints
@@ -65,7 +67,7 @@ def try_rounds(
     federation, _ = federating.federate(short, together, task)
     federation.cohort = Cohort()  # this site may not be in the cohort
     for number in range(2):
-        current, is_open = federation.open(number), True
+        current, is_open = Round(federation, number), True
         while is_open:
             asked = sorted(current.recipients, key=lambda name: name != client.id)
             reply = [current.fit(name) for name in asked[:1]] * len(asked)
@@ -115,7 +117,7 @@ def sentences(file: SiteFile, task: TaskModule, federation: Federation, **words:
     config, data = words["config"], words["data"]
     words |= {"file": file, "site": file.site, "federation": federation, "few": errors.few}
     words["planned"] = privacy.protections(config, data.clients, federation).get(file.site)
-    words["exact"], words["chooser"] = privacy.exact(config), experiment.chooser_of(config, task)
+    words["exact"], words["chooser"] = privacy.exact(config), chooser_of(config, task)
     words["table"] = data if isinstance(data, TabularDataModule) else None
     return files.filled(installed.TEMPLATES / "leaves.txt", **words).strip().split("\n")
 

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from medfed.common.console import shown
 from medfed.common.scores import limits_of
 from medfed.federation import aggregation, budget
-from medfed.federation.federation import Round
+from medfed.federation.round import Round
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.packet import Message, Packet
@@ -292,7 +292,7 @@ class Coordinator:
         """Runs all phases with the cohort; returns the sites that were sent anything."""
         federation = self.federation
         self._memory = dict(federation.memory)
-        current = federation.open(where["round"])
+        current = Round(federation, where["round"])
         trained, is_open = set[str](), True
         while is_open:
             bodies = dict[bytes, bytes]()  # sites that are sent the same share it
@@ -347,7 +347,7 @@ class Coordinator:
         sent = {c: current.sent[c].to_bytes() for c in there}
         self.attendance.of_round(number, there)
         federation.memory = self._memory
-        again = federation.open(number)
+        again = Round(federation, number)
         if again.recipients != there or any(again.sent[c].to_bytes() != sent[c] for c in there):
             raise Lost(lost)
         self.attendance.leave_out(lost, number)

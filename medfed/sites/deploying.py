@@ -30,7 +30,8 @@ from medfed.config import compose, description, sections
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.records.folder import RunFolder
 from medfed.records.places import refuse_full
-from medfed.run import federating
+from medfed.run.channel import build_channel
+from medfed.run.federating import method_of
 from medfed.sites import agreement, calls, installed, masks, newcomers, run, site_folder, studying
 from medfed.sites.flare import LOST, PREFIXES, SITE, check_flare, write_job
 from medfed.sites.policy import VetoError, said
@@ -240,8 +241,8 @@ def deployment_of(keys: sections.Section, typed: Sequence[str]) -> Deployment:
     if study is None:  # what no site could run is refused here
         sites = agreed.sites
         own_data(config, sites[0], None if agreed.cut else sites)
-        algorithm = federating.method_of(config, len(sites), are_sites=True)
-        federating.build_channel(config, algorithm, len(sites))
+        algorithm = method_of(config, len(sites), are_sites=True)
+        build_channel(config, algorithm, len(sites))
     method = str(config.algorithm["_target_"]).rpartition(".")[2].lower()
     kind, now = "study" if study else method, time.strftime("%Y-%m-%d_%H-%M-%S")
     folder = Path(keys.resume or keys.folder or f"outputs/{config.name}/{kind}/{now}")

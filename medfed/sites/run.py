@@ -30,7 +30,8 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.callbacks import History, PersonalEvaluation
 from medfed.federation.lightning.checkpoint import last_whole
-from medfed.federation.lightning.module import FederatedModule, TaskLike
+from medfed.federation.lightning.evaluating import TaskLike
+from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.lightning.strategy import ranks_end_together
 from medfed.federation.wire.ledger import Ledger
 from medfed.records.folder import RunFolder

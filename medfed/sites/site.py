@@ -29,12 +29,14 @@ from medfed.federation.federation import Federation
 from medfed.federation.lightning.checkpoint import digest_file, is_whole, save_sealed
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.reference import Newcomer
+from medfed.federation.round import answer
 from medfed.federation.split import parted
 from medfed.federation.wire.channel import Channel, MessageContext
 from medfed.federation.wire.packet import Message, Packet
 from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder, commit_here, save_tensors, versions
 from medfed.run import assembly, experiment, federating, loggers, start
+from medfed.run.chooser import chooser_of
 from medfed.run.onboarding import tested
 from medfed.sites import agreement, masks, policy, wire
 from medfed.sites.gate import Agreement, Gate, Refusal, sum_key
@@ -150,7 +152,8 @@ class Site:
         module.next_round = asked.round
         # A sum may be made without sites that are lost later; their noise is then missing.
         noisy = masks.needed(len(gate.half.sites)) if gate.half else len({*asked.cohort})
-        reply = module.federation.answer(self.name, packet, asked.round, asked.phase, noisy)
+        place = self.name, packet, asked.round, asked.phase, noisy
+        reply = answer(module.federation, *place)
         reply = gate.masked(reply, asked)
         gate.phases = [*gate.phases, asked.phase]
         return wire.Trained.to(asked, **self._spent(), body=reply.to_bytes())
@@ -452,7 +455,7 @@ class ConfiguredSite:
             for name, tensor in split.float_entries(task.network).items():
                 tensor.copy_(initial.get(name, tensor))  # what the method adds begins anew
         module = SiteModule(task, *federating.federate(config, self.data, task, everyone))
-        module.chooser = experiment.chooser_of(config, task)
+        module.chooser = chooser_of(config, task)
         # A Trainer, which runs nothing here, gives precision and device.
         quiet = {"progress": False, "logger": loggers.NO_LOGGER}
         trainer = experiment.trainer_of(config.replacing(quiet), [])

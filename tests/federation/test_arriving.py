@@ -15,6 +15,7 @@ from medfed.federation.aggregation import PhaseReplies
 from medfed.federation.client import Client
 from medfed.federation.federation import Federation
 from medfed.federation.reference import run_reference
+from medfed.federation.round import Round
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.fixed_point import FixedPoint
 from medfed.federation.wire.packet import Message, Packet
@@ -29,7 +30,7 @@ ROUNDS = 2
 def received_in(order: Callable[[list[str]], list[str]], federation: Federation) -> None:
     """Runs rounds whose replies arrive as bytes and in another order."""
     for number in range(ROUNDS):
-        current, is_open = federation.open(number), True
+        current, is_open = Round(federation, number), True
         while is_open:
             packets = {c: current.fit(c).to_bytes() for c in current.recipients}
             for client in order(list(packets)):
@@ -51,7 +52,7 @@ def test_any_order_gives_the_same_bits(name, codec):
 
 def test_the_mean_of_a_round_is_that_of_its_replies():
     made = federation("fedavg")[1]
-    before, current = made.server["shared"], made.open(0)
+    before, current = made.server["shared"], Round(made, 0)
     packets = {c: current.fit(c) for c in current.recipients}
     updates = [made.channel.decode(p, "up")[0].parts["shared"] for p in packets.values()]
     for client, packet in packets.items():
@@ -107,7 +108,7 @@ def test_a_reply_of_another_shape_is_refused():
 
 def test_no_reply_is_kept_that_is_averaged():
     made = federation("fedavg")[1]
-    current, alive = made.open(0), []
+    current, alive = Round(made, 0), []
     for client in current.recipients:
         packet = current.fit(client)
         alive += [weakref.ref(t) for t in packet.parts["shared"].content.values()]

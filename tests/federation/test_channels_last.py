@@ -8,9 +8,10 @@ from monai.networks.nets import BasicUNet, UNet
 from torch import nn
 
 from medfed.common.tensors import digest
+from medfed.federation.assemble import assemble
 from medfed.federation.budget import LocalBudget
 from medfed.federation.engine.working_network import channels_last_pays
-from medfed.federation.reference import ArrayClient, assemble, run_reference
+from medfed.federation.reference import ArrayClient, run_reference
 from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.small import SmallCNN
 from medfed.personalize.scaffold import Scaffold

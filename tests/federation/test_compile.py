@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from medfed.common.tensors import digest
+from medfed.federation.assemble import assemble
 from medfed.federation.budget import LocalBudget
-from medfed.federation.reference import ArrayClient, assemble
+from medfed.federation.reference import ArrayClient
 from medfed.personalize.fedavg import FedAvg
 from medfed.standalone.errors import ConfigError
 

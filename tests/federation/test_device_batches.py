@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from medfed.common.tensors import digest
 from medfed.datamodules.augmentation import Augmentation, ChannelDropout
 from medfed.datamodules.client_data import ArrayRows, ClientData
+from medfed.federation.assemble import assemble
 from medfed.federation.budget import LocalBudget
 from medfed.federation.engine import batches
 from medfed.federation.engine.batches import Residents
 from medfed.federation.hospital import ArrayClient, Hospital
-from medfed.federation.local_client import Pool
-from medfed.federation.reference import assemble, run_reference
+from medfed.federation.inputs import Pool
+from medfed.federation.reference import run_reference
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedavg import FedAvg
 

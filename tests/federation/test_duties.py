@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from medfed.commands.command_line import _sentence
+from medfed.commands.sentences import sentence_of
 from medfed.config.allowed import _active, add_plugin_folders
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.codecs.base import Codec
@@ -340,16 +340,16 @@ def test_a_command_names_the_line_of_a_plugin(tmp_path, monkeypatch):
         exec(compiled, names)
         with pytest.raises(KeyError) as caught:
             names["fit"]()
-        said = _sentence(caught.value, tmp_path)
+        said = sentence_of(caught.value, tmp_path)
         with pytest.raises(ConfigError) as caught:
             names["bad"](refuse)
-        refused = _sentence(caught.value, tmp_path)
+        refused = sentence_of(caught.value, tmp_path)
         with pytest.raises(ConfigError) as caught:
             names["own"](ConfigError("Set alpha."))
-        assert _sentence(caught.value, tmp_path) == "Set alpha."
+        assert sentence_of(caught.value, tmp_path) == "Set alpha."
     finally:
         _active[:] = before
     assert said.startswith(f"{tmp_path / 'm.py'}, line 2, in fit: KeyError: 'model'; the traceback")
     assert "report it" not in said
     assert refused == f"{tmp_path / 'm.py'}, line 4, in bad: It has None as a model."
-    assert "please report it" in _sentence(KeyError("model"), tmp_path)
+    assert "please report it" in sentence_of(KeyError("model"), tmp_path)

@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch import nn
 
+from medfed.federation.assemble import assemble
 from medfed.federation.budget import LocalBudget
 from medfed.federation.engine import batches, graphs
 from medfed.federation.engine.gradients import Gradients
 from medfed.federation.engine.graphs import obstacle
 from medfed.federation.hospital import ArrayClient
-from medfed.federation.reference import assemble, run_reference
+from medfed.federation.reference import run_reference
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedrep import FedRep

@@ -22,9 +22,10 @@ import medfed
 from medfed.commands.methods import Method, by_family
 from medfed.federation import reference
 from medfed.federation.algorithm import Algorithm
+from medfed.federation.assemble import assemble
 from medfed.federation.budget import LocalBudget
 from medfed.federation.hospital import Hospital
-from medfed.federation.reference import assemble, onboarded_client, run_onboarding
+from medfed.federation.reference import onboarded_client, run_onboarding
 from medfed.federation.split import ParameterSplit
 from medfed.models.networks.canonical import Canonical
 from medfed.personalize.ditto import Ditto

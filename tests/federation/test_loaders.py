@@ -46,7 +46,7 @@ from torch.utils.data import (
 
 from medfed.common.random_states import RandomStates
 from medfed.federation.hospital import ArrayClient, Hospital
-from medfed.federation.local_client import Pool
+from medfed.federation.inputs import Pool
 from medfed.federation.reference import federate
 from medfed.personalize.fedavg import FedAvg
 from medfed.standalone.errors import ConfigError

@@ -12,9 +12,10 @@ from torch import nn
 
 from medfed.federation.aggregation import Median
 from medfed.federation.algorithm import Cohort
+from medfed.federation.assemble import assemble
 from medfed.federation.budget import LocalBudget
-from medfed.federation.federation import PART
-from medfed.federation.reference import ArrayClient, assemble, run_reference
+from medfed.federation.reference import ArrayClient, run_reference
+from medfed.federation.round import PART
 from medfed.federation.wire.channel import CER, Channel, Link
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.stc import STC

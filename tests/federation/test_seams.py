@@ -13,6 +13,7 @@ from medfed.common.tensors import digest
 from medfed.federation.budget import LocalBudget
 from medfed.federation.engine.gradients import Gradients, WatchedForward
 from medfed.federation.local_client import LocalClient
+from medfed.federation.round import Round
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedper import FedPer
 from medfed.personalize.fedrep import FedRep
@@ -188,7 +189,7 @@ def test_budgets_are_divided_or_given_to_each_phase(budget):
     for algorithm, share in ((Ditto(), 0.5), (FedRep(), 0.5), (PFedNet(), 0.5), (FedPer(), 1)):
         _, federation, local = toy_federation(algorithm, steps=6)
         local.budget = LocalBudget(6, budget=budget)
-        current = federation.open(0)
+        current = Round(federation, 0)
         for _ in count():
             for client in current.recipients:
                 current.receive(client, current.fit(client))

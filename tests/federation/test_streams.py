@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from medfed.common.streams import globals_kept, globals_seeded, own_stream, seeded
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.reference import run_reference
+from medfed.federation.round import Round
 from medfed.federation.split import ParameterSplit
 from medfed.personalize.fedavg import FedAvg
 from medfed.records.tasks import plain_task
@@ -239,7 +240,7 @@ def test_what_a_method_draws_follows_the_seed_in_any_order_of_clients():
         made = federation("fedavg")[1]
         made.algorithm = Draws()
         for number in range(2):
-            current = made.open(number)
+            current = Round(made, number)
             for client in current.recipients[::order]:
                 current.receive(client, current.fit(client))
             current.close_phase()

@@ -512,7 +512,7 @@ def test_a_run_killed_before_it_was_opened_begins_anew(writes, tmp_path, undistu
 
 
 def test_mistakes_stay_on_one_line(capsys):
-    from medfed.commands.command_line import one_sentence
+    from medfed.commands.sentences import one_sentence
 
     with pytest.raises(SystemExit), one_sentence():
         raise DataError("Patient a\nb\x1b[31m has no centre.")

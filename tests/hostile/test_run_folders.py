@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from medfed.commands.command_line import one_sentence
 from medfed.commands.evaluate import main as evaluate
 from medfed.commands.export import main as export
 from medfed.commands.report import main as report
+from medfed.commands.sentences import one_sentence
 from medfed.commands.train import main as train
 from medfed.delivery.export.run_record import RunRecord
 from medfed.federation.lightning.checkpoint import digest_file, last_whole, seal

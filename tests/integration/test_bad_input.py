@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from medfed.commands.command_line import one_sentence
+from medfed.commands.sentences import one_sentence
 from medfed.config.compose import load
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.federation.lightning.checkpoint import is_whole, last_whole, rounds_in

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from medfed.federation.algorithm import Cohort
-from medfed.federation.local_client import Pool
+from medfed.federation.inputs import Pool
 from medfed.federation.reference import run_reference
 from medfed.personalize.pooled import Pooled
 from medfed.standalone.errors import ConfigError

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from medfed.federation.algorithm import Algorithm, Cohort
+from medfed.federation.assemble import assemble
 from medfed.federation.budget import LocalBudget
 from medfed.federation.federation import Federation
-from medfed.federation.reference import ArrayClient, assemble, run_reference
+from medfed.federation.reference import ArrayClient, run_reference
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.codecs.dense import Dense
 

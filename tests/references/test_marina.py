@@ -14,7 +14,7 @@ from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.sparse import RandomK
 from medfed.personalize.fedsgd import FedSGD
 from medfed.personalize.marina import MARINA
-from medfed.run.federating import build_channel
+from medfed.run.channel import build_channel
 from medfed.standalone.errors import ConfigError
 from tests.references.linear_net import ALL, gradient
 from tests.references.pairing import assert_same, run_both_ways

@@ -11,12 +11,13 @@ import pytorch_lightning as pl
 import torch
 
 from medfed.federation.algorithm import Cohort
+from medfed.federation.assemble import assemble
 from medfed.federation.budget import LocalBudget
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.callbacks import FederatedRounds
 from medfed.federation.lightning.checkpoint import RoundCheckpoint
 from medfed.federation.lightning.module import FederatedModule
-from medfed.federation.reference import assemble, run_reference
+from medfed.federation.reference import run_reference
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.personalize.ditto import Ditto

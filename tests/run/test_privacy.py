@@ -10,6 +10,7 @@ import pytest
 from medfed.commands.methods import main
 from medfed.config.compose import described
 from medfed.delivery.main import keep_bundle
+from medfed.federation.round import Round
 from medfed.functional.privacy import epsilon
 from medfed.personalize.fedavg import FedAvg
 from medfed.run.assembly import read_data, task_for
@@ -124,7 +125,7 @@ def test_a_mistake_in_a_key_is_one_sentence(text):
 
 def rounds(config, federation) -> None:
     for number in range(config.rounds):
-        opened = federation.open(number)
+        opened = Round(federation, number)
         is_open = True
         while is_open:
             for client in opened.recipients:

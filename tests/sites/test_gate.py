@@ -24,8 +24,9 @@ from medfed.datamodules.tables.agreement import (
 )
 from medfed.delivery.main import keep_bundle
 from medfed.federation.aggregation import Median
+from medfed.federation.assemble import assemble
 from medfed.federation.engine.private import ClientPrivacy
-from medfed.federation.reference import assemble
+from medfed.federation.round import Round
 from medfed.federation.wire.channel import Channel, MessageContext
 from medfed.federation.wire.fixed_point import FixedPoint
 from medfed.federation.wire.packet import Message
@@ -65,7 +66,7 @@ def test_a_site_that_trains_does_not_answer_as_one_that_joins(tmp_path: Path, ca
     transport = toy_sites(tmp_path, "fedavg")
     module = coordinated(transport, "fedavg")
     site, clients = transport.sites["c0"], [wire.Client(c, 8) for c in NAMES[1:]]
-    body = module.federation.open(0).sent["c0"].to_bytes()
+    body = Round(module.federation, 0).sent["c0"].to_bytes()
     before = site.client.steps_done
     for last in (False, True):
         asked = wire.Onboard("c0", body=body, last=last, job="j", clients=clients)
@@ -315,7 +316,7 @@ def test_a_round_is_repeated_a_few_times_where_each_answer_has_new_noise(is_nois
     transport = toy_sites(tmp_path, "fedavg")
     module, site = coordinated(transport, "fedavg"), transport.sites["c0"]
     site.federation.noise = ClientPrivacy(clip=1.0, sigma=1.0) if is_noisy else None
-    body = module.federation.open(0).sent["c0"].to_bytes()
+    body = Round(module.federation, 0).sent["c0"].to_bytes()
     for attempt in range(len(NAMES) + MODELS + 1):
         how = {"round": 0, "attempt": attempt, "cohort": NAMES, "body": body}
         asked = wire.Fit("c0", module.coordinator.caller.session, **how)

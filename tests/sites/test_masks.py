@@ -248,14 +248,15 @@ def _noting(join, name: str, secrets: dict[bytes, str]):
 
     def joined(everyone):
         module = join(everyone)
-        answer = module.federation.answer
+        encode = module.federation.channel.encode
 
-        def noted(*args):
-            packet = answer(*args)
-            secrets[packet.parts["shared"].data[16:32][::-1]] = name
-            return packet
+        def noted(message, direction, *more):
+            packet, memory = encode(message, direction, *more)
+            if direction == "up":
+                secrets[packet.parts["shared"].data[16:32][::-1]] = name
+            return packet, memory
 
-        module.federation.answer = noted
+        module.federation.channel.encode = noted
         return module
 
     return joined

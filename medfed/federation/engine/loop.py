@@ -25,6 +25,8 @@ from torch.nn.utils import clip_grad_norm_
 from medfed.common.seeding import derive_seed
 from medfed.common.streams import globals_seeded, seeded
 from medfed.common.tensors import Tensors, forget, gradient_of, select, to_device, weighted_sum
+from medfed.federation import optimizers
+from medfed.federation import split as splitting
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import (
     Batch,
@@ -41,23 +43,7 @@ from medfed.federation.engine.gradients import Gradients, StepGradient, WatchedF
 from medfed.federation.engine.graphs import GraphedSteps, obstacle
 from medfed.federation.engine.private import Drawable
 from medfed.federation.engine.working_network import TrainableSet, WorkingNetwork
-from medfed.federation.optimizers import (
-    OptimizerFactory,
-    SchedulerFactory,
-    learning_rates,
-    of_kind,
-    save_optimizer,
-    takes_network,
-)
 from medfed.federation.other_state import OTHER
-from medfed.federation.split import (
-    OWN_RATE,
-    Normalization,
-    ParameterSplit,
-    Update,
-    gathering,
-    of_one_sample,
-)
 from medfed.standalone.errors import ConfigError, NonFiniteError
 from medfed.standalone.outputs import heads
 
@@ -78,9 +64,9 @@ class LocalTrainer:
         self,
         network: nn.Module,
         loss: Callable[[Batch], Tensor],
-        split: ParameterSplit,
-        optimizer: OptimizerFactory,
-        scheduler: SchedulerFactory | None = None,
+        split: splitting.ParameterSplit,
+        optimizer: optimizers.OptimizerFactory,
+        scheduler: optimizers.SchedulerFactory | None = None,
         rounds: int = 1,
         budget: LocalBudget | None = None,
         seed: int = 0,
@@ -90,25 +76,25 @@ class LocalTrainer:
         # Gives the loss of evaluation batches; without, it is their mean in evaluation mode.
         self.measure = measure
         self.model = WorkingNetwork(network, self.split, optimizer, self.budget.channels_last)
-        self.network, self._of_network = network, takes_network(optimizer)
-        self.rates = learning_rates(self.probe, scheduler, rounds)
+        self.network, self._of_network = network, optimizers.takes_network(optimizer)
+        self.rates = optimizers.learning_rates(self.probe, scheduler, rounds)
         self.gradients = Gradients(loss, self.budget.compile)
         # ``kept``: a model has the statistics of its training, else those of the client's data.
-        self.normalization: Normalization = "kept"
+        self.normalization: splitting.Normalization = "kept"
         self.residents = Residents(self.budget.resident_gib * 2**30)
         self._said = set[tuple[str, str]]()
 
     @property
-    def probe(self) -> OptimizerFactory:
+    def probe(self) -> optimizers.OptimizerFactory:
         """Makes optimizers like the run's of any parameters, to see how far they step."""
         if not self._of_network:
             return self.model.make_optimizer
-        return of_kind(self.model.plan("all").optimizer)
+        return optimizers.of_kind(self.model.plan("all").optimizer)
 
     def check_one_rate(self) -> None:
         """Checks that all parameters of a part have one step size."""
         groups = self.model.plan("all").optimizer.param_groups
-        if len({group[OWN_RATE] for group in groups}) > 1:
+        if len({group[splitting.OWN_RATE] for group in groups}) > 1:
             raise ConfigError(
                 "The algorithm reads gradients off displacements, which needs one step size for "
                 "all layers; give the optimizer no groups with rates of their own."
@@ -140,7 +126,7 @@ class LocalTrainer:
                 raise _diverged(data, mixed)
             if memory is not None:
                 memory.clear()
-                memory.update(save_optimizer(plan.optimizer))
+                memory.update(optimizers.save_optimizer(plan.optimizer))
         changing: Iterable[str] = plan.changing
         if how.get("statistics"):
             changing = {*changing, *self.split.buffers.intersection(self.split.personal)}
@@ -150,7 +136,7 @@ class LocalTrainer:
             del end[OTHER]
         return end, mean
 
-    def _begin(self, data: ClientData, update: Update) -> TrainableSet:
+    def _begin(self, data: ClientData, update: splitting.Update) -> TrainableSet:
         """Returns the plan of training a part on a client's data."""
         self.gradients.begin(data.batch_size)
         if self.budget.resident_states and not on_gpu(self.model.device):
@@ -336,7 +322,7 @@ class LocalTrainer:
         evaluation mode, except the layers that gather statistics.
         """
         with self.model.training():
-            layers = gathering(self.network)
+            layers = splitting.gathering(self.network)
         if not layers or self.gradients.private is not None:
             return model
         self.model.load(model)
@@ -351,7 +337,7 @@ class LocalTrainer:
                         layer.train().momentum = 1 / number
                     self.gradients.loss_of(batch)
         except ValueError as error:
-            if of_one_sample(error) is None:
+            if splitting.of_one_sample(error) is None:
                 raise
             return model  # a single sample has no variance
         finally:

@@ -19,26 +19,10 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from medfed.common.tensors import Tensors, forget, ordinary, overwrite, select
+from medfed.federation import optimizers
+from medfed.federation import split as splitting
 from medfed.federation.budget import ChannelsLast
-from medfed.federation.optimizers import (
-    OptimizerFactory,
-    faster,
-    restore_optimizer,
-    step_of,
-    takes_network,
-)
 from medfed.federation.other_state import NOTHING, OTHER, OtherState
-from medfed.federation.split import (
-    OWN_RATE,
-    ParameterSplit,
-    Update,
-    check_whole,
-    fixed_statistics,
-    float_entries,
-    joined,
-    keep_groups,
-    nothing_to_train,
-)
 
 Rates = Mapping[Literal["shared", "personal"], float]
 # The layout of convolution weights in which a CPU's kernels are fastest.
@@ -60,12 +44,12 @@ class TrainableSet:
         self.parameters = list(self.trained.values())
         devices = {t.device.type for t in self.parameters}
         size = sum(map(Tensor.numel, self.parameters)) / max(1, len(self.parameters))
-        way = faster(type(self.optimizer), "+".join(devices), size)
+        way = optimizers.faster(type(self.optimizer), "+".join(devices), size)
         for options in self.optimizer.param_groups:
             chosen = options.get("foreach") is not None or options.get("fused") is not None
             if way is not None and not chosen and not options.get("differentiable"):
                 options[way] = True
-        self.step = step_of(self.optimizer)
+        self.step = optimizers.step_of(self.optimizer)
 
     @contextmanager
     def training(
@@ -79,8 +63,9 @@ class TrainableSet:
                     parameter.requires_grad_(needed)
         forget([*self.fixed, *self.parameters])
         for options in self.optimizer.param_groups:
-            options["lr"] = options[OWN_RATE] * (rates[options["name"]] if rates else rate)
-        restore_optimizer(self.optimizer, memory or {})
+            usual = rates[options["name"]] if rates else rate
+            options["lr"] = options[splitting.OWN_RATE] * usual
+        optimizers.restore_optimizer(self.optimizer, memory or {})
         try:
             yield
         finally:
@@ -98,18 +83,18 @@ class WorkingNetwork:
     def __init__(
         self,
         network: nn.Module,
-        split: ParameterSplit,
-        optimizer: OptimizerFactory,
+        split: splitting.ParameterSplit,
+        optimizer: optimizers.OptimizerFactory,
         channels_last: ChannelsLast = False,
     ) -> None:
         if not split.parameters("all"):
-            raise nothing_to_train("all")
+            raise splitting.nothing_to_train("all")
         self.network, self.split, self.make_optimizer = network, split, optimizer
-        if takes_network(optimizer):
+        if optimizers.takes_network(optimizer):
             self.make_optimizer = lambda parameters: optimizer(parameters, network)
         self.normalises = False  # whether a layer computes statistics of a batch
         self._channels_last = channels_last
-        self._plans: dict[Update, TrainableSet] = {}
+        self._plans: dict[splitting.Update, TrainableSet] = {}
         self._entries: Tensors = {}
         self._places: dict[str, tuple[dict[str, Any], str]] = {}
         self._device: torch.device | None = None
@@ -142,7 +127,7 @@ class WorkingNetwork:
             self.other.follow()
         # Before its tensors are listed: the layout gives each kernel other memory.
         lay_out(self.network, self._channels_last)
-        every, base = float_entries(self.network), self.split.base
+        every, base = splitting.float_entries(self.network), self.split.base
         self._entries = {n: t for n, t in every.items() if n not in base}
         self._places = {
             n: (where, leaf)
@@ -171,7 +156,7 @@ class WorkingNetwork:
             if self._device == self.device and where[leaf].shape == self._entries[name].shape:
                 where[leaf] = self._entries[name]  # which the last pass may have replaced
         entries = self.entries
-        check_whole(entries, weights, "What a client trains or evaluates")
+        splitting.check_whole(entries, weights, "What a client trains or evaluates")
         self.other.restore(weights.get(OTHER))
         with torch.no_grad():
             torch._foreach_copy_(list(entries.values()), [weights[n] for n in entries])
@@ -215,7 +200,7 @@ class WorkingNetwork:
             for module in self._evaluating:
                 module.eval()
             self._modes = [(m, m.training) for m in self.network.modules()]
-            fixed = fixed_statistics(self.network, self.split.policy, self.split.base)
+            fixed = splitting.fixed_statistics(self.network, self.split.policy, self.split.base)
             self._stilled = [m for m in fixed if m.training]
         for module in self._stilled:
             module.eval()
@@ -241,24 +226,24 @@ class WorkingNetwork:
             before = outputs()
             self.other.drop(more)
             more = None if torch.equal(outputs(), before) else more
-        fixed = select(float_entries(self.network), self.split.base)
+        fixed = select(splitting.float_entries(self.network), self.split.base)
         entries = {n: ordinary(t) for n, t in fixed.items()} | dict(weights)
         entries.pop(OTHER, None)
         rest = {} if more is None else {OTHER: more}
-        made = {**joined(self.network, entries), **named, **rest}
+        made = {**splitting.joined(self.network, entries), **named, **rest}
         self.other.restore(None)  # a user's loss stays as it was given
         return made
 
-    def plan(self, update: Update) -> TrainableSet:
+    def plan(self, update: splitting.Update) -> TrainableSet:
         """Returns the plan of training one part, or both."""
         entries = self.entries
         if (plan := self._plans.get(update)) is None:
             if not self.split.parameters(update):
-                raise nothing_to_train(update)
+                raise splitting.nothing_to_train(update)
             trained = select(entries, self.split.parameters(update))
             outside = self.split.buffers.union(trained)
             optimizer = self.make_optimizer(list(trained.values()))
-            keep_groups(optimizer, trained, self.split.personal, self.network)
+            splitting.keep_groups(optimizer, trained, self.split.personal, self.network)
             fixed = [t for n, t in entries.items() if n not in outside]
             changing = [n for n in self.split.names(update) if n in entries]
             plan = TrainableSet(trained, fixed, changing, optimizer)

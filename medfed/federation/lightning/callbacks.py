@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import EarlyStopping, ProgressBar
@@ -25,16 +25,15 @@ from medfed.common.schemas import packed, unpacked
 from medfed.common.scores import Record
 from medfed.federation.aggregation import Outlier
 from medfed.federation.lightning.collect import gather_named, rank, warn, world_size
-from medfed.federation.lightning.module import FederatedModule
-from medfed.federation.lightning.module import (
-    FederatedRounds as FederatedRounds,  # users import it here
-)
 from medfed.federation.wire.ledger import DIRECTIONS
 from medfed.functional.conformal import common
 from medfed.functional.points import Point
 from medfed.standalone.checks import check_known
 from medfed.standalone.errors import NonFiniteError
 from medfed.standalone.files import write_json
+
+if TYPE_CHECKING:
+    from medfed.federation.lightning.module import FederatedModule
 
 HALF = 150
 """Training samples with which a client weighs half in the mean that selects; with the usual parts
@@ -109,6 +108,39 @@ FALLBACK = ("loss", "min")  # selects if the data leave the configured metric un
 LOGGED = 100  # the most clients with separate curves in a logger
 SCORE = "val/score"  # the selection score, larger is better, for callbacks that watch it
 Value = TypeVar("Value")
+
+
+class FederatedRounds(pl.Callback):
+    """Counts the rounds for Lightning: each is a step of the Trainer."""
+
+    closes_rounds: ClassVar[bool] = True
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
+        """Shows the first round's step size, and says where a schedule ends before the rounds."""
+        rates = pl_module.local.rates
+        if len({*rates}) > 1 and not 0 <= (trainer.max_epochs or 0) <= len(rates):
+            warn(
+                f"Trainer(max_epochs={trainer.max_epochs}) goes on after the {len(rates)} rounds "
+                f"of assemble's schedule, with its last step size, {rates[-1]:g}; give both the "
+                "same number."
+            )
+        self._count(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: FederatedModule, *_: Any, **__: Any
+    ) -> None:
+        """Counts the round that has ended."""
+        pl_module.next_round += 1
+        self._count(trainer, pl_module)
+
+    def _count(self, trainer: pl.Trainer, module: FederatedModule) -> None:
+        # Lightning counts the steps of its optimizers, and clients have others.
+        steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
+        steps.ready = steps.completed = module.next_round
+        rates = module.local.rates
+        for optimizer in trainer.optimizers:
+            for options in optimizer.param_groups:
+                options["lr"] = rates[min(module.next_round, len(rates) - 1)]
 
 
 class PersonalEvaluation(pl.Callback):
@@ -426,7 +458,10 @@ class RoundProgress(ProgressBar):
         pl_module.listeners.append(lambda *news: self._tell(pl_module, *news))
         fields: dict[str, Any] = dict.fromkeys(("phase", "client", "loss", "score"), "")
         fields |= {"round": self._first + 1, "rounds": (last := trainer.max_epochs or 0)}
-        total = _visits(pl_module, self._first) * (last - self._first)
+        federation, first = pl_module.federation, self._first
+        # How often a client trains in a round.
+        self._visits = len(federation.algorithm.phases(first)) * len(federation.members(first))
+        total = self._visits * (last - first)
         self._task = self._bar.add_task("", total=total, **fields)
         self._bar.start()
 
@@ -447,7 +482,7 @@ class RoundProgress(ProgressBar):
         """Shows the progress over all ranks."""
         if self._bar:
             done = pl_module.next_round - self._first
-            self._bar.update(self._task, completed=_visits(pl_module, self._first) * done)
+            self._bar.update(self._task, completed=self._visits * done)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
         """Shows the validation score, or writes the round's line."""
@@ -476,9 +511,3 @@ class RoundProgress(ProgressBar):
             self._bar = None
 
     on_exception = on_train_end  # so that the error is readable
-
-
-def _visits(module: FederatedModule, round: int) -> int:
-    """How often a client trains in a round."""
-    federation = module.federation
-    return len(federation.algorithm.phases(round)) * len(federation.members(round))

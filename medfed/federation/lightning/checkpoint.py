@@ -18,12 +18,12 @@ from pytorch_lightning.plugins import TorchCheckpointIO
 
 from medfed.common.schemas import Count, fit
 from medfed.common.untrusted import read_checkpoint
-from medfed.federation.lightning.module import FederatedModule
 from medfed.standalone.errors import CheckpointError
 from medfed.standalone.files import sha256, whole_or_none, write_text
 
 if TYPE_CHECKING:
     from medfed.federation.lightning.callbacks import PersonalEvaluation
+    from medfed.federation.lightning.module import FederatedModule
 
 _log = logging.getLogger(__name__)
 BEST = "best.ckpt"

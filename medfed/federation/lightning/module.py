@@ -9,42 +9,29 @@ It moves clients between ranks, and gathers the replies of all ranks.
 from __future__ import annotations
 
 import io
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar
 
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 from pytorch_lightning.trainer.states import TrainerFn
-from torch import Tensor, nn
+from torch import nn
 
-from medfed.common.arguments import kind
 from medfed.common.streams import globals_kept
-from medfed.common.tensors import to_device
 from medfed.federation.budget import Passes
-from medfed.federation.client import Batch, ClientData
 from medfed.federation.contributions import COSINES
 from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.federation import Federation, Round, naming
-from medfed.federation.lightning.collect import (
-    Gathering,
-    gather_named,
-    gathered,
-    rank,
-    warn,
-    world_size,
-)
-from medfed.federation.lightning.strategy import assign, check_trainer, costs
+from medfed.federation.federation import Federation
+from medfed.federation.lightning.collect import Gathering, gather_named, gathered, world_size
+from medfed.federation.lightning.evaluating import EvaluatingModule, TaskLike
+from medfed.federation.lightning.strategy import assign, check_trainer
+from medfed.federation.round import Round
 from medfed.federation.wire.packet import Packet
-from medfed.functional.conformal import Covering
-from medfed.functional.points import Chooser, Point, RegionChooser, Rows
 from medfed.standalone.errors import CheckpointError, CodecError, ConfigError, NonFiniteError
-
-EvalSplit = Literal["train", "val", "test"]
 
 
 class Once:
@@ -59,94 +46,28 @@ class Once:
         yield "all clients"
 
 
-class TaskLike(Protocol):
-    """The interface of a task module for a federated run."""
-
-    network: nn.Module
-
-    def loss(self, batch: Batch) -> Tensor:
-        """Returns the scalar loss of a batch."""
-
-    def evaluate(self, batches: Iterable[Batch], *, test: bool = False) -> dict[str, float]:
-        """Returns metrics over batches and changes no state."""
-
-
-class FederatedRounds(pl.Callback):
-    """Counts the rounds for Lightning: each is a step of the Trainer."""
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: FederatedModule) -> None:
-        """Shows the first round's step size, and says where a schedule ends before the rounds."""
-        rates = pl_module.local.rates
-        if len({*rates}) > 1 and not 0 <= (trainer.max_epochs or 0) <= len(rates):
-            warn(
-                f"Trainer(max_epochs={trainer.max_epochs}) goes on after the {len(rates)} rounds "
-                f"of assemble's schedule, with its last step size, {rates[-1]:g}; give both the "
-                "same number."
-            )
-        self._count(trainer, pl_module)
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: FederatedModule, *_: Any, **__: Any
-    ) -> None:
-        """Counts the round that has ended."""
-        pl_module.next_round += 1
-        self._count(trainer, pl_module)
-
-    def _count(self, trainer: pl.Trainer, module: FederatedModule) -> None:
-        # Lightning counts the steps of its optimizers, and clients have others.
-        steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
-        steps.ready = steps.completed = module.next_round
-        rates = module.local.rates
-        for optimizer in trainer.optimizers:
-            for options in optimizer.param_groups:
-                options["lr"] = rates[min(module.next_round, len(rates) - 1)]
-
-
-class FederatedModule(pl.LightningModule):
+class FederatedModule(EvaluatingModule):
     """Wraps a task module and a federation for one Lightning Trainer on one or many ranks.
 
     The working client overwrites the task's network.
     """
 
-    task: TaskLike
     needs_rounds: ClassVar[bool] = True  # the callback that counts them
 
     def __init__(self, task: TaskLike, federation: Federation, local: LocalTrainer) -> None:
-        super().__init__()
-        if getattr(task, "network", None) is not local.network:
-            raise ConfigError(
-                "The task's network is not the one that trains, so that its metrics would be of "
-                "other weights; give assemble task.network and task.loss, and FederatedModule an "
-                "object with network, loss(batch) and evaluate(batches, test)."
-            )
-        self.federation = federation
-        self.next_round = 0
-        self.owners: dict[str, int] = {}  # the rank of each client
-        self.seconds: dict[str, float] = {}  # of each client's last round, on several ranks
+        super().__init__(task, federation, local)
         self._taken: dict[str, float] | None = None  # in this round; None in the first one
-        self.task = task
-        self.local = local
         self.automatic_optimization = False
         self.strict_loading = False
         # At the start and the end of a client's work.
         self.listeners: list[Callable[[str, str, bool], None]] = []
         self._group: dist.ProcessGroup | None = None
-        self.losses: dict[str, float] = {}  # of this round's training steps, by client
-        self.evaluations: dict[str, dict[str, float]] = {}
-        self.cases: dict[str, list[dict[str, float | str]]] = {}  # of the split that is tested
-        # Chooses thresholds and calibration on validation cases, if the run wants any.
-        self.chooser: Chooser | RegionChooser | Covering | None = None
-        self.points: dict[str, Point] = {}  # of tested clients
-        self._chosen_on: dict[str, tuple[Rows, Rows]] = {}  # validation and training cases
-        self.test_split: EvalSplit = "test"
-        # A loss above it means that training diverges.
-        self.highest_loss: float = getattr(task, "highest_loss", math.inf)
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """Returns none; Lightning calls it first, so that it refuses what rounds cannot follow."""
         trainer: Any = self.trainer
         check_trainer(trainer, self.task.network)
-        closing = any(isinstance(callback, FederatedRounds) for callback in trainer.callbacks)
+        closing = any(getattr(each, "closes_rounds", False) for each in trainer.callbacks)
         if self.needs_rounds and trainer.state.fn == TrainerFn.FITTING and not closing:
             raise ConfigError(
                 "The Trainer has no callback that closes rounds; add FederatedRounds() of "
@@ -192,8 +113,8 @@ class FederatedModule(pl.LightningModule):
         Clients may first move to ranks with less work. No result depends on the ranks: a client's
         random numbers depend only on the client.
         """
-        self._reassign(self.federation.members(self.next_round))
-        current, self.losses = self.federation.open(self.next_round), {}
+        current, self.losses = Round(self.federation, self.next_round), {}
+        self._reassign(current.cohort)
         with self._full_precision():  # losses alone are computed in the run's precision
             is_open = True
             while is_open:
@@ -213,6 +134,8 @@ class FederatedModule(pl.LightningModule):
             with globals_kept(self.device):
                 for client in clients:
                     current.receive(client, self._fit(current, client))
+            known = {c: self.federation.clients[c].training_loss for c in clients}
+            self.losses |= {c: loss for c, loss in known.items() if loss is not None}
             return
         gathering = self._start_gathering(current.recipients)
         with globals_kept(self.device):
@@ -224,7 +147,7 @@ class FederatedModule(pl.LightningModule):
                     # The other ranks wait for replies: they get the error at the end of the phase.
                     gathering.put({f"failure/{client}": str(error)})
                     continue
-                cost = time.perf_counter() - began, self.losses.get(client)
+                cost = time.perf_counter() - began, self.federation.clients[client].training_loss
                 gathering.put({f"reply/{client}": reply, f"costs/{client}": cost})
         replies, most = gathering.finish(), self.federation.most_elements
         for client in current.recipients:
@@ -245,8 +168,6 @@ class FederatedModule(pl.LightningModule):
         packet = current.fit(client)
         for tell in self.listeners:
             tell(current.phase, client, True)
-        if (loss := self.federation.clients[client].training_loss) is not None:
-            self.losses[client] = loss
         return packet
 
     def _start_gathering(self, recipients: Sequence[str]) -> Gathering:
@@ -255,108 +176,14 @@ class FederatedModule(pl.LightningModule):
         counts = Counter(self.owners[c] for c in recipients)
         return Gathering(max(counts.values(), default=0), self._group)
 
-    def validation_step(self, batch: str, batch_idx: int) -> None:
-        """Evaluates clients' personal models on their validation splits."""
-        self._evaluate("val")
-
-    def test_step(self, batch: str, batch_idx: int) -> None:
-        """Evaluates clients' personal models on their test splits, or on :attr:`test_split`."""
-        self._evaluate(self.test_split, keep=True)
-
-    def _evaluate(self, split: EvalSplit, keep: bool = False) -> None:
-        clients = self._on_this_rank(self.federation.ids)
-        # Lightning tries the validation before training, on some data.
-        for client in clients[:1] if self.trainer.sanity_checking else clients:
-            with naming(client, self.next_round - 1, "evaluation"), self._full_precision():
-                self.evaluations[client] = self.evaluate_client(client, split, keep)
-
-    def _full_precision(self) -> torch.autocast:
-        """Leaves Lightning's precision context: models are evaluated as they are delivered."""
-        return torch.autocast(self.device.type, enabled=False)
-
-    def evaluate_client(
-        self, client: str, split: EvalSplit, keep: bool = False
-    ) -> dict[str, float]:
-        """Returns the metrics of a client's personal model on one of its splits.
-
-        `keep`: whether to keep the results of every case, and what validation chooses.
-        """
-        self.local.model.load(self.federation.personal_model(client, split))
-        return self.evaluate_data(client, self.federation.clients[client].data, split, keep)
-
-    def evaluate_data(
-        self, client: str, data: ClientData, split: EvalSplit, keep: bool = False
-    ) -> dict[str, float]:
-        """Returns the metrics of the loaded model on a split of some data, see above."""
-
-        def batches(split: EvalSplit) -> Iterator[Batch]:
-            return (to_device(b, self.device) for b in data.eval_batches(split))
-
-        # A task may also have results of each case.
-        measured: Callable[..., Any] | None = getattr(self.task, "measured", None)
-        if not keep or measured is None:
-            return _numbers(self.task.evaluate(batches(split), test=split == "test"))
-        more: dict[str, Any] = {}
-        if self.chooser is not None and self.chooser.levels:
-            more["levels"] = self.chooser.levels
-        meter = measured(batches(split), test=split == "test", **more)
-        self.cases[client] = meter.cases()
-        if self.chooser is not None:
-            training = measured(batches("train")).cases() if self.chooser.linear else []
-            self._chosen_on[client] = measured(batches("val"), **more).cases(), training
-            self.points[client] = self.chooser.choose(*self._chosen_on[client])
-        return dict(meter.compute())
-
-    def decide(self, client: str, others: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Chooses the point of a client that has been tested, and decides its test cases there.
-
-        `others`: see :func:`medfed.functional.points.common`. Returns the metrics of these
-        decisions.
-        """
-        if self.chooser is None:
-            return {}
-        self.points[client] = self.chooser.choose(*self._chosen_on[client], others=others)
-        return self.chooser.apply(self.cases[client], self.points[client])
-
-    def diverged(self, metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
-        """Returns the clients whose training or validation loss is far above its start."""
-        nothing = math.nan
-        return [
-            client
-            for client, known in metrics.items()
-            if known.get("loss", nothing) > self.highest_loss
-            or self.losses.get(client, nothing) > self.highest_loss
-        ]
-
-    @property
-    def owned(self) -> list[str]:
-        """The clients that this rank trains and whose state it holds."""
-        return self._on_this_rank(self.federation.ids)
-
-    def _on_this_rank(self, clients: Iterable[str]) -> list[str]:
-        if world_size() == 1:
-            return [*clients]
-        if not self.owners:
-            self.owners = assign(self._work(self.federation.ids), world_size())
-        here = rank()
-        return [c for c in clients if self.owners[c] == here]
-
-    def _work(self, clients: Iterable[str]) -> dict[str, float]:
-        """The estimated cost of each client's round; the same on every rank."""
-        members = self.federation.clients
-        expected = {c: members[c].expected_work for c in {*clients, *self.seconds}}
-        expected_seconds = costs(expected, self.seconds)
-        return {c: expected_seconds[c] for c in clients}
-
     def _reassign(self, cohort: Sequence[str]) -> None:
         """Moves clients of a cohort to ranks with less work; a collective call."""
         if world_size() == 1 or not self.seconds:
             return
-        here = self._on_this_rank(cohort)
         better = assign(self._work(cohort), world_size(), self.owners)
         moved = [c for c in cohort if better[c] != self.owners[c]]
         if moved:
-            states = self._gather_states([c for c in here if c in moved])
+            states = self._gather_states(c for c in self._on_this_rank(cohort) if c in moved)
             spent = self.spent()
             for client in moved:
                 local = self.federation.clients[client]
@@ -433,21 +260,6 @@ class FederatedModule(pl.LightningModule):
             local.load_state_dict(saved["clients"][client])
         federation.to(self.device)
         return saved
-
-
-def _numbers(metrics: object) -> dict[str, float]:
-    """Returns a task's metrics as plain numbers, which its tensors with one entry become, too."""
-    if not isinstance(metrics, Mapping):
-        raise ConfigError(f"evaluate must return metrics by name, not {kind(metrics)}.")
-    numbers = {}
-    for name, value in metrics.items():
-        try:
-            numbers[name] = float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(
-                f"The metric {name} of evaluate must be one number, not {kind(value)}."
-            ) from error
-    return numbers
 
 
 def _load(data: bytes) -> Any:

@@ -41,7 +41,8 @@ import hashlib
 import logging
 import math
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -58,7 +59,6 @@ from medfed.common.tensors import (
     Layout,
     Tensors,
     cut,
-    dtypes_of,
     first_non_finite,
     flatten,
     layout_of,
@@ -347,6 +347,21 @@ class MessageContext(NamedTuple):
 NOWHERE = MessageContext()
 
 
+@contextmanager
+def naming(client: str, round: int, phase: str) -> Iterator[None]:
+    """Adds client, round and phase to any error in its body."""
+    try:
+        yield
+    except (NonFiniteError, CodecError) as error:
+        where = f"Client {client}, round {round + 1}, phase {phase}"
+        named = type(error)(f"{where}: {str(error).rstrip('.')}.")
+        named.client = client
+        raise named from error
+    except Exception as error:
+        error.add_note(f"(client {client}, round {round + 1}, phase {phase})")
+        raise
+
+
 # Kind, memory (by identity) and draw: who is sent a part under the same gets the same bytes.
 _Alike = tuple[Kind, int | None, int | None]
 
@@ -507,7 +522,7 @@ class Channel:
         same: _Alike = (kind, None, None)
         if link.direct and link.mode(kind) == "plain" and same in known:
             return known[same].encoded
-        dtypes = dtypes_of(tensors)
+        dtypes = {t.dtype for t in tensors.values()}
         if not all(dtype.is_floating_point for dtype in dtypes):
             name = next(n for n, t in tensors.items() if not t.is_floating_point())
             raise CodecError(

@@ -21,12 +21,13 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import nn
 
 from medfed.common.scores import Record
+from medfed.federation.assemble import assemble
 from medfed.federation.budget import LocalBudget
 from medfed.federation.hospital import ArrayClient
 from medfed.federation.lightning.callbacks import FederatedRounds, History, PersonalEvaluation
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.lightning.strategy import _OF_ONE_MODEL, ClientSharding, check_trainer
-from medfed.federation.reference import assemble, run_reference
+from medfed.federation.reference import run_reference
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedper import FedPer
 from medfed.personalize.pfednet import PFedNet

@@ -18,7 +18,7 @@ from medfed.federation.reference import run_reference
 from medfed.federation.wire.channel import Channel, MessageContext
 from medfed.federation.wire.fixed_point import FixedPoint, read
 from medfed.federation.wire.packet import EncodedPart, Message
-from medfed.run.federating import build_channel
+from medfed.run.channel import build_channel
 from medfed.standalone.errors import CodecError, ConfigError, NonFiniteError
 from tests.contract.harness import NAMES, algorithm, federation, lightning
 from tests.integration.runs import CLINICAL
