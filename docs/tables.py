@@ -58,7 +58,7 @@ from medfed.reports.tables import methods_table
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import Gain, Harm, Verdict, Verdicts
 from medfed.sites import gate
-from medfed.sites.policy import words_for
+from medfed.sites.words import words_for
 
 DOCS = Path(__file__).parent
 FINDINGS = "findings.json"

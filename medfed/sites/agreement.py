@@ -54,7 +54,8 @@ from medfed.config.description import RunDescription, describe, written
 from medfed.config.sections import has, put, select, targets, walk
 from medfed.config.spelling import hydra_spelling, key_of
 from medfed.sites import installed
-from medfed.sites.policy import NO_LIMITS, Hash, Policy, said, veto, words_for
+from medfed.sites.policy import NO_LIMITS, Hash, Policy
+from medfed.sites.words import in_words, veto, words_for
 from medfed.standalone.errors import ConfigError, did_you_mean
 from medfed.standalone.files import digest, write_text
 from medfed.studies.plan import plan_of
@@ -113,7 +114,7 @@ class Agreed:
         if not self.sites or len(set(self.sites)) < len(self.sites):
             raise ConfigError(f"sites={','.join(self.sites)} must name every site, and each once.")
         if odd := next((s for s in self.sites if not re.fullmatch(r"[\w.-]{1,60}", s)), None):
-            raise ConfigError(said("site_name", site=console.shown(odd)))
+            raise ConfigError(in_words("site_name", site=console.shown(odd)))
         installed.check(self.medfed, self.code)
         _check_overrides(self.overrides)
         if self.plan is not None:
@@ -181,7 +182,7 @@ class Agreed:
         _check_interpolations(source, plugins)
         if not self.cut and "path" not in source["data"]:  # also where it is ???
             made_by = source["data"]["_target_"].rpartition(".")[2]
-            raise ConfigError(said("generated", made_by=made_by))
+            raise ConfigError(in_words("generated", made_by=made_by))
         if source.get("keep_out"):
             raise ConfigError("keep_out is for simulations; leave these sites out of sites.")
         return describe(source)
@@ -261,7 +262,7 @@ def _check_interpolations(config: dict[str, Any], plugins: Sequence[str]) -> Non
     for key, value in walk(config):
         name = _leaf(key)
         if "${" in key or (isinstance(value, str) and "${" in value and (name, value) not in known):
-            raise ConfigError(said("interpolation", key=key, value=str(value)))
+            raise ConfigError(in_words("interpolation", key=key, value=str(value)))
 
 
 @cache
@@ -282,7 +283,7 @@ def _check_targets(config: Mapping[str, Any]) -> None:
     """Refuses, at any place, names that a site builds only for itself."""
     for key, node in targets(_agreed_part(config)):
         if str(target := node["_target_"]).startswith(_NOT):
-            raise ConfigError(said("target", key=key, target=target))
+            raise ConfigError(in_words("target", key=key, target=target))
 
 
 _log = logging.getLogger(__name__)
@@ -334,7 +335,7 @@ class SiteFile:
         """Reads a site's file."""
         content = untrusted.read_yaml(path, what_to_do=_CORRECT)
         if empty := [k for k, v in content.items() if v is None and k not in ("folder", "plugins")]:
-            raise ConfigError(said("no_value", path=path, key=empty[0]))
+            raise ConfigError(in_words("no_value", path=path, key=empty[0]))
         try:
             known = schemas.fit(content, _Known)
         except ValueError as error:
@@ -354,7 +355,7 @@ class SiteFile:
         folder = home / Path(known.folder or _FOLDER).expanduser()
         there = next(place for place in (folder, *folder.parents) if place.exists())
         if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-            raise ConfigError(said("folder", path=path, folder=folder, there=there))
+            raise ConfigError(in_words("folder", path=path, folder=folder, there=there))
         code = tuple(str(home / Path(each).expanduser()) for each in plugins)
         named = None if approved is msgspec.UNSET else tuple(approved)
         how = known.trainer, known.logger
@@ -380,7 +381,7 @@ class SiteFile:
                 "hint": did_you_mean(self.site, agreed.sites),
                 "sites": ", ".join(agreed.sites),
             }
-            raise ConfigError(said("no_site", site=self.site, **words))
+            raise ConfigError(in_words("no_site", site=self.site, **words))
         if self.plugins and not self.policy.plugins:
             raise veto("plugins", site=self.site)
         source = written(agreed.config(self.plugins))
@@ -402,7 +403,7 @@ class SiteFile:
                 what = "has no meaning here: these data have none."
                 _log.info("%s of site %s %s", key, self.site, what)
             else:
-                raise ConfigError(said("no_key", key=key, site=self.site))
+                raise ConfigError(in_words("no_key", key=key, site=self.site))
         if not self.policy.pictures:
             put(source, "pictures.format", "none")
         return describe(source)
@@ -416,7 +417,7 @@ class SiteFile:
         trainer["strategy"] = "auto"
         devices = trainer["devices"]
         if devices != 1 and not (isinstance(devices, list) and len(devices) == 1):
-            raise ConfigError(said("devices", devices=devices))
+            raise ConfigError(in_words("devices", devices=devices))
         return trainer
 
 
@@ -441,5 +442,5 @@ def _check_keys(path: Path, values: Mapping[str, Any]) -> None:
         below = (f"policy.{name}" for name in Policy.__struct_fields__)
         hint = did_you_mean(key, ["agreed", "policy", *allowed, *READING, *below])
         raise ConfigError(
-            said("unknown_key", path=path, key=key, hint=hint, own=", ".join(allowed))
+            in_words("unknown_key", path=path, key=key, hint=hint, own=", ".join(allowed))
         )

@@ -22,7 +22,7 @@ from medfed.federation import algorithm, budget
 from medfed.federation.federation import Federation
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.sites import calls, wire
-from medfed.sites.policy import said
+from medfed.sites.words import in_words
 from medfed.standalone.errors import SiteError
 
 _log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class Attendance:
                     names = ", ".join(map(console.shown, planned))
                     why = f"has a sum of {names}, and one of fewer would reveal others' numbers"
                 words = {"why": why, "away": calls.sentence(self.away)}
-                raise SiteError(said("no_quorum", round=number + 1, **words))
+                raise SiteError(in_words("no_quorum", round=number + 1, **words))
             if out:
                 time.sleep(min(1.0, self.caller.terms.grace))
             self.readmit()

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Self, TypeVar, cast
 from medfed.common.console import shown
 from medfed.datamodules.one_site import Claims, Exchanged, Merging
 from medfed.sites import status, wire
-from medfed.sites.policy import said, words_for
 from medfed.sites.wire import Answer, Asking, Facts, Greeting, Silent, Transport
+from medfed.sites.words import in_words, words_for
 from medfed.standalone.checks import check_fields, within
 from medfed.standalone.errors import CodecError, SiteError, few
 
@@ -142,7 +142,7 @@ class Caller:
         """Sends a request to all sites before the first round; all must answer."""
         replies, wrong = _divided(self._sent(self.hello, requests, self.terms.hello))
         if wrong:
-            raise SiteError(said("all_answer", why=sentence(wrong)))
+            raise SiteError(in_words("all_answer", why=sentence(wrong)))
         return replies
 
     def greet_some(self, requests: Mapping[str, Asking[Answer]]) -> dict[str, Answer]:
@@ -230,17 +230,17 @@ def agree_on_data(
         try:
             answers.append(server.send([r.body for r in replies.values()]))
         except StopIteration:
-            raise SiteError(said("more_messages")) from None
+            raise SiteError(in_words("more_messages")) from None
         exchanged += [(c, "down", len(answers[-1])) for c in replies]
     for site, most in () if claims is None else claims.samples.items():
         if most > facts[site].num_samples:
             samples = facts[site].num_samples
-            raise SiteError(said("claims", site=shown(site), most=most, samples=samples))
+            raise SiteError(in_words("claims", site=shown(site), most=most, samples=samples))
     first, *others = caller.sites
     for site in others:
         compare_models(facts[first], facts[site], first, site)
     if nowhere := set.intersection(*(set(of.absent) for of in facts.values())):
-        raise SiteError(said("nowhere", channel=shown(min(nowhere))))
+        raise SiteError(in_words("nowhere", channel=shown(min(nowhere))))
     return facts, answers, exchanged
 
 
@@ -292,7 +292,7 @@ def compare_models(one: Facts, other: Facts, name: str, site: str) -> None:
     """Checks that two ends have built the same model; arguments as in :func:`compare`."""
     _check_equal(one.data, other.data, f"another kind of data than {shown(name)}", site)
     if one.weights != other.weights:
-        raise SiteError(said("weights", site=shown(site), name=shown(name)))
+        raise SiteError(in_words("weights", site=shown(site), name=shown(name)))
 
 
 def other_samples(before: Facts, now: Facts) -> str:
@@ -310,7 +310,9 @@ def _check_equal(one: Mapping[str, Any], other: Mapping[str, Any], what: str, si
         more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
         named = ", ".join(shown(k, 60) + _apart(one.get(k), other.get(k)) for k in keys[:5])
         verb = "differs" if len(keys) == 1 else "differ"
-        raise SiteError(said("differs", site=shown(site), what=what, named=named + more, verb=verb))
+        raise SiteError(
+            in_words("differs", site=shown(site), what=what, named=named + more, verb=verb)
+        )
 
 
 def _apart(one: Any, other: Any) -> str:

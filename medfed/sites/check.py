@@ -38,6 +38,7 @@ from medfed.run.cohort import cohort_record, print_cohort
 from medfed.sites import installed, policy, studying
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints
 from medfed.sites.site import own_data
+from medfed.sites.words import VetoError, words_for
 from medfed.standalone import errors, files
 from medfed.studies.described import described
 from medfed.studies.parts import Separate, numbers_in
@@ -103,7 +104,7 @@ def print_traffic(traffic: Sequence[Traffic], rounds: int, console: Console) -> 
     for way, title in (("up", "What would leave this site"), ("down", come_in)):
         rows = [t for t in traffic if t.direction == way]
         counts = [(t.first, t.further, t.first + t.further * (rounds - 1)) for t in rows]
-        words = (policy.words_for("parts").get(t.part, OTHER) for t in rows)
+        words = (words_for("parts").get(t.part, OTHER) for t in rows)
         each = zip(rows, counts, words, strict=True)
         lines = [[t.part, *map(size, n), meaning] for t, n, meaning in each]
         if len(rows) > 1:
@@ -219,7 +220,7 @@ def check_plan(terms: Agreed, file: SiteFile) -> None:
     texts = [[*map(str, line)] for line in lines]
     console.print(tables.Table.of(head, texts, prose=(0, 4)).printed("What would leave"))
     if not (plans := file.policy.plans):
-        raise policy.VetoError("policy.plans of this site's file is 0: no number may leave.")
+        raise VetoError("policy.plans of this site's file is 0: no number may leave.")
     say(console, *dict.fromkeys([*remarks, *whole_numbers(place.plan, [rows])]), style="yellow")
     least = -(-total * floors.TIMES // plans)
     what = f"{total} numbers of these patients would then have left (of a regression, in each step)"

@@ -35,8 +35,8 @@ from medfed.functional.points import Point
 from medfed.sites import calls, wire
 from medfed.sites.attendance import Attendance
 from medfed.sites.masks import context_of, needed, unmasked
-from medfed.sites.policy import said
 from medfed.sites.wire import START, Answer, Asking
+from medfed.sites.words import in_words
 from medfed.standalone.errors import CodecError, NonFiniteError, SiteError, first_line
 
 _log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Masks(NamedTuple):
             return unmasked(self.context, self.keys, sent, shares, length, **kind)
         except ValueError as error:
             sites = ", ".join(map(shown, sent))
-            raise SiteError(said("unmasked", sites=sites, why=first_line(error))) from error
+            raise SiteError(in_words("unmasked", sites=sites, why=first_line(error))) from error
 
 
 @dataclass(eq=False)
@@ -197,9 +197,9 @@ class Requests:
             if f"({NonFiniteError.__name__})" in reason:
                 request, hint = asked[site], ""
                 if self._largest not in ("", site):
-                    hint = said("largest", site=shown(self._largest))
+                    hint = in_words("largest", site=shown(self._largest))
                 where = {"site": shown(site), "round": request.round + 1}
-                raise NonFiniteError(said("not_finite", reason=reason, hint=hint, **where))
+                raise NonFiniteError(in_words("not_finite", reason=reason, hint=hint, **where))
         return replies, why
 
     def measured(self, asked: Mapping[str, wire.Evaluate]) -> tuple[Metrics, dict[str, str]]:

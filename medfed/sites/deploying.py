@@ -34,10 +34,10 @@ from medfed.run.channel import build_channel
 from medfed.run.federating import method_of
 from medfed.sites import agreement, calls, installed, masks, newcomers, run, site_folder, studying
 from medfed.sites.flare import LOST, PREFIXES, SITE, check_flare, write_job
-from medfed.sites.policy import VetoError, said
 from medfed.sites.site import own_data
 from medfed.sites.wire import Answers, Request, Transport, declined, unreadable
 from medfed.sites.withdrawal import withdrawn_of
+from medfed.sites.words import VetoError, in_words
 from medfed.standalone.errors import CodecError, ConfigError, MedfedError, SiteError, few
 from medfed.standalone.files import write_json
 from medfed.studies.cohorts import Opener
@@ -351,7 +351,7 @@ class Follower:
                 left = f"at most {max(0, end - time.monotonic()):.0f} s more"
                 self.say(f"Waiting, {left}, for {names} to connect; connected: {others}.")
             if time.monotonic() > end:
-                raise SiteError(said("not_connected", names=names))
+                raise SiteError(in_words("not_connected", names=names))
             waited = missing
             time.sleep(POLL)
 
@@ -385,7 +385,7 @@ class Follower:
             raise SiteError(why)
         if not how and status != LOST:
             why, classes = console.reason(number) or status, ", ".join(PREFIXES)
-            raise SiteError(said("classes", why=why, classes=classes))
+            raise SiteError(in_words("classes", why=why, classes=classes))
         return None if how == FINISHED else status
 
     def _settled(self, console: Console, number: str) -> str:

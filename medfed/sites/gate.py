@@ -32,8 +32,9 @@ from medfed.federation.wire.fixed_point import FEWEST
 from medfed.federation.wire.packet import Packet
 from medfed.records.folder import RunFolder
 from medfed.sites import masks, wire
-from medfed.sites.policy import TESTS, Counted, FullError, Item, Meter, Policy, VetoError, veto
+from medfed.sites.policy import TESTS, Counted, FullError, Item, Meter, Policy
 from medfed.sites.wire import START, Reply, Request, Status
+from medfed.sites.words import VetoError, veto
 from medfed.standalone import neighbours
 from medfed.standalone.errors import CodecError, MedfedError
 from medfed.studies.parts import Part, Separate

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 import medfed
 from medfed.common import untrusted
 from medfed.config.compose import CONFIG_DIR
-from medfed.sites.policy import veto
+from medfed.sites.words import veto
 from medfed.standalone import files
 from medfed.standalone.errors import ConfigError
 

@@ -32,8 +32,9 @@ import numpy as np
 
 from medfed.federation.wire.fixed_point import FEWEST, FixedPoint
 from medfed.federation.wire.packet import Packet
-from medfed.sites.policy import remembered, said
+from medfed.sites.policy import remembered
 from medfed.sites.wire import Head, PublicKeys
+from medfed.sites.words import in_words
 from medfed.standalone.errors import CodecError
 
 Keys = Mapping[str, PublicKeys]
@@ -99,7 +100,7 @@ class Certificate:
         with remembered(self._known, dict[str, str]) as known:
             if known.setdefault(site, fingerprint) != fingerprint:
                 words = {"fingerprint": fingerprint, "known": self._known}
-                raise CodecError(said("certificate", site=site, **words))
+                raise CodecError(in_words("certificate", site=site, **words))
 
 
 def needed(sites: int) -> int:

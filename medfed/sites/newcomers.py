@@ -34,9 +34,9 @@ from medfed.run.onboarding import add_rows, earlier_rows
 from medfed.sites import coordinator, wire
 from medfed.sites.agreement import Agreed, fingerprints
 from medfed.sites.calls import Caller, Terms, catch_up, compare, compare_models
-from medfed.sites.policy import said
 from medfed.sites.wire import Facts, Greeting, Transport
 from medfed.sites.withdrawal import SitesRecord
+from medfed.sites.words import in_words
 from medfed.standalone.errors import CheckpointError, CodecError, ConfigError, SiteError
 
 
@@ -100,7 +100,7 @@ def agreed_for(folder: Path, site: str, steps: int) -> Agreed:
     run = Run(folder)
     _sites_of(run, site)
     if not run.agreed_json.is_file():
-        raise CheckpointError(said("no_agreement", folder=folder))
+        raise CheckpointError(in_words("no_agreement", folder=folder))
     agreed = Agreed.read(run.agreed_json)
     return Agreed((*agreed.sites, site), agreed.overrides, agreed.cut, agreed.medfed, steps)
 
@@ -137,13 +137,13 @@ def join(
 def _sites_of(run: RunFolder, site: str) -> SitesRecord:
     """Returns the run's record of its sites, without the newcomer."""
     if not run.sites_json.is_file():
-        raise ConfigError(said("simulation", folder=run.folder))
+        raise ConfigError(in_words("simulation", folder=run.folder))
     kept = SitesRecord.read(run.folder)
     if site in kept.clients:
         known = f"was a site of the run in {run.folder} and has its model"
         raise ConfigError(f"onboard={site} {known}; name another site.")
     if run.config.privacy.example is not None:
-        raise ConfigError(said("noise_of_others", folder=run.folder))
+        raise ConfigError(in_words("noise_of_others", folder=run.folder))
     return kept
 
 

@@ -11,21 +11,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 import msgspec
 import numpy as np
-import yaml  # type: ignore[import-untyped]
 from filelock import FileLock
 
 from medfed.common import floors, schemas, untrusted
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.functional.privacy import ORDERS, epsilon_of, renyi
-from medfed.standalone import errors, files
+from medfed.sites.words import VetoError, veto
+from medfed.standalone import files
 
 if TYPE_CHECKING:
     from medfed.datamodules.base import FederatedDataModule
@@ -44,36 +43,8 @@ Content = TypeVar("Content")
 Item = tuple[str, str, int]
 """The key of a counter, what is added to it, and how many it may have."""
 _Counters = dict[str, dict[str, list[str]]]
-Reason = Literal["agreed", "policy", "code"]
 _Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-
-
-class VetoError(errors.ConfigError):
-    """A site refuses a study."""
-
-    status: Literal["refused"] = "refused"
-
-    def __init__(self, text: str, reason: Reason = "policy") -> None:
-        super().__init__(text)
-        self.reason: Reason = reason
-
-
-@cache
-def words_for(what: str) -> dict[str, str]:
-    """Returns ``parts``, kinds of ``requests``, ``refused``, ``vetoes`` and others in words."""
-    text = (Path(__file__).parent / "templates" / "words.yaml").read_text("utf-8")
-    return dict(yaml.safe_load(text)[what])
-
-
-def veto(why: str, reason: Reason = "policy", /, **found: Any) -> VetoError:
-    """Returns a refusal in the words of its kind, with what was found."""
-    return VetoError(words_for("vetoes")[why].format(**found), reason)
-
-
-def said(what: str, /, **found: Any) -> str:
-    """Says what is wrong, with what was found."""
-    return words_for("wrong")[what].format(**found)
 
 
 class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,7 +61,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         >>> Policy(least=20).check_split("training", 12)
         Traceback (most recent call last):
         ...
-        medfed.sites.policy.VetoError: There are 12 training patients, and policy.least of this \
+        medfed.sites.words.VetoError: There are 12 training patients, and policy.least of this \
 site's file asks for 20; do not take part, or lower policy.least.
     """
 

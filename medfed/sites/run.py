@@ -43,11 +43,11 @@ from medfed.run.memberships import Memberships
 from medfed.sites import agreement, calls
 from medfed.sites.attendance import Attendance, SitesProgress
 from medfed.sites.coordinator import Coordinator, Metrics
-from medfed.sites.policy import said
 from medfed.sites.site import FACTS, versions_here
 from medfed.sites.status import Status, ended, keep
 from medfed.sites.wire import Facts, Greeting, Transport
 from medfed.sites.withdrawal import SitesRecord, replayed, withdrawn_of
+from medfed.sites.words import in_words
 from medfed.standalone.errors import CheckpointError, ConfigError, SiteError
 from medfed.standalone.files import write_json, write_text
 
@@ -264,7 +264,7 @@ def before_of(config: RunDescription, sites: Sequence[str]) -> Before:
     kept = SitesRecord.read(folder)
     if list(kept.clients) != list(sites):
         sites_then = ", ".join(map(shown, kept.clients))
-        raise ConfigError(said("other_sites", folder=folder, sites=sites_then))
+        raise ConfigError(in_words("other_sites", folder=folder, sites=sites_then))
     checkpoint = last_whole(RunFolder(folder).checkpoints)
     if checkpoint is None:
         return kept.job, None, None

@@ -24,7 +24,7 @@ from medfed.common.console import Terminal, shown, size
 from medfed.common.tables import Table
 from medfed.records.folder import RunFolder
 from medfed.sites import wire
-from medfed.sites.policy import words_for
+from medfed.sites.words import words_for
 from medfed.standalone import errors, files
 
 _COLUMNS = ("site", "kind", "requests", "down", "up")

@@ -30,9 +30,10 @@ from medfed.records.bundles import packed, unpacked
 from medfed.sites import calls, coordinator, masks, wire, withdrawal
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints
 from medfed.sites.gate import Refusal
-from medfed.sites.policy import COUNTED, Counted, Policy, VetoError
+from medfed.sites.policy import COUNTED, Counted, Policy
 from medfed.sites.site import Site, own_data, versions_here
 from medfed.sites.wire import Facts, Greeting, Reply
+from medfed.sites.words import VetoError
 from medfed.standalone.errors import CheckpointError, ConfigError, DataError, SiteError
 from medfed.studies.cohorts import Cohort, Opener
 from medfed.studies.page import write_study

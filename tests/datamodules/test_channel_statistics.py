@@ -21,7 +21,8 @@ from medfed.datamodules.readers.medmnist import read_medmnist
 from medfed.datamodules.splits import SPLITS
 from medfed.datamodules.tables.agreement import packed
 from medfed.run.assembly import read_data
-from medfed.sites.policy import Policy, VetoError
+from medfed.sites.policy import Policy
+from medfed.sites.words import VetoError
 from medfed.standalone.errors import ConfigError, DataError
 
 CLIENTS = ("hospital_0", "hospital_1", "hospital_2")

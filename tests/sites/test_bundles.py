@@ -12,8 +12,9 @@ from medfed.records.bundles import manifest_hash, packed, unpacked
 from medfed.records.places import MANIFEST, METADATA
 from medfed.sites import wire
 from medfed.sites.calls import Caller
-from medfed.sites.policy import Policy, VetoError
+from medfed.sites.policy import Policy
 from medfed.sites.studying import Conductor
+from medfed.sites.words import VetoError
 from medfed.standalone.errors import DataError, SiteError
 from medfed.studies.plan import Bundle, Evaluation, Plan
 from tests.sites.hospitals import QUICK

@@ -12,8 +12,8 @@ from medfed.federation.algorithm import Algorithm
 from medfed.federation.wire.ledger import Ledger
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.check import traffic_of
-from medfed.sites.policy import words_for
 from medfed.sites.wire import Reply, Trained
+from medfed.sites.words import words_for
 from medfed.standalone.errors import DataError
 from tests.integration.runs import run
 from tests.pages import DOCS, write_files

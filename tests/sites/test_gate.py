@@ -89,7 +89,7 @@ def test_no_sequence_of_requests_fills_a_sites_memory_or_disk(tmp_path: Path):
     there = {"round": 2, "attempt": 1, "at": 1}
     assert [ask(wire.Load, phase=n, **there).status for n in range(50)] == ["ok"] * 50
     assert len(site.gate.replies) <= 4
-    body = module.federation.open(2).sent["c0"].to_bytes()
+    body = Round(module.federation, 2).sent["c0"].to_bytes()
     for parts in ({f"part{n}": {} for n in range(1001)}, {"x" * 1001: {}}):
         packet = Channel().encode(Message("fit", parts), "down", MessageContext("c0"))[0]
         odd = ask(wire.Fit, cohort=NAMES, body=packet.to_bytes(), **there)

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from medfed.sites import installed
 from medfed.sites.agreement import Agreed
 from medfed.sites.installed import LOCK, PACKED, TEMPLATES, pack, write_install
-from medfed.sites.policy import VetoError
+from medfed.sites.words import VetoError
 from medfed.standalone.errors import ConfigError, MedfedError
 from medfed.standalone.files import sha256
 from tests.pages import PAGES, ROOT

@@ -16,9 +16,10 @@ from medfed.sites import policy, wire
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.deploying import encoded, start_site
 from medfed.sites.installed import TEMPLATES
-from medfed.sites.policy import NO_LIMITS, Counted, Policy, VetoError, words_for
+from medfed.sites.policy import NO_LIMITS, Counted, Policy
 from medfed.sites.run import coordinate
 from medfed.sites.wire import Evaluate, Hello, Reply, Request, declined
+from medfed.sites.words import VetoError, words_for
 from medfed.standalone.errors import ConfigError, SiteError
 from medfed.standalone.files import filled
 from tests.integration.runs import run
@@ -254,7 +255,7 @@ def test_a_mistake_in_the_file_is_one_sentence(lines, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("call", "words"), [("veto", "vetoes"), ("said", "wrong")])
+@pytest.mark.parametrize(("call", "words"), [("veto", "vetoes"), ("in_words", "wrong")])
 def test_each_refusal_has_its_sentence_and_each_sentence_a_refusal(call, words):
     texts = [path.read_text() for path in Path(policy.__file__).parent.rglob("*.py")]
     named = {key for text in texts for key in re.findall(rf'\b{call}\("(\w+)"', text)}

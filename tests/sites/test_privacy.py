@@ -20,11 +20,12 @@ from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.calls import Caller
 from medfed.sites.check import check_site
 from medfed.sites.newcomers import _reopened, agreed_for, onboard
-from medfed.sites.policy import Ceiling, Spending, VetoError
+from medfed.sites.policy import Ceiling, Spending
 from medfed.sites.run import coordinate
 from medfed.sites.site_folder import hospital
 from medfed.sites.status import tables
 from medfed.sites.withdrawal import SitesRecord
+from medfed.sites.words import VetoError
 from medfed.standalone.errors import ConfigError, SiteError
 from tests.sites.direct import Direct
 from tests.sites.hospitals import QUICK

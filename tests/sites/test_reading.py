@@ -16,9 +16,9 @@ from medfed.common.tables import Table
 from medfed.sites import installed, site_folder, status
 from medfed.sites.agreement import Agreed
 from medfed.sites.deploying import encoded, start_site
-from medfed.sites.policy import words_for
 from medfed.sites.status import SiteState, Status, Traffic
 from medfed.sites.wire import Hello, Reply
+from medfed.sites.words import words_for
 from medfed.standalone.errors import SiteError
 from tests.sites.tables import EXPERIMENT, SITES, write_table
 

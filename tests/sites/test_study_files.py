@@ -13,7 +13,7 @@ from medfed.commands.deploy import split
 from medfed.delivery.main import open_bundle
 from medfed.sites import actions, deploying
 from medfed.sites.agreement import Agreed
-from medfed.sites.policy import VetoError
+from medfed.sites.words import VetoError
 from medfed.studies.plan import Plan, read_plan
 from tests.sites.direct import Direct
 from tests.sites.studies import KEYS, NAMES, simulation

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from medfed.sites import wire
 from medfed.sites.calls import Caller
-from medfed.sites.policy import NO_LIMITS, Counted, Policy, VetoError
+from medfed.sites.policy import NO_LIMITS, Counted, Policy
 from medfed.sites.studying import Conductor, StudyPlace, StudySite
+from medfed.sites.words import VetoError
 from medfed.standalone.errors import SiteError
 from medfed.studies.page import write_study
 from medfed.studies.plan import Evaluation, Plan
