@@ -51,8 +51,8 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: Any) -> Run
 
     check_kind("overrides", overrides, Sequence[str], " of its own, as in train(*LIST)")
     check_arguments(train, {"folder": folder})
-    given = [*overrides, *(f"{k.replace('__', '.')}={as_text(v)}" for k, v in keys.items())]
-    source = written(load(given))
+    arguments = [*overrides, *(f"{k.replace('__', '.')}={as_text(v)}" for k, v in keys.items())]
+    source = written(load(arguments))
     if folder is None:
         method = method_name(source["algorithm"])
         now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")

@@ -435,7 +435,7 @@ def read_table(**more: Any) -> Callable[[Path], Facts]:
             "values": {**columns, "label": [found.classes[k] for k in found.labels]},
             "count": len(found.labels),
             "patients": list(zip(found.patients, found.centres, strict=True)),
-            "account": (rows.taken, rows.seen, cells.taken, cells.seen),
+            "account": (rows.taken, rows.total, cells.taken, cells.total),
         }
 
     return read
@@ -1032,9 +1032,9 @@ def accounted(*keys: str) -> Callable[[Path], Facts]:
         (one,) = module.accounts
         left = {why.split(": ")[0]: count for why, (count, _) in one.left_out.items()}
         return {
-            "account": (one.seen, one.taken, left),
+            "account": (one.total, one.taken, left),
             "patients": len(module.patients),
-            "count": one.seen == one.taken + sum(left.values()),
+            "count": one.total == one.taken + sum(left.values()),
         }
 
     return read

@@ -96,17 +96,17 @@ def main() -> None:
             out=given.out,
             workers=given.workers,
         )
-        own, alone = (tested(overrides, m, given.out, seed) for m in (found.shown, ALONE))
+        own, alone = (tested(overrides, m, given.out, seed) for m in (found.leader, ALONE))
         gains = compare(found, own, alone)
         means.append(float(np.nanmean([value for value, *_ in gains.values()])))
-        share = found.asked.kept_out / sum(map(len, found.asked.patients.values()))
-        overall = found.methods[found.shown].gain
+        share = found.pilot_data.kept_out / sum(map(len, found.pilot_data.patients.values()))
+        overall = found.methods[found.leader].gain
         assert overall is not None
         what = found.use or f"cannot tell; best {found.best}"
         right = _held(overall.says, means[-1], means[-1])
         verdicts[f"all hospitals: {overall.says}", right] += 1
         print(_row(seed, what, "all", overall, f"{means[-1]:+.4f}", right), flush=True)
-        for client, gain in found.methods[found.shown].hospitals.items():
+        for client, gain in found.methods[found.leader].hospitals.items():
             if client not in gains:
                 continue  # too small for a verdict
             value, low, high = gains[client]

@@ -119,14 +119,14 @@ def advise_one(task: tuple[int, list[str], Path, Path]) -> None:
     keys = ["experiment=stroke", f"data.path={place / 'table.csv'}"]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         found, _ = advise(keys, METHODS, folds=5, repeats=1, out=place, workers=0)
-        own, alone = (tested(keys, m, place, 0) for m in (found.shown, ALONE))
+        own, alone = (tested(keys, m, place, 0) for m in (found.leader, ALONE))
     test = compare(found, own, alone)
-    gain = found.methods[found.shown].gain
+    gain = found.methods[found.leader].gain
     assert gain is not None
     kept = {
         "federation": number,
         "use": found.use,
-        "shown": found.shown,
+        "shown": found.leader,
         "pilot": {"mean": gain.mean, "low": gain.low, "high": gain.high, "says": gain.says},
         "test": float(np.nanmean([value for value, *_ in test.values()])),
         "hospitals": {
@@ -137,7 +137,7 @@ def advise_one(task: tuple[int, list[str], Path, Path]) -> None:
                 "high": one.high,
                 "test": test[client],
             }
-            for client, one in found.methods[found.shown].hospitals.items()
+            for client, one in found.methods[found.leader].hospitals.items()
         },
         "cells": cells_of(place),
         "cpu_seconds": seconds_of(place),

@@ -17,7 +17,7 @@ import numpy as np
 
 from medfed.benchmark import runner
 from medfed.benchmark.advice import ALL, ALONE, absences, pilot_data, pilot_folder, pilots
-from medfed.common.console import in_markdown, say, shown, wide_console
+from medfed.common.console import in_markdown, say, short, wide_console
 from medfed.common.scores import label_of, mean_of_known, number, smaller_is_better
 from medfed.common.tables import Table
 from medfed.functional.statistics import LEVEL, Difference, Floats, difference, holm, shapley
@@ -83,7 +83,7 @@ class Answer:
 
     def named(self, verdict: str) -> list[str]:
         """The hospitals with a verdict."""
-        return [shown(name) for name, one in self.members.items() if one.verdict == verdict]
+        return [short(name) for name, one in self.members.items() if one.verdict == verdict]
 
 
 def answer_of(

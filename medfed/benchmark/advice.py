@@ -26,7 +26,7 @@ from medfed.benchmark.plan import Group, Setting
 from medfed.benchmark.runner import Progress
 from medfed.benchmark.suite import Method, Size, Suite, Variant
 from medfed.benchmark.tasks import task_of
-from medfed.common.console import brief, file_names, in_markdown, say, shown, size, wide_console
+from medfed.common.console import brief, file_names, in_markdown, say, short, size, wide_console
 from medfed.common.scores import LEAST_CASES
 from medfed.common.seeding import derive_seed
 from medfed.common.tables import Table
@@ -80,7 +80,7 @@ class PilotData:
 class Pilot(Group):
     """A method on the divisions."""
 
-    asked: PilotData
+    pilot_data: PilotData
     out: Path  # where cells and divisions are kept
     rounds: int | None = None  # rounds of a run of the pilot; None: as many as the user's
     absent: Mapping[str, frozenset[str]] = field(default_factory=dict)  # hospitals by variant
@@ -88,7 +88,7 @@ class Pilot(Group):
     def config(self, variant: str, as_arm: bool = False) -> RunDescription:
         """Composes what the user would train with, by this method, without absent hospitals."""
         if not self._composed:
-            config = composed(self.asked.overrides, self.method.name)
+            config = composed(self.pilot_data.overrides, self.method.name)
             rounds = min(self.rounds or config.rounds, config.rounds)
             changed = {"rounds": rounds, "evaluation.every": min(config.evaluation.every, rounds)}
             # Its seeds stay, whatever initial weights a repetition starts from.
@@ -105,7 +105,7 @@ class Pilot(Group):
 
     def cell(self, variant: str, stage: Stage, trial: int, split: int, setting: Setting) -> Cell:
         """Returns a cell; its key knows what a division holds, not where it lies."""
-        name = self.asked.divisions[split].name
+        name = self.pilot_data.divisions[split].name
         key, _ = cell_key(self._on_division(variant, split, Path(name)), stage, False)
         file = (self.out / "divisions" / name).resolve()
         plain = written(self._on_division(variant, split, file))
@@ -193,20 +193,20 @@ def _split_again(
 
 
 def pilots(
-    asked: PilotData, methods: Sequence[str], out: Path, rounds: int | None = None
+    pilot_data: PilotData, methods: Sequence[str], out: Path, rounds: int | None = None
 ) -> list[Pilot]:
     """Writes the divisions of the patients, and returns the methods to run."""
-    for division in asked.divisions:
+    for division in pilot_data.divisions:
         if not (file := out / "divisions" / division.name).is_file():
             write_json(file, division.content)
-    variant = file_names([asked.name])[asked.name]
+    variant = file_names([pilot_data.name])[pilot_data.name]
     suite = Suite(
-        name="pilot", title="A pilot", experiment=asked.name, lr=(1.0, 1.0), splits="folds",
-        variants={variant: Variant()}, sizes={}, folds=asked.folds, passes=math.inf,
+        name="pilot", title="A pilot", experiment=pilot_data.name, lr=(1.0, 1.0), splits="folds",
+        variants={variant: Variant()}, sizes={}, folds=pilot_data.folds, passes=math.inf,
     )  # fmt: skip
-    own: dict[str, Any] = {"asked": asked, "out": out, "rounds": rounds}
-    size = Size(len(asked.divisions), 1)
-    return [Pilot(suite, Method.of(name), (variant,), size, **own) for name in methods]
+    common: dict[str, Any] = {"pilot_data": pilot_data, "out": out, "rounds": rounds}
+    size = Size(len(pilot_data.divisions), 1)
+    return [Pilot(suite, Method.of(name), (variant,), size, **common) for name in methods]
 
 
 ALL = "all"
@@ -303,7 +303,7 @@ class Judged:
     mean: float  # its metric, mean over hospitals and repetitions
     gain: Gain | None  # over training alone, mean over hospitals; None for training alone
     hospitals: Mapping[str, Gain]  # the same of each hospital
-    # Over the shown method, see `Advice.shown`; None for that one and for training alone.
+    # Over the shown method, see `Advice.leader`; None for that one and for training alone.
     against_shown: Gain | None
     cost: Cost  # of a run of all rounds
     failed: int  # the number of repetitions in which its model failed
@@ -320,17 +320,17 @@ class Advice:
     task: Task  # the pilot's scores
     repetitions: int  # of the pilot
     rounds: int  # of its runs
-    asked: PilotData  # the question
+    pilot_data: PilotData  # the question
     notes: Sequence[str]  # the methods that are left out, and why
 
     @property
-    def shown(self) -> str:
+    def leader(self) -> str:
         """The method whose hospitals are shown: the one to use, or the best of the pilot."""
         return self.use if self.use not in ("", ALONE) else self.best
 
     def hospitals(self, says: str) -> list[str]:
         """Returns the hospitals with this verdict on the shown method."""
-        return [c for c, g in self.methods[self.shown].hospitals.items() if g.says == says]
+        return [c for c, g in self.methods[self.leader].hospitals.items() if g.says == says]
 
     @property
     def rivals(self) -> list[str]:
@@ -346,7 +346,7 @@ class Advice:
             "best_of_pilot": self.best,
             "metric": self.task.metric,
             "smaller_is_better": self.task.falls,
-            "hospitals_of": self.shown,
+            "hospitals_of": self.leader,
             "gaining": self.hospitals("better"),
             "stay_alone": self.hospitals("worse"),
             "cannot_tell": self.hospitals("cannot tell"),
@@ -358,18 +358,18 @@ class Advice:
             "constant": {"name": constant, "mean": self.task.raw(level)},
             "pilot": {
                 "repetitions": self.repetitions,
-                "folds": self.asked.folds,
+                "folds": self.pilot_data.folds,
                 "rounds": self.rounds,
-                "rounds_of_a_run": self.asked.rounds,
-                "patients": {c: len(ids) for c, ids in self.asked.patients.items()},
-                "test_patients_left_out": self.asked.kept_out,
-                "overrides": list(self.asked.overrides),
+                "rounds_of_a_run": self.pilot_data.rounds,
+                "patients": {c: len(ids) for c, ids in self.pilot_data.patients.items()},
+                "test_patients_left_out": self.pilot_data.kept_out,
+                "overrides": list(self.pilot_data.overrides),
                 "notes": list(self.notes),
             },
         }
 
 
-def choose(asked: PilotData, progress: Sequence[Progress]) -> Advice:
+def choose(pilot_data: PilotData, progress: Sequence[Progress]) -> Advice:
     """Reads the pilot's cells."""
     task = task_of(progress, progress[0].group.variants[0])
     notes = [n.replace(f" on {task.name}", "").replace(task.name, "the pilot") for n in task.notes]
@@ -378,28 +378,28 @@ def choose(asked: PilotData, progress: Sequence[Progress]) -> Advice:
         why = " ".join(notes) or "no method was computed."
         raise MedfedError(f"The pilot has nothing to compare: {why}")
     verdicts = judge(task)
-    gains = _gains(asked, task, others, ALONE)
+    gains = _gains(pilot_data, task, others, ALONE)
     # Of those that are surely better, so that a lucky one is not preferred to them.
     surely = {name: gain.mean for name, gain in gains.items() if gain.says == "better"}
     alone = ALONE if all(gain.says == "worse" for gain in gains.values()) else ""
     use = max(surely, key=lambda name: surely[name]) if surely else alone
     best = max(others, key=lambda name: np.nan_to_num(gains[name].mean, nan=-math.inf))
     displayed = use if use not in ("", ALONE) else best
-    rivals = _gains(asked, task, [name for name in others if name != displayed], displayed)
+    rivals = _gains(pilot_data, task, [name for name in others if name != displayed], displayed)
     group = progress[0].group
     rounds = group.config(group.variants[0]).rounds
     by_name, methods = {p.group.method.name: p for p in progress}, dict[str, Judged]()
     for name, scores in task.scores.items():
-        cost = _cost(by_name[name], scores, asked.rounds / rounds)
-        hospitals = _hospitals(asked, task, verdicts[name])
+        cost = _cost(by_name[name], scores, pilot_data.rounds / rounds)
+        hospitals = _hospitals(pilot_data, task, verdicts[name])
         mean, gain, rival = verdicts[name].mean.mean, gains.get(name), rivals.get(name)
         methods[name] = Judged(name, mean, gain, hospitals, rival, cost, scores.failed)
-    return Advice(use, best, methods, task, group.size.splits, rounds, asked, notes)
+    return Advice(use, best, methods, task, group.size.splits, rounds, pilot_data, notes)
 
 
-def _gains(asked: PilotData, task: Task, names: Sequence[str], other: str) -> dict[str, Gain]:
+def _gains(pilot_data: PilotData, task: Task, names: Sequence[str], other: str) -> dict[str, Gain]:
     """Methods against one, mean over the hospitals that decide."""
-    patients = sum(len(asked.patients[client]) for client in task.clients)
+    patients = sum(len(pilot_data.patients[client]) for client in task.clients)
     means, gains = task.scores[other].means, against(task, other, names)
     known = {name: _defined(task.scores[name].means - means) for name in gains}
     return {
@@ -408,11 +408,11 @@ def _gains(asked: PilotData, task: Task, names: Sequence[str], other: str) -> di
     }
 
 
-def _hospitals(asked: PilotData, task: Task, verdict: Verdict) -> dict[str, Gain]:
+def _hospitals(pilot_data: PilotData, task: Task, verdict: Verdict) -> dict[str, Gain]:
     """A method against training alone, at each hospital."""
     if verdict.harm is None:
         return {}
-    sizes, known = {c: len(ids) for c, ids in asked.patients.items()}, dict[str, Gain]()
+    sizes, known = {c: len(ids) for c, ids in pilot_data.patients.items()}, dict[str, Gain]()
     values = (verdict.scores.values - task.scores[ALONE].values).T
     for client, of in zip(task.clients, values, strict=True):
         d, says, p, _ = verdict.harm.gains[client]
@@ -421,7 +421,7 @@ def _hospitals(asked: PilotData, task: Task, verdict: Verdict) -> dict[str, Gain
         why = f"{has} are too few; a verdict takes {LEAST_CASES} or more"
         unknown = (math.nan,) * 4
         known[client] = Gain(*unknown, "cannot tell", why, 0, sizes[client], math.nan)
-    return {client: known[client] for client in asked.patients}
+    return {client: known[client] for client in pilot_data.patients}
 
 
 def _defined(values: Floats) -> int:
@@ -455,11 +455,11 @@ def _growth(result: Mapping[str, Any], times: float) -> float:
 
 def sentences(advice: Advice) -> list[str]:
     """Returns the sentences of the advice, the answer first; ``templates/advice.txt`` has them."""
-    hospitals = advice.methods[advice.shown].hospitals
+    hospitals = advice.methods[advice.leader].hospitals
     unsure = [client for client in advice.hospitals("cannot tell") if hospitals[client].mean < 0]
-    again = advice.repetitions // advice.asked.folds
+    again = advice.repetitions // advice.pilot_data.folds
     words: dict[str, Any] = {"advice": advice, "brief": brief, "again": again, "below": unsure}
-    words |= {"least": LEAST_CASES, "few": lambda names: few([shown(name) for name in names])}
+    words |= {"least": LEAST_CASES, "few": lambda names: few([short(name) for name in names])}
     return [*lines_of("advice.txt", _TEMPLATES, **words), *advice.notes]
 
 
@@ -475,7 +475,7 @@ def markdown(advice: Advice, command: str) -> str:
     methods, hospitals = _tables(advice)
     # A line per hospital, a column per method.
     gains = {name: one.hospitals for name, one in advice.methods.items() if name != ALONE}
-    rows = ([c, *(of[c].text for of in gains.values())] for c in advice.asked.patients)
+    rows = ([c, *(of[c].text for of in gains.values())] for c in advice.pilot_data.patients)
     every = Table.of(["hospital", *gains], rows, prose=(0,))
     words: dict[str, Any] = {"methods": methods, "hospitals": hospitals, "every": every}
     words |= {"sentences": in_markdown(sentences(advice)), "costs": _of_costs(advice)}
@@ -491,7 +491,7 @@ def _tables(advice: Advice) -> tuple[Table, Table]:
         gain = (one.gain.text, _p(one.gain), one.gain.says) if one.gain else ("", "", "")
         cost = size(one.cost.sent), duration(one.cost.cpu_hours)
         methods.append((one.name, f"{advice.task.raw(one.mean):.4f}", *gain, *cost))
-    for client, of in advice.methods[advice.shown].hospitals.items():
+    for client, of in advice.methods[advice.leader].hospitals.items():
         says = VERDICT[of.says] + (f": {of.why}" if of.why else "")
         hospitals.append((client, str(of.patients), of.text, _p(of), says))
     return Table.of(METHODS, methods, prose=(0, 4)), Table.of(HOSPITALS, hospitals, prose=(0, 4))
@@ -502,7 +502,9 @@ def _p(gain: Gain) -> str:
 
 
 def _of_costs(advice: Advice) -> str:
-    return filled(_TEMPLATES / "costs.txt", asked=advice.asked.rounds, had=advice.rounds).strip()
+    return filled(
+        _TEMPLATES / "costs.txt", asked=advice.pilot_data.rounds, had=advice.rounds
+    ).strip()
 
 
 def print_advice(advice: Advice, command: str) -> None:
@@ -511,7 +513,7 @@ def print_advice(advice: Advice, command: str) -> None:
     first, *rest = sentences(advice)
     console.print()
     console.print(first, style="bold")
-    titles = (f"Methods: {advice.task.metric}", f"Hospitals, with {advice.shown}")
+    titles = (f"Methods: {advice.task.metric}", f"Hospitals, with {advice.leader}")
     for title, table in zip(titles, _tables(advice), strict=True):
         console.print(table.printed(title))
     say(console, *rest, _of_costs(advice), f"To train so: {command}")
@@ -548,8 +550,8 @@ def advise(
     return advice, folder
 
 
-def pilot_folder(asked: PilotData, groups: Sequence[Pilot]) -> str:
+def pilot_folder(pilot_data: PilotData, groups: Sequence[Pilot]) -> str:
     """A name from the keys of all cells, so that no advice overwrites another."""
     # The content of the divisions is among them.
     keys = [cell.key for group in groups for cell in group.final(0)]
-    return f"{file_names([asked.name])[asked.name]}-{digest(keys)[:8]}"
+    return f"{file_names([pilot_data.name])[pilot_data.name]}-{digest(keys)[:8]}"

@@ -87,9 +87,9 @@ def benchmark(
     return report
 
 
-def _command(given: Mapping[str, Any], size: str, paths: Mapping[str, str | None]) -> str:
+def _command(options: Mapping[str, Any], size: str, paths: Mapping[str, str | None]) -> str:
     """The command line that repeats the benchmark, without the paths of data."""
-    wanted = ((key, value) for key, value in given.items() if value not in (None, False))
+    wanted = ((key, value) for key, value in options.items() if value not in (None, False))
     listed = {k: str(v) if isinstance(v, bool | str) else f"[{','.join(v)}]" for k, v in wanted}
     keys = [f"{key}={value.replace('True', 'true')}" for key, value in listed.items()]
     data = [f"paths.{name}=FOLDER" for name, path in paths.items() if path is not None]

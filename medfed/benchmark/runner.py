@@ -76,11 +76,11 @@ def run_groups(groups: Sequence[Group], out: Path, workers: int) -> dict[str, st
     total += sum(trials for trials in tuned.values() if trials > 1)
 
     def calls() -> Iterator[tuple[Cell, tuple[Any, ...]]]:
-        asked = {*broken}
+        reported = {*broken}
         for one in progress:
             for cell in one.missing(out):
-                if cell.place not in asked:
-                    asked.add(cell.place)
+                if cell.place not in reported:
+                    reported.add(cell.place)
                     yield cell, (run_cell, cell.config, cell.stage, cell.finetuned)
 
     with (
@@ -138,11 +138,11 @@ def scratch() -> Iterator[str]:
         yield folder
 
 
-def check_computed(broken: Mapping[str, str], what: str, kept: str) -> None:
+def check_computed(broken: Mapping[str, str], what: str, folder: str) -> None:
     """Says what could not be computed, if anything."""
     if broken:
         place, why = next(iter(broken.items()))
         raise MedfedError(
             f"{len(broken)} {what} could not be computed; the first is {place} ({why}). Finished "
-            f"{kept} are kept."
+            f"{folder} are kept."
         )

@@ -48,11 +48,11 @@ class Arm:
     name: str = ""
 
     @property
-    def own(self) -> set[str]:
+    def keys(self) -> set[str]:
         """The keys that it sets."""
         return {o.partition("=")[0].lstrip("+~") for o in self.overrides}
 
-    def after(self, given: Sequence[str]) -> list[str]:
+    def after(self, typed: Sequence[str]) -> list[str]:
         """Returns its overrides after those of the suite, but for sections that it replaces.
 
         Example:
@@ -60,13 +60,13 @@ class Arm:
             >>> arm.after(["partition.delta=4", "rounds=9"])
             ['rounds=9', 'partition=site_groups']
         """
-        replaced = {key for key in self.own if "." not in key}
-        others = [o for o in given if o.partition("=")[0].partition(".")[0] not in replaced]
+        replaced = {key for key in self.keys if "." not in key}
+        others = [o for o in typed if o.partition("=")[0].partition(".")[0] not in replaced]
         return [*others, *self.overrides]
 
     def setting(self, tuned: Mapping[str, float]) -> dict[str, float]:
         """Returns the tuned values, without those of keys that the arm sets."""
-        return {key: value for key, value in tuned.items() if key not in self.own}
+        return {key: value for key, value in tuned.items() if key not in self.keys}
 
     def scale(self, source: dict[str, Any]) -> None:
         """Multiplies what `times` names."""
@@ -322,7 +322,7 @@ def _check_arm(arm: Arm, variants: Collection[str]) -> None:
             f"the arm {arm.name} is of variant={arm.variant}, which is none"
             f"{did_you_mean(arm.variant, variants)}"
         )
-    if "algorithm" in arm.own:
+    if "algorithm" in arm.keys:
         raise ValueError(f"the arm {arm.name} sets algorithm; its key method is for that")
 
 

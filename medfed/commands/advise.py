@@ -21,7 +21,7 @@ from medfed.config.sections import listed
 from medfed.config.spelling import key_of
 from medfed.standalone.errors import ConfigError, did_you_mean
 
-OWN = ("methods", "without", "folds", "repeats", "pilot_rounds", "out", "workers")
+PILOT_KEYS = ("methods", "without", "folds", "repeats", "pilot_rounds", "out", "workers")
 
 
 def check(configs: Sequence[RunDescription], sweep: bool) -> None:
@@ -86,7 +86,7 @@ def main(config: RunDescription) -> None:
         from medfed.benchmark.advice import advise
 
     keys = config.values
-    overrides = [o for o in config.overrides or () if key_of(o) not in OWN]
+    overrides = [o for o in config.overrides or () if key_of(o) not in PILOT_KEYS]
     methods = list(dict.fromkeys(_listed(keys.methods)))
     pilot: dict[str, Any] = {"folds": keys.folds, "repeats": keys.repeats}
     pilot |= {"rounds": keys.pilot_rounds, "out": Path(str(keys.out))}

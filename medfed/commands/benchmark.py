@@ -25,7 +25,7 @@ def check(configs: Sequence[Section], sweep: bool) -> None:
     from medfed.benchmark.suite import check_paths, check_shard, suites, wanted_of
 
     for config in configs:
-        keys = _asked(config)
+        keys = _settings(config)
         check_shard(keys["shard"])
         folders, paths = keys["plugins"], keys["paths"]
         if not isinstance(paths, dict):
@@ -37,7 +37,7 @@ def check(configs: Sequence[Section], sweep: bool) -> None:
                 suite.chosen(keys["variants"])
 
 
-def _asked(config: Section) -> dict[str, Any]:
+def _settings(config: Section) -> dict[str, Any]:
     """The keys of the command as arguments of `benchmark`."""
     keys = config.plain()
     shard = keys["shard"]
@@ -56,7 +56,7 @@ def _main(config: Section) -> None:
     with loading():
         from medfed.benchmark.main import benchmark
 
-    benchmark(**_asked(config))
+    benchmark(**_settings(config))
 
 
 @functools.wraps(_main)

@@ -136,7 +136,7 @@ class Interview:
         for key, question in self.open.items():
             otherwise = f", or take {as_text(question.best)} by yes=true"
             otherwise *= question.best is not None
-            self.say(f"{_shown(question)} Answer by {key}=VALUE{otherwise}.")
+            self.say(f"{_with_choices(question)} Answer by {key}=VALUE{otherwise}.")
         answered = {k: v for k, v in self.answers.items() if k not in self.open}
         if answered and not self.yes and (error or self.open):
             command = shlex.join(f"{key}={as_text(value)}" for key, value in answered.items())
@@ -149,7 +149,7 @@ class Interview:
             raise error
 
 
-def _shown(question: Question) -> str:
+def _with_choices(question: Question) -> str:
     return question.text + f" ({few(question.choices, 12)})" * bool(question.choices)
 
 
@@ -158,7 +158,11 @@ def _answer(key: str, question: Question) -> Any:
     best, several = question.best, isinstance(question.best, list)
     try:
         best_text = "" if best is None else as_text(best)
-        typed = input(f"{_shown(question)} [{best_text}] ").strip() if sys.stdin.isatty() else None
+        typed = (
+            input(f"{_with_choices(question)} [{best_text}] ").strip()
+            if sys.stdin.isatty()
+            else None
+        )
     except EOFError:
         typed = None
     if not typed:
@@ -315,14 +319,14 @@ def main(words: Sequence[str]) -> None:
     init(words)
 
 
-def init(given: Sequence[str]) -> Path:
+def init(arguments: Sequence[str]) -> Path:
     """Looks, asks, tries the guess on the first cases, and writes the experiment."""
-    places = [a for a in given if "=" not in a]
+    places = [a for a in arguments if "=" not in a]
     if len(places) != 1:
         raise ConfigError(f"medfed init takes one folder or file, not {len(places)}: {USAGE}.")
     refuse_special(path := Path(places[0]).expanduser())
     path = path.resolve()
-    typed = spelling.hydra_spelling([a for a in given if "=" in a])
+    typed = spelling.hydra_spelling([a for a in arguments if "=" in a])
     keys: dict[str, Any] = {o.key_or_group: o.value() for o in compose.parse(typed, "The command")}
     yes, into = keys.pop("yes", False) is True, str(keys.pop("into", "medfed_experiments"))
     chosen = keys.pop("name", None)

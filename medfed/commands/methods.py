@@ -120,7 +120,7 @@ def method(name: str, yaml: Path) -> Method:
     from medfed.config.allowed import check_targets
 
     target = str(OmegaConf.load(yaml)._target_)
-    check_targets({"_target_": target}, f"algorithm={name}", found=True)
+    check_targets({"_target_": target}, f"algorithm={name}", exists=True)
     return Method(name, yaml, get_class(target))
 
 

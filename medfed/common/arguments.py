@@ -41,7 +41,7 @@ def kind(value: object) -> str:
     return repr(value) if plain else f"an object of the type {type(value).__name__}"
 
 
-def check_arguments(takes: Any, given: Mapping[str, Any], where: str = "") -> None:
+def check_arguments(takes: Any, values: Mapping[str, Any], where: str = "") -> None:
     """Refuses arguments of another type, name or range than the annotations of what takes them.
 
     `where`: the beginning of the sentence.
@@ -59,12 +59,12 @@ def check_arguments(takes: Any, given: Mapping[str, Any], where: str = "") -> No
         medfed.standalone.errors.ConfigError: after must take 1 argument, and the function <lambda> does not: too many positional arguments.
     """  # noqa: E501
     hints = _hints(takes)
-    for name, value in given.items():
+    for name, value in values.items():
         if name not in hints:
             hint = did_you_mean(name, hints)
             raise ConfigError(f"{where}{name} is unknown{hint}; choose {', '.join(hints)}.")
         check_kind(where + name, value, hints[name])
-    check_limits([(where + name, value, hints[name]) for name, value in given.items()])
+    check_limits([(where + name, value, hints[name]) for name, value in values.items()])
 
 
 def check_kind(name: str, value: Any, hint: Any, advice: str = "") -> None:

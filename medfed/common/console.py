@@ -27,7 +27,7 @@ from rich.measure import Measurement
 from rich.text import Text
 
 _BYTES = 120  # characters of a file name, so that a suffix and a prefix fit on every file system
-_SHOWN, _DRAWN = 40, 24  # characters of a name in tables and sentences, and in figures
+_NAME_LENGTH, _DRAWN = 40, 24  # characters of a name in tables and sentences, and in figures
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)  # reserved by Windows
 
 
@@ -52,7 +52,7 @@ def file_names(names: Iterable[str]) -> dict[str, str]:
         files |= {name: _marked(files[name], name) for name in twins}
 
 
-def shown(name: str, most: int = _SHOWN) -> str:
+def short(name: str, most: int = _NAME_LENGTH) -> str:
     r"""Returns a name for a sentence or a picture: on one line, printable, and not too long."""
     text = visible(name) or "''"
     return text if len(text) <= most else f"{text[: most - 9]}…{text[-8:]}"
@@ -102,7 +102,7 @@ def in_latex(text: str) -> str:
 
 def caption(name: str, most: int = _DRAWN) -> str:
     r"""Returns a name for a figure, with its dollar signs escaped, as these begin a formula."""
-    text = shown(name, most).replace("$", r"\$")
+    text = short(name, most).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text  # legends omit names with _
 
 
@@ -403,7 +403,7 @@ class Steps:
         """Moves the bar on by one item, and shows its name."""
         self.done += 1
         if self._bar:
-            self._bar.update(self._task, completed=self.done, item=shown(item[-24:]))
+            self._bar.update(self._task, completed=self.done, item=short(item[-24:]))
             return
         now = time.monotonic()
         if self.quiet or (now - self._spoke < SECONDS and self.done < self.total):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.box import SIMPLE_HEAD
 
 from medfed.common.console import Table as Printed
-from medfed.common.console import in_latex, in_markdown, shown
+from medfed.common.console import in_latex, in_markdown, short
 
 _WORDS = 1000  # characters of a cell, which wraps
 
@@ -89,12 +89,12 @@ class Table:
 
     def printed(self, title: str) -> Printed:
         """Returns the table for a terminal."""
-        table = Printed(box=SIMPLE_HEAD, title=shown(title, _WORDS), title_justify="left")
+        table = Printed(box=SIMPLE_HEAD, title=short(title, _WORDS), title_justify="left")
         for i, column in enumerate(self.head):
-            title = shown(column, _WORDS) if column else ""
+            title = short(column, _WORDS) if column else ""
             table.add_column(title, justify="left" if i in self.prose else "right")
         for row in self.rows:
-            table.add_row(*(shown(cell.brief, _WORDS) if cell.brief else "" for cell in row))
+            table.add_row(*(short(cell.brief, _WORDS) if cell.brief else "" for cell in row))
         return table
 
 

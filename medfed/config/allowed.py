@@ -95,10 +95,10 @@ def add_plugin_folders(folders: Sequence[Path]) -> None:
                 f"plugins names {folder}, which is no folder; name one that holds Python modules "
                 "and configs."
             )
-        for own in CONFIG_DIR.glob("*/*.yaml"):
-            named = yamls_of(folder) / own.relative_to(CONFIG_DIR)
-            taken = own.parent.name == "suites"  # of a benchmark the user's, with other folders
-            if not taken and named.is_file() and named.read_bytes() != own.read_bytes():
+        for ours in CONFIG_DIR.glob("*/*.yaml"):
+            named = yamls_of(folder) / ours.relative_to(CONFIG_DIR)
+            taken = ours.parent.name == "suites"  # of a benchmark the user's, with other folders
+            if not taken and named.is_file() and named.read_bytes() != ours.read_bytes():
                 raise ConfigError(
                     f"{named} has the name of medfed's own, which would be taken; rename the file."
                 )
@@ -231,20 +231,20 @@ def shipped() -> frozenset[str]:
     return frozenset(name for text in texts for name in named.findall(text) if name != "???")
 
 
-def check_targets(plain: Any, place: str = "", found: bool = False) -> None:
+def check_targets(plain: Any, place: str = "", exists: bool = False) -> None:
     """Checks every name in a configuration, at any depth, before anything is built.
 
     Args:
         plain: Mappings and lists, as ``OmegaConf.to_container`` returns them.
         place: Their key.
-        found: Whether to check the objects behind the names, too, which imports them.
+        exists: Whether to check the objects behind the names, too, which imports them.
 
     Raises:
         ConfigError: If a name is not allowed; the error names its key.
 
     Example:
-        >>> check_targets({"loss": [{"_target_": "torch.nn.MSELoss"}]}, found=True)
-        >>> check_targets([{"_target_": "torch.optim.sgd.torch.load"}], "optimizer", found=True)
+        >>> check_targets({"loss": [{"_target_": "torch.nn.MSELoss"}]}, exists=True)
+        >>> check_targets([{"_target_": "torch.optim.sgd.torch.load"}], "optimizer", exists=True)
         Traceback (most recent call last):
         ...
         medfed.standalone.errors.ConfigError: optimizer[0]._target_=torch.optim.sgd.torch.load is \
@@ -256,7 +256,7 @@ you add by plugins=FOLDER.
     for key, node in nodes:  # checks all spellings before any import
         if not _is_spelled_well(node[_KEY]):
             raise _refusal(key, node[_KEY])
-    if found:
+    if exists:
         for key, node in nodes:
             _check_found(key, node)
 

@@ -367,7 +367,7 @@ def build(node: Any, **kwargs: Any) -> Any:
     if not isinstance(node, Section):
         raise ConfigError(f"{node!r} stands where the configuration needs a section.")
     if not node.checked:
-        check_targets(node, node.place, found=True)
+        check_targets(node, node.place, exists=True)
     values = with_custom_parts(node)
     check_types(node.targets if values is node else targets(values, node.place))
     try:

@@ -225,7 +225,7 @@ class RunDescription:
         for key, value in values.items():
             put(source, key, value)
         named = {key: value for key, value in values.items() if isinstance(value, Mapping)}
-        check_targets(named, found=True)
+        check_targets(named, exists=True)
         new = _typed(source, resolved(source), self.overrides)
         return replace(new, derived=self.derived, built=self.built)
 
@@ -250,7 +250,7 @@ def describe(config: Any, overrides: tuple[str, ...] | None = None) -> RunDescri
     """Checks the configuration of a run and all names in it, and describes the run."""
     source = written(config)
     values = _checked(source, overrides or ())
-    check_targets(values, found=True)
+    check_targets(values, exists=True)
     return _typed(source, values, overrides)
 
 

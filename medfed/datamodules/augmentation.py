@@ -45,16 +45,16 @@ class ChannelDropout:
         lost = (counts * there.sum(-1)).long() * (coins < self.chance)
         # Of the present channels those with the smallest random numbers are dropped.
         rank = torch.where(there, places, torch.inf).argsort(1).argsort(1)
-        kept = there & (rank >= lost[:, None])
-        kept = kept.repeat_interleave(self.planes, 1)
-        return self.only(image, kept, present), kept
+        remaining = there & (rank >= lost[:, None])
+        remaining = remaining.repeat_interleave(self.planes, 1)
+        return self.only(image, remaining, present), remaining
 
-    def only(self, image: Tensor, kept: Tensor, present: Tensor) -> Tensor:
-        """Returns images ``(B, C, ...)`` with the channels `kept` ``(B, C)`` alone."""
-        factor = kept.to(image.dtype)
+    def only(self, image: Tensor, remaining: Tensor, present: Tensor) -> Tensor:
+        """Returns images ``(B, C, ...)`` with the channels `remaining` ``(B, C)`` alone."""
+        factor = remaining.to(image.dtype)
         if self.rescale == "sqrt":
             before = onto(present.sum(-1, keepdim=True), image.device)
-            factor *= (before / kept.sum(1, keepdim=True)).sqrt()
+            factor *= (before / remaining.sum(1, keepdim=True)).sqrt()
         return image * factor.view(*factor.shape, *[1] * (image.ndim - 2))
 
 

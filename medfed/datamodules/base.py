@@ -18,7 +18,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from medfed.common.console import shown
+from medfed.common.console import short
 from medfed.common.floors import Statistic
 from medfed.common.processes import WatchedPool, start_worker
 from medfed.common.streams import globals_seeded, seeded
@@ -302,7 +302,7 @@ class FederatedDataModule(ABC):
             if len(absent) > len(client.label_counts) - 2:
                 remarks.append((name, "trains on a single class", "train on a single class"))
             if self.balanced and absent:
-                names = ", ".join(shown(self.class_names[k]) for k in absent)
+                names = ", ".join(short(self.class_names[k]) for k in absent)
                 what = f"no training sample of {names}, to which balanced weights give 0"
                 remarks.append((name, f"has {what}", f"have {what}"))
         warn_of_clients(remarks)

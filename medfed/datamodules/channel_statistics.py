@@ -58,14 +58,14 @@ def normalized(images: Tensor | ArrayRows, statistics: Array) -> Tensor | ArrayR
     return torch.from_numpy(standardized(images.numpy(), *statistics))
 
 
-def random_statistics(own: Array, every: Sequence[float]) -> Callable[[Tensor, int], Tensor]:
+def random_statistics(channel: Array, every: Sequence[float]) -> Callable[[Tensor, int], Tensor]:
     """Changes a batch from a client's statistics (2, C) to those of a client drawn by a seed."""
-    if not every or len(every) % own.size:
+    if not every or len(every) % channel.size:
         raise DataError(
             "The server's answer about channels is not as medfed makes it; compare versions."
         )
-    mean, sd = own
-    others, theirs = np.array(every).reshape(-1, *own.shape).swapaxes(0, 1)
+    mean, sd = channel
+    others, theirs = np.array(every).reshape(-1, *channel.shape).swapaxes(0, 1)
     used = (sd > 0) & (_BELOW * theirs >= sd)
     divisor = np.where(used, theirs, 1.0)
     scale = torch.from_numpy(np.where(used, sd, 1.0) / divisor).float()

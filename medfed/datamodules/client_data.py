@@ -210,8 +210,8 @@ class ClientData:
         batch = self._training_batch(image, label, present)
         if self.channel_dropout is not None:
             key = derive_seed(seed, "channels", number)
-            image, kept = self.channel_dropout(image, present, key)
-            batch |= {"image": image, "channels": kept}
+            image, remaining = self.channel_dropout(image, present, key)
+            batch |= {"image": image, "channels": remaining}
         return batch
 
     def _samples_of(self, seed: int) -> Block:

@@ -77,7 +77,7 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._kept: dict[str, dict[str, Any]] = {}
+        self._counts: dict[str, dict[str, Any]] = {}
 
     @property
     def spatial_dims(self) -> int:
@@ -91,8 +91,8 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
 
     def recipe(self) -> Recipe:
         """The cache's recipe: one item per scan, with all its kept candidates."""
-        kept = self.scans.candidates_of
-        return self.recipe_of("luna16", "patches", read_patches, kept, joined=True)
+        candidates = self.scans.candidates_of
+        return self.recipe_of("luna16", "patches", read_patches, candidates, joined=True)
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """Maps every client's rows of the cache; makes the cache first if it is missing."""
@@ -116,7 +116,7 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
                 "label": torch.from_numpy(labels[rows]),
                 "case": torch.from_numpy(case),
             }
-            self._kept.setdefault(name, {})[split] = {
+            self._counts.setdefault(name, {})[split] = {
                 "counts": np.bincount(labels[rows], minlength=self.num_classes).tolist(),
                 "rows_sha256": digest(numbers.tolist()),
             }
@@ -130,12 +130,12 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
     def data_remarks(self) -> list[str]:
         """See the base class: the selection of non-nodules."""
         record = self.scans.record()
-        listed, kept = (sum(record[key].values()) for key in ("listed", "kept"))
-        if listed == kept:
+        listed, used = (sum(record[key].values()) for key in ("listed", "kept"))
+        if listed == used:
             return []
         key = f"data.reader.negatives_per_positive={record['negatives_per_positive']}"
         what = f"of the scans that are there all nodules, and {key} others for each"
-        return [f"Of {listed:,} candidates {kept:,} are used: {what}."]
+        return [f"Of {listed:,} candidates {used:,} are used: {what}."]
 
     def contents(self) -> tuple[str, list[Sample]]:
         """See the base class: patches, in HU."""
@@ -169,16 +169,16 @@ class Luna16DataModule(CtDataModule[Luna16Reader]):
     def test_remarks(self) -> list[str]:
         """Remarks that fewer candidates give fewer false positives per scan."""
         record = self.scans.record()
-        kept, listed = (record[key]["non-nodule"] for key in ("kept", "listed"))
-        if kept == listed and all(plan.shares is None for plan in self.plans.values()):
+        used, listed = (record[key]["non-nodule"] for key in ("kept", "listed"))
+        if used == listed and all(plan.shares is None for plan in self.plans.values()):
             return []
-        thinned = "" if kept < listed else ", thinned to the shares of the partition"
-        what = f"the kept candidates ({kept} of {listed} non-nodules{thinned}), not all that LUNA16"
+        thinned = "" if used < listed else ", thinned to the shares of the partition"
+        what = f"the kept candidates ({used} of {listed} non-nodules{thinned}), not all that LUNA16"
         why = "with fewer false positives per scan it is higher"
         mend = "data.reader.negatives_per_positive=null keeps all"
         return [f"cpm counts only {what} lists: {why}; {mend}."]
 
     def settings(self) -> dict[str, Any]:
         """How candidates were chosen, patches cut, and which ones each client and split kept."""
-        cut = {"patches": asdict(self.patches), "candidates": self._kept}
+        cut = {"patches": asdict(self.patches), "candidates": self._counts}
         return {"reader": self.scans.record(), **cut}

@@ -116,8 +116,8 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
 
     def data_remarks(self) -> list[str]:
         """See the base class: what augmentation leaves out."""
-        kept = "Boxes can be flipped, but not turned: of augment, flips and grey values are used."
-        return [kept] if self._turns else []
+        remark = "Boxes can be flipped, but not turned: of augment, flips and grey values are used."
+        return [remark] if self._turns else []
 
     def contents(self) -> tuple[str, list[Sample]]:
         """See the base class: scans with their nodules."""
@@ -130,10 +130,10 @@ class Luna16ScansDataModule(CtDataModule[Luna16ScanReader]):
         placed = []
         for series, boxes in groupby(rows, key=lambda row: str(row["patient"])):
             grid = read_geometry(self.patients[series].files["header"], "LPS")
-            kept = [row for row in boxes if row["found"] != SCAN]
-            places = np.array([[float(row[n]) for n in "xyz"] for row in kept]).reshape(-1, 3)
+            lesions = [row for row in boxes if row["found"] != SCAN]
+            places = np.array([[float(row[n]) for n in "xyz"] for row in lesions]).reshape(-1, 3)
             world = world_of(grid, places, self.scan.spacing).round(4).tolist()
-            for row, (x, y, z) in zip(kept, world, strict=True):
+            for row, (x, y, z) in zip(lesions, world, strict=True):
                 place = {"seriesuid": series, "coordX": x, "coordY": y, "coordZ": z}
                 placed.append({**place, "probability": row["score"]})
         return placed

@@ -141,8 +141,8 @@ def volume_of_cache(
     image = arrays["codes"] if "codes" in arrays else arrays["image"]
     values = np.array(arrays["values"]) if "values" in arrays else None
     places = _places_of(label.numpy(), inside.numpy(), rng)
-    kept = _by_slice(label, box)
-    return BoxedVolume(image, values, kept, tuple(starts), tuple(shape), places, present.numpy())
+    voxels = _by_slice(label, box)
+    return BoxedVolume(image, values, voxels, tuple(starts), tuple(shape), places, present.numpy())
 
 
 def _by_slice(volume: Tensor, box: Sequence[slice]) -> NDArray[Any]:

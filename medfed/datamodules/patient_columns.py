@@ -19,7 +19,7 @@ LACKING = (
 
 def patient_columns(data: FederatedDataModule) -> dict[str, dict[str, str]]:
     """Returns by column the text of each patient whose id, case or file a cell of the row names."""
-    named, found = _named(data), dict[str, dict[str, str]]()
+    named, values = _named(data), dict[str, dict[str, str]]()
     settings: Mapping[str, object] = getattr(getattr(data, "reader", None), "keywords", {})
     others = {str(settings.get(role) or role) for role in _ROLES} | {*data.class_names}
     for sheet in _sheets(data):
@@ -32,8 +32,8 @@ def patient_columns(data: FederatedDataModule) -> dict[str, dict[str, str]]:
                 rest.append(column)
         for column in rest:
             pairs = zip(owners, sheet.texts(column), strict=True)
-            found.setdefault(column, {}).update((who, text) for who, text in pairs if who and text)
-    return found
+            values.setdefault(column, {}).update((who, text) for who, text in pairs if who and text)
+    return values
 
 
 def _named(data: FederatedDataModule) -> dict[str, str]:

@@ -143,7 +143,7 @@ class Planning:
         channels: Sequence[str],
         labels: int,
         dims: int,
-        **given: Any,
+        **facts: Any,
     ) -> bytes:
         """Returns the server's answer to all clients: the plan."""
         every = [self._read(content, sum(map(is_ct, channels))) for content in messages]
@@ -151,9 +151,9 @@ class Planning:
         tables = [np.concatenate(p) if self.exact else _values(np.sum(p, axis=0)) for p in parts]
         spacings, extents = (table[:, ::-1] for table in tables)  # planned as (z, y, x)
         sizes = extents / (spacings if self.exact else np.median(spacings, axis=0))
-        given = {n: v[::-1] if isinstance(v, Sequence) else v for n, v in given.items()}
+        facts = {n: v[::-1] if isinstance(v, Sequence) else v for n, v in facts.items()}
         settings = self.residual, self.memory_gb, self.features
-        planner = Planner(len(channels), labels, *settings, axial=dims == 2, **given)
+        planner = Planner(len(channels), labels, *settings, axial=dims == 2, **facts)
         name: Configuration = "2d" if dims == 2 else "3d_lowres" if self.lowres else "3d_fullres"
         plan = planner.plan(Fingerprint(spacings, sizes, extents), name)
         smaller = sum(2 * message.smaller - message.cases for message in every)

@@ -130,11 +130,11 @@ def _assigned(
     partition: Partition, patients: Mapping[str, Patient], seed: int
 ) -> dict[str, list[str]]:
     """Returns each client's patients."""
-    given: Any = partition.assign(list(patients.values()), seed)
+    assignment: Any = partition.assign(list(patients.values()), seed)
     who = f"{type(partition).__name__}.assign"
-    if not isinstance(given, Mapping) or not given:
-        raise ConfigError(f"{who} returns {given!r:.60}; it must return {{client: [ids]}}.")
-    lists = {c: [*ids] if isinstance(ids, Iterable) else [ids] for c, ids in given.items()}
+    if not isinstance(assignment, Mapping) or not assignment:
+        raise ConfigError(f"{who} returns {assignment!r:.60}; it must return {{client: [ids]}}.")
+    lists = {c: [*ids] if isinstance(ids, Iterable) else [ids] for c, ids in assignment.items()}
     for client, ids in lists.items():
         if odd := [i for i in ids if not (isinstance(i, str) and i in patients)]:
             what = f"{who} gives {client} {odd[0]!r:.60}, which is no patient's id"
@@ -178,7 +178,7 @@ def match_files(
 
 
 def labels_of_clients(
-    plans: Plans, cases: Cases, labels: Names, given: Mapping[str, Names]
+    plans: Plans, cases: Cases, labels: Names, labels_by_client: Mapping[str, Names]
 ) -> dict[str, tuple[str, ...]]:
     """Returns the labels that each client annotates.
 
@@ -191,8 +191,8 @@ def labels_of_clients(
     """
     of: dict[str, tuple[str, ...]] = {}
     for client, plan in plans.items():
-        if client in given:
-            named = check_names("label", given[client], labels)
+        if client in labels_by_client:
+            named = check_names("label", labels_by_client[client], labels)
             of[client] = tuple(name for name in labels if name in named)
             continue
         every = [case for i in plan.every for case in cases[i]]
@@ -343,18 +343,18 @@ def trained_patients(client: ClientData) -> Tensor:
     return patients
 
 
-def with_patients(client: ClientData, kept: Tensor) -> ClientData:
+def with_patients(client: ClientData, chosen: Tensor) -> ClientData:
     """Keeps some of a client's training patients; the other splits do not change."""
-    case, kept = _dense(client.train["case"]), kept.sort().values
-    index = torch.isin(case, kept).nonzero().flatten()
+    case, chosen = _dense(client.train["case"]), chosen.sort().values
+    index = torch.isin(case, chosen).nonzero().flatten()
     block: Block = {name: _some(values, index) for name, values in client.train.items()}
-    patients = [client.patients["train"][i] for i in kept.tolist()]
+    patients = [client.patients["train"][i] for i in chosen.tolist()]
     return replace(
         client,
-        train={**block, "case": torch.searchsorted(kept, case[index])},
+        train={**block, "case": torch.searchsorted(chosen, case[index])},
         label_counts=label_counts(_dense(block["label"]), len(client.label_counts)),
         patients={**client.patients, "train": patients},
-        fresh=None if client.fresh is None else client.fresh.some(kept.tolist()),
+        fresh=None if client.fresh is None else client.fresh.some(chosen.tolist()),
     )
 
 

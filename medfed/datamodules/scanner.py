@@ -48,12 +48,12 @@ class Scanner:
         image = image.as_subclass(Tensor).float()
         least, greatest = image.aminmax()
         if least >= -1 - 1e-5 and greatest <= 1 + 1e-5:
-            shown = self._intensities((image + 1) / 2, key) * 2 - 1
-            return self._noisy(shown, key).clamp(-1, 1)
-        shown = image.clone()
+            scanned = self._intensities((image + 1) / 2, key) * 2 - 1
+            return self._noisy(scanned, key).clamp(-1, 1)
+        scanned = image.clone()
         box = (slice(None), *bounding_box((image != 0).any(dim=0).numpy()))
-        shown[box] = self._body(image[box], key)
-        return shown
+        scanned[box] = self._body(image[box], key)
+        return scanned
 
     def record(self) -> dict[str, Any]:
         """Returns the parameters, from which the same scanner can be made again."""
@@ -66,9 +66,9 @@ class Scanner:
         inside = image != 0
         low, high = _extent(image, inside)
         unit = ((image - low) / (high - low)).where(inside, 0.0)
-        shown = self._noisy(self._intensities(unit, key) * (high - low) + low, key)
+        scanned = self._noisy(self._intensities(unit, key) * (high - low) + low, key)
         normalize = NormalizeIntensity(nonzero=True, channel_wise=True)
-        return torch.as_tensor(normalize(shown.where(inside, 0.0))).as_subclass(Tensor)
+        return torch.as_tensor(normalize(scanned.where(inside, 0.0))).as_subclass(Tensor)
 
     def _intensities(self, unit: Tensor, key: Sequence[object]) -> Tensor:
         """Shading, resolution and gamma of (C, *spatial) intensities in [0, 1]."""

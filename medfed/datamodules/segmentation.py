@@ -92,8 +92,8 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
 
     def __post_init__(self) -> None:
         planned = {name: getattr(self, name) for name in ("spacing", "patch_size", "batch_size")}
-        self.given = {name: value for name, value in planned.items() if value is not None}
-        if self.planning is None and len({"patch_size", "batch_size"} & {*self.given}) < 2:
+        self.fixed = {name: value for name, value in planned.items() if value is not None}
+        if self.planning is None and len({"patch_size", "batch_size"} & {*self.fixed}) < 2:
             raise ConfigError(
                 "data.patch_size and data.batch_size may be null only if clients plan, as with "
                 "experiment=nnunet; set them."
@@ -180,7 +180,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         if self.planning is not None:
             names, labels = facts["channels"], len(facts["classes"]) + 1
             yield self.planning.server_answer(
-                (yield b""), names, labels, self.spatial_dims, **self.given
+                (yield b""), names, labels, self.spatial_dims, **self.fixed
             )
 
     def summaries(self, client: str) -> list[Statistic]:
@@ -197,11 +197,11 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
     def plan(self) -> None:
         """See the base class; clients lack channels without files, and regions by `annotated`."""
         super().plan()
-        given = self.annotated or {}
-        for client in given:  # a site reads the agreed key, which names other sites, too
+        annotations = self.annotated or {}
+        for client in annotations:  # a site reads the agreed key, which names other sites, too
             check_known("data.annotated", client, getattr(self.partition, "sites", self.plans))
         of = self._cases_by_patient
-        self.annotate(labels_of_clients(self.plans, of, self.class_names, given))
+        self.annotate(labels_of_clients(self.plans, of, self.class_names, annotations))
         if any(case.lacks for case in self.cases.values()):
             self.plans = match_files(self.plans, of, self.channel_names, self.scans.missing)
             # Other hospitals may have it.
@@ -353,8 +353,8 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         The network evaluates slices whole; volumes, whose depth rarely fits, and slices of any size
         are evaluated window by window.
         """
-        kept = self.preparation is None or self.preparation.keeps_grid
-        if self.spatial_dims == 2 and kept and not self.scans.any_size:
+        on_grid = self.preparation is None or self.preparation.keeps_grid
+        if self.spatial_dims == 2 and on_grid and not self.scans.any_size:
             return None
         return self.size[: self.spatial_dims]
 

@@ -44,12 +44,12 @@ def split_patients(
         dealt.append(([i for i in order if i not in chosen], round(val_fraction * count)))
     total = sum(len(rest) for rest, _ in dealt)
     share = min(1.0, most / total) if most is not None and total else 1.0
-    seen = 0  # as `placed`, so that as many are kept as `most` says
+    end = 0  # as `placed`, so that as many are kept as `most` says
     for rest, val in dealt:
-        begin, seen = seen, seen + len(rest)
-        kept, val = round(seen * share) - round(begin * share), round(val * share)
-        parts["val"] += rest[: min(val, kept)]
-        parts["train"] += rest[min(val, kept) : kept]
+        begin, end = end, end + len(rest)
+        part, val = round(end * share) - round(begin * share), round(val * share)
+        parts["val"] += rest[: min(val, part)]
+        parts["train"] += rest[min(val, part) : part]
     wanted: dict[Split, bool] = {"train": True, "test": test_fraction > 0, "val": val_fraction > 0}
     _fill_empty(parts, wanted)
     return {split: sorted(ids) for split, ids in parts.items()}
@@ -113,10 +113,10 @@ def warn_small(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
     warn_of_clients(remarks)
 
 
-def warn_of_clients(found: Sequence[tuple[str, str, str]]) -> None:
+def warn_of_clients(problems: Sequence[tuple[str, str, str]]) -> None:
     """Logs what clients have in common, in one line each, however many they are."""
     alike: dict[tuple[str, str], list[str]] = {}
-    for client, one, many in found:
+    for client, one, many in problems:
         alike.setdefault((one, many), []).append(client)
     for (one, many), names in alike.items():
         several = f"{len(names)} clients {many}: {few(names, 8)}."
@@ -125,12 +125,12 @@ def warn_of_clients(found: Sequence[tuple[str, str, str]]) -> None:
 
 def check_leakage(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
     """Stops the run if a patient appears twice."""
-    seen: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for client, parts in clients.items():
         for split, patients in parts.items():
             for patient in patients:
                 place = f"{split} of {client}"
-                if patient in seen:
-                    what = f"Patient {patient} is in {seen[patient]} and again in {place}"
+                if patient in owners:
+                    what = f"Patient {patient} is in {owners[patient]} and again in {place}"
                     raise DataError(f"{what}; every patient belongs to one split of one client.")
-                seen[patient] = place
+                owners[patient] = place

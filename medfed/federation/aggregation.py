@@ -32,7 +32,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from medfed.common.console import shown
+from medfed.common.console import short
 from medfed.common.tensors import Tensors, flatten, parted, weighted_mean, weighted_sum
 from medfed.federation.wire.packet import EncodedPart, Message
 from medfed.standalone import checks
@@ -56,7 +56,7 @@ class Outlier(NamedTuple):
     def __str__(self) -> str:
         ratio = f"{self.norm / self.median:.3g}" if self.norm < _MOST else "at least 1e19"
         return (
-            f"Round {self.round + 1}: the part {self.part} of {shown(self.client)} is {ratio} "
+            f"Round {self.round + 1}: the part {self.part} of {short(self.client)} is {ratio} "
             "times as long as the median client's; aggregation=clip, trimmed, median or krum "
             "bounds what one client changes."
         )

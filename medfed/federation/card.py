@@ -133,8 +133,8 @@ def tuned(method: type) -> dict[str, Range]:
     """
     hints = get_type_hints(method, include_extras=True)
     names = dict.fromkeys(n for kind in method.__mro__ for n in get_annotations(kind))
-    found = ((name, over) for name in names for over in get_args(hints[name])[1:])
-    return {name: over for name, over in found if isinstance(over, Range)}
+    ranges = ((name, over) for name in names for over in get_args(hints[name])[1:])
+    return {name: over for name, over in ranges if isinstance(over, Range)}
 
 
 def elements(sizes: Sizes, vectors: Mapping[str, int], names: Mapping[str, float]) -> float:

@@ -52,14 +52,14 @@ def cosines_with_others(updates: Sequence[Tensors], weights: Sequence[float]) ->
     """
     if not weights:
         return []
-    total, found = float(sum(weights)), list[float]()
+    total, cosines = float(sum(weights)), list[float]()
     doubled = ({n: t.double() for n, t in update.items()} for update in updates)
     mean = weighted_mean(doubled, weights)
     for update, weight in zip(updates, weights, strict=True):
         others = flatten({n: mean[n] - weight / total * t.double() for n, t in update.items()})
-        own = flatten({n: t.double() for n, t in update.items()})
-        found.append(float(own @ others / (own.norm() * others.norm())))
-    return found
+        vector = flatten({n: t.double() for n, t in update.items()})
+        cosines.append(float(vector @ others / (vector.norm() * others.norm())))
+    return cosines
 
 
 def cosines_in(
@@ -70,9 +70,9 @@ def cosines_in(
         sent = [m.parts.get(part, {}) for m in replies.values() if m.kind(part) == "update"]
         updates = [{n: t for n, t in named.items() if n in parameters} for named in sent]
         if all(updates) and len(updates) == len(replies):
-            found = cosines_with_others(updates, algorithm.weights(server, replies))
+            cosines = cosines_with_others(updates, algorithm.weights(server, replies))
             # The last bits of a long sum depend on the number of threads.
-            return {c: round(cosine, 6) for c, cosine in zip(replies, found, strict=True)}
+            return {c: round(cosine, 6) for c, cosine in zip(replies, cosines, strict=True)}
     return {}
 
 

@@ -71,11 +71,11 @@ class Federation:
         self.channel.device = device
         weights = {name: client.weights for name, client in self.clients.items()}
         states = {"server": self.server, "start": self.client_start, "weights": weights}
-        kept = states_on({**states, **self.memory}, device)
-        self.server, self.client_start = kept["server"], kept["start"]
-        self.memory = {d: kept[d] for d in self.memory}
+        moved = states_on({**states, **self.memory}, device)
+        self.server, self.client_start = moved["server"], moved["start"]
+        self.memory = {d: moved[d] for d in self.memory}
         for name, client in self.clients.items():
-            client.weights = kept["weights"][name]
+            client.weights = moved["weights"][name]
 
     def bytes_between_rounds(self) -> int:
         """The approximate size of one client's state between rounds, with optimizer and channel."""
@@ -106,15 +106,15 @@ class Federation:
         with unchanged(self.algorithm, self.server, "group {} of the server's state"):
             message = self.algorithm.broadcast(self.server, client)
         check_message(self.algorithm, "broadcast returns", message)
-        kept = self.memory["down"].get(client)
-        return self.channel.encode(message, "down", MessageContext(client), kept)[0]
+        last = self.memory["down"].get(client)
+        return self.channel.encode(message, "down", MessageContext(client), last)[0]
 
     def delivered(self, client: str) -> Message:
         """Returns the part that a client of this process lacks, as it would decode it."""
-        kept = self.clients[client].memory["down"]
+        last = self.clients[client].memory["down"]
         # At a hospital's site the server's state is elsewhere, and its packet has arrived.
         packet = self.arrived.get(client) or self.delivery(client)
-        return self.channel.decode(packet, "down", kept)[0]
+        return self.channel.decode(packet, "down", last)[0]
 
     def personal_model(self, client: str, split: str = "test") -> Tensors:
         """Returns the model that a client of this process evaluates on a split; changes no state.
@@ -166,8 +166,8 @@ class Federation:
 
         The states of both ends of the channel are included.
         """
-        kept = {f"{d}/{c}": named for d, state in self.memory.items() for c, named in state.items()}
-        hashes = {"server": _digest(self.server, kept)}
+        ends = {f"{d}/{c}": named for d, state in self.memory.items() for c, named in state.items()}
+        hashes = {"server": _digest(self.server, ends)}
         return hashes | {
             f"client/{c}": _digest(local.state, local.memory) for c, local in self.clients.items()
         }

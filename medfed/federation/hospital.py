@@ -109,8 +109,8 @@ class ArrayClient(Batched):
 
     def __post_init__(self) -> None:
         """Refuses arrays, and samples without their label."""
-        given = {"id": self.id, "batch_size": self.batch_size}
-        check_arguments(type(self), given, f"Client {self.id}: ")
+        arguments = {"id": self.id, "batch_size": self.batch_size}
+        check_arguments(type(self), arguments, f"Client {self.id}: ")
         for name, value in (("inputs", self.inputs), ("labels", self.labels)):
             if not isinstance(value, Tensor) or value.ndim == 0:
                 raise ConfigError(
@@ -189,8 +189,8 @@ class Hospital(Batched):
         classes: Sequence[str] | int | None = None,
     ) -> None:
         self.id, self.keys, self.classes = id, keys, classes
-        given = {"id": id, "batch_size": batch_size, "classes": classes}
-        check_arguments(type(self).__init__, given, f"Hospital {id}: ")
+        arguments = {"id": id, "batch_size": batch_size, "classes": classes}
+        check_arguments(type(self).__init__, arguments, f"Hospital {id}: ")
         if isinstance(keys, str) or not isinstance(keys, Sequence) or len(keys) != 2:
             raise ConfigError(
                 f"Hospital {id}: keys must name image and label, as in keys=('ct', 'mask'), not "
@@ -198,14 +198,14 @@ class Hospital(Batched):
             )
         splits = {"train": train, "val": val, "test": test}
         self._loaders = {
-            name: self._loader(name, given, int(batch_size))
-            for name, given in splits.items()
-            if given is not None or name == "train"
+            name: self._loader(name, arguments, int(batch_size))
+            for name, arguments in splits.items()
+            if arguments is not None or name == "train"
         }
         self._train = self._loaders["train"]
 
-    def _loader(self, split: str, given: Any, batch_size: int) -> DataLoader[Any]:
-        data: Any = given.dataset if isinstance(given, DataLoader) else given
+    def _loader(self, split: str, source: Any, batch_size: int) -> DataLoader[Any]:
+        data: Any = source.dataset if isinstance(source, DataLoader) else source
         kind = f"Hospital {self.id}: {split} is of the type"
         if isinstance(data, IterableDataset):
             raise ConfigError(
@@ -223,23 +223,23 @@ class Hospital(Batched):
                 f"{kind} SmartCacheDataset, of which an epoch has the {len(data)} samples in the "
                 "cache and never the others; give a CacheDataset of all samples."
             )
-        if not isinstance(given, DataLoader):
-            return DataLoader(given, batch_size, shuffle=split == "train", collate_fn=_collated)
-        sampler: Any = given.sampler
-        drops = split != "train" and given.drop_last and isinstance(sampler, Sized)
-        if drops and (left := len(sampler) % (given.batch_size or 1)):
+        if not isinstance(source, DataLoader):
+            return DataLoader(source, batch_size, shuffle=split == "train", collate_fn=_collated)
+        sampler: Any = source.sampler
+        drops = split != "train" and source.drop_last and isinstance(sampler, Sized)
+        if drops and (left := len(sampler) % (source.batch_size or 1)):
             raise ConfigError(
                 f"Hospital {self.id}: the loader of {split} leaves out {left} of its samples; set "
                 "drop_last=False, so that results are of all."
             )
-        threads = any(kind.__name__ == "ThreadDataLoader" for kind in type(given).__mro__)
-        if threads or given.persistent_workers:
-            found = "is a ThreadDataLoader" if threads else "keeps its workers for several epochs"
+        threads = any(kind.__name__ == "ThreadDataLoader" for kind in type(source).__mro__)
+        if threads or source.persistent_workers:
+            problem = "is a ThreadDataLoader" if threads else "keeps its workers for several epochs"
             raise ConfigError(
-                f"Hospital {self.id}: {split} {found}, so that no seed determines its random "
+                f"Hospital {self.id}: {split} {problem}, so that no seed determines its random "
                 "transforms; give a DataLoader with persistent_workers=False."
             )
-        return given
+        return source
 
     @cached_property
     def _sizes(self) -> list[int]:
@@ -338,15 +338,15 @@ class Hospital(Batched):
         data: Any = self._train.dataset
         return min(limit, self.num_samples, len(data))
 
-    def _named(self, given: Any) -> Batch:
+    def _named(self, item: Any) -> Batch:
         """Returns a batch with the names that federations use, the image first."""
-        pair = isinstance(given, list | tuple) and len(given) == 2
-        batch = dict(zip(self.keys, given, strict=True)) if pair else given
+        pair = isinstance(item, list | tuple) and len(item) == 2
+        batch = dict(zip(self.keys, item, strict=True)) if pair else item
         image, label = self.keys
         if not isinstance(batch, Mapping) or not isinstance(batch.get(image), Tensor):
-            held = f"with {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else ""
+            listing = f"with {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else ""
             raise ConfigError(
-                f"Hospital {self.id}: a batch is a {type(given).__name__} {held}".rstrip()
+                f"Hospital {self.id}: a batch is a {type(item).__name__} {listing}".rstrip()
                 + f"; give pairs of image and label, or dictionaries with the tensor {image!r}, "
                 "or name the keys, as in keys=('ct', 'mask')."
             )

@@ -254,12 +254,12 @@ class CheckedLoss:
         if _in_a_transform():
             return
         network, others, inside = {*map(id, self.network.parameters())}, dict[int, Tensor](), False
-        waiting, seen = [value.grad_fn], set[Any]()
+        waiting, visited = [value.grad_fn], set[Any]()
         while waiting:
             node = waiting.pop()
-            if node is None or node in seen:
+            if node is None or node in visited:
                 continue
-            seen.add(node)
+            visited.add(node)
             waiting += [before for before, _ in node.next_functions]
             if type(node).__name__ == "AccumulateGrad":
                 leaf: Tensor = node.variable  # type: ignore[attr-defined]

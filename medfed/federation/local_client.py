@@ -310,5 +310,5 @@ class LocalClient:
         for named in (named for state in states.values() for named in state.values()):
             if OTHER in named:  # is read in main memory
                 self._twins[id(named[OTHER])] = named[OTHER], named[OTHER]
-        kept = states_on(states, device, self._twins)
-        self.state, self._optimizers, self.memory = kept.values()
+        moved = states_on(states, device, self._twins)
+        self.state, self._optimizers, self.memory = moved.values()

@@ -143,14 +143,14 @@ def learning_rates(
         )
     options["lr"] = dummy.defaults.get("lr", options["lr"])  # a group may have a rate of its own
     schedule = scheduler(dummy) if scheduler else None
-    kept = {n: v for n, v in options.items() if n in dummy.defaults and n != "lr"}
+    usual = {n: v for n, v in options.items() if n in dummy.defaults and n != "lr"}
     rates = []
     for _ in range(rounds):
         rates.append(float(dummy.param_groups[0]["lr"]))
         dummy.step()
         if schedule:
             schedule.step()
-        if changed := [n for n, v in kept.items() if options[n] != v]:
+        if changed := [n for n, v in usual.items() if options[n] != v]:
             raise ConfigError(
                 f"{type(schedule or dummy).__name__} changes {changed[0]}, but a schedule may "
                 "only change the step size; switch that off"
@@ -160,7 +160,7 @@ def learning_rates(
     return rates
 
 
-SETTLED = 1000  # steps after which momentum no longer grows
+STEADY = 1000  # steps after which momentum no longer grows
 
 
 def effective_step_length(
@@ -206,7 +206,7 @@ def effective_step_length(
                 "The algorithm reads gradients off displacements, which momentum of earlier rounds "
                 "would blur; choose local.optimizer_state=fresh."
             )
-        far, near = (_along_ones(optimizer, rate, SETTLED + n)[0] for n in (steps, 0))
+        far, near = (_along_ones(optimizer, rate, STEADY + n)[0] for n in (steps, 0))
         return far - near
     return one
 
@@ -237,9 +237,9 @@ def _walk(
 
 def save_optimizer(optimizer: torch.optim.Optimizer) -> Tensors:
     """Returns an optimizer's state as flat tensors named ``index/field``, numbers with a #."""
-    kept: dict[Any, dict[str, Any]] = optimizer.state_dict()["state"]
+    state: dict[Any, dict[str, Any]] = optimizer.state_dict()["state"]
     saved = {}
-    for index, fields in kept.items():
+    for index, fields in state.items():
         for field, value in fields.items():
             if isinstance(value, Tensor):
                 saved[f"{index}/{field}"] = ordinary(value)

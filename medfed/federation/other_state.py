@@ -146,7 +146,7 @@ class OtherState:
 
     def packed(self) -> Tensor:
         """Returns the differences from the start, (bytes,) uint8; on the CPU."""
-        found = []
+        entries = []
         for holder, key in self._changed():
             value, begun = holder.values.get(key, _MISSING), holder.begun.get(key)
             try:
@@ -156,7 +156,7 @@ class OtherState:
                     raise _CannotKeepError
                 gone = value is _MISSING
                 code = None if gone else self._code(value)
-                found.append([holder.name, holder.kind, key, gone, code])
+                entries.append([holder.name, holder.kind, key, gone, code])
             except _CannotKeepError:
                 of = "" if holder.name.startswith(_LOSS) else " of the network"
                 raise ConfigError(
@@ -165,7 +165,7 @@ class OtherState:
                     "a buffer (register_buffer), or in an attribute that is a tensor, a number, or "
                     "a list or dictionary of these."
                 ) from None
-        return _encoded(found) if found else NOTHING
+        return _encoded(entries) if entries else NOTHING
 
     def restore(self, packed: Tensor | None) -> None:
         """Puts the network into the state at its start, with differences."""
@@ -379,11 +379,11 @@ class OtherState:
         holder.values[key] = value
 
 
-def _used_by(function: Any, name: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _used_by(function: Any, name: Any, visited: set[int]) -> Iterator[tuple[str, Any]]:
     """Yields the modules and callable objects that a function uses, with their names."""
-    if id(function) in seen or isinstance(function, type | BuiltinFunctionType):
+    if id(function) in visited or isinstance(function, type | BuiltinFunctionType):
         return
-    seen.add(id(function))
+    visited.add(id(function))
     inside: dict[Any, Any]
     if isinstance(function, partial):
         inside = {**function.keywords, **dict(enumerate((function.func, *function.args)))}
@@ -404,7 +404,7 @@ def _used_by(function: Any, name: Any, seen: set[int]) -> Iterator[tuple[str, An
     for key, value in inside.items():
         # The functions of libraries use what is no part of a loss.
         if callable(value) and "site-packages" not in str(getattr(value, "__code__", "")):
-            yield from _used_by(value, key, seen)
+            yield from _used_by(value, key, visited)
 
 
 def _encoded(rows: list[Any]) -> Tensor:

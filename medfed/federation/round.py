@@ -181,15 +181,15 @@ class Round:
         self._reached |= bool(self.recipients)
         # A copy, swapped in at the end: a message that cannot be encoded must not leave half a
         # state.
-        channel, kept = self.federation.channel, dict(self.federation.memory["down"])
+        channel, memories = self.federation.channel, dict(self.federation.memory["down"])
         for client in self.recipients:
             with naming(client, self.number, self.phase):
                 place = MessageContext(client, self.number, self.position)
-                before = kept.get(client)
+                before = memories.get(client)
                 self.sent[client], after = channel.encode(outbox[client], "down", place, before)
                 if after:
-                    kept[client] = after
-        self.federation.memory["down"] = kept
+                    memories[client] = after
+        self.federation.memory["down"] = memories
         # For the replies of the open phase.
         federation, algorithm = self.federation, self.federation.algorithm
         adds = algorithm.averages_plainly and not federation.compares
@@ -225,9 +225,11 @@ def answer(
         local.begin(number, packet.phase, position)
         local.adopt(message.parts.get(PART, {}))
         draws = derive_seed(federation.seed, number, client, packet.phase, position, "answer")
-        kept = duties.unchanged(federation.algorithm, local.state, "group {} of the client's state")
+        guard = duties.unchanged(
+            federation.algorithm, local.state, "group {} of the client's state"
+        )
         whole = duties.unchanged(federation.algorithm, message.parts, "part {} of a message")
-        with kept, whole, globals_seeded(draws, device):
+        with guard, whole, globals_seeded(draws, device):
             reply = federation.algorithm.answer(local, message)
         duties.check_reply(federation.algorithm, reply, packet.phase)
         duties.check_state(federation.algorithm, "fit", local.state)

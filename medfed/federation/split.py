@@ -51,9 +51,9 @@ def float_entries(network: nn.Module) -> Tensors:
                 f"Layer {name or 'network'} ({type(module).__name__}) has no weights yet: pass one "
                 "batch through the network before it is federated."
             )
-    kept = network.state_dict(keep_vars=True)
+    entries = network.state_dict(keep_vars=True)
     first = set(aliases(network).values())
-    return {n: t for n, t in kept.items() if n in first}
+    return {n: t for n, t in entries.items() if n in first}
 
 
 def aliases(network: nn.Module) -> dict[str, str]:
@@ -66,8 +66,8 @@ def aliases(network: nn.Module) -> dict[str, str]:
         {'1.weight': '0.weight'}
     """
     first: dict[int, str] = {}
-    kept = network.state_dict(keep_vars=True)
-    return {n: first.setdefault(id(t), n) for n, t in kept.items() if t.is_floating_point()}
+    entries = network.state_dict(keep_vars=True)
+    return {n: first.setdefault(id(t), n) for n, t in entries.items() if t.is_floating_point()}
 
 
 def frozen_names(network: nn.Module) -> frozenset[str]:
@@ -195,26 +195,26 @@ def keep_groups(
 ) -> None:
     """Fits a user's groups of parameters to what trains, in place; each is of one part."""
     names = {id(t): n for n, t in trained.items()}
-    given = [id(p) for group in optimizer.param_groups for p in group["params"]]
-    if strangers := set(given).difference(map(id, network.parameters())):
+    ids = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    if strangers := set(ids).difference(map(id, network.parameters())):
         raise ConfigError(
             f"The optimizer moves {len(strangers)} tensors that are not of the network that "
             "trains, which may be a copy of yours; take the parameters from the factory's "
             "arguments: lambda params: SGD(params, lr=0.1), or lambda params, network: ...."
         )
-    if left := [n for i, n in names.items() if i not in set(given)]:
+    if left := [n for i, n in names.items() if i not in set(ids)]:
         raise ConfigError(
             f"The optimizer leaves out {left[0]}; give it all parameters, and freeze those that "
             "should not train by requires_grad_(False)."
         )
     usual, groups = optimizer.defaults.get("lr"), []
     for group in optimizer.param_groups:
-        own = group["lr"] / usual if usual and "lr" in group else 1.0
+        factor = group["lr"] / usual if usual and "lr" in group else 1.0
         for part in ("shared", "personal"):
             mine = [p for p in group["params"] if id(p) in names]
             mine = [p for p in mine if (names[id(p)] in personal) == (part == "personal")]
             if mine:
-                groups.append({**group, "params": mine, "name": part, OWN_RATE: own})
+                groups.append({**group, "params": mine, "name": part, OWN_RATE: factor})
     optimizer.param_groups = groups
 
 
@@ -271,18 +271,18 @@ class ParameterSplit:
         entries = {n: t for n, t in float_entries(network).items() if n not in base}
         buffers = frozenset(n for n, t in entries.items() if not isinstance(t, nn.Parameter))
         known = aliases(network)
-        kept = {known[n] for n in match(personal, known)} - base
-        if personal and not kept:
+        private = {known[n] for n in match(personal, known)} - base
+        if personal and not private:
             raise ConfigError(
                 f"The personal part {', '.join(personal)} is all frozen; let some of it train by "
                 "adapters.train or requires_grad, or choose adapters.part=personal."
             )
         # Neither local nor frozen statistics are sent.
         if policy != "averaged":
-            kept |= buffers
+            private |= buffers
         return cls(
-            tuple(n for n in entries if n not in kept),
-            tuple(n for n in entries if n in kept),
+            tuple(n for n in entries if n not in private),
+            tuple(n for n in entries if n in private),
             buffers,
             policy,
             base,
@@ -370,9 +370,9 @@ def blocks(network: nn.Module, personal: Container[str] = (), within: str = "") 
             continue
         head, inner, _ = name[len(prefix) :].partition(".")
         old = by_place.get(head, Block(prefix + head, f"{prefix}{head}{'.*' if inner else ''}", 0))
-        kept = tensor.numel() if name in personal else 0
+        personal_size = tensor.numel() if name in personal else 0
         by_place[head] = old._replace(
-            parameters=old.parameters + tensor.numel(), personal=old.personal + kept
+            parameters=old.parameters + tensor.numel(), personal=old.personal + personal_size
         )
     return list(by_place.values())
 
@@ -535,18 +535,18 @@ def divide(network: nn.Module, patterns: str | Iterable[str]) -> tuple[str, ...]
     globs, masks = [], dict[str, Tensor]()
     known = _tensors(network)
     for pattern in patterns_of(patterns):
-        found = _INDEXED.fullmatch(pattern) if isinstance(pattern, str) else None
-        if not found or any(fnmatchcase(entry, pattern) for entry in known):
+        match = _INDEXED.fullmatch(pattern) if isinstance(pattern, str) else None
+        if not match or any(fnmatchcase(entry, pattern) for entry in known):
             globs.append(pattern)  # in a glob, brackets are a set of characters
             continue
-        name = found["name"]
+        name = match["name"]
         if name not in known:
             raise ConfigError(
                 f"The personal pattern {pattern!r} names entries of {name}, which is no tensor of "
                 f"the model{did_you_mean(name, known)}."
             )
         mask = masks.get(name, torch.zeros(known[name].shape, dtype=torch.bool))
-        masks[name] = mask | _mask(pattern, found["index"], mask.shape)
+        masks[name] = mask | _mask(pattern, match["index"], mask.shape)
     for name, mask in masks.items():
         if bool(mask.all()):
             raise ConfigError(
@@ -636,13 +636,13 @@ def _shifted(network: nn.Module) -> dict[str, str]:
 
 def _divided(network: nn.Module) -> dict[str, tuple[str, Entries]]:
     """The divided tensors by name: where their vectors stand, and how they are put together."""
-    found = {}
+    parts = {}
     for place, module in network.named_modules():
         prefix = f"{place}." if place else ""
         for leaf, chain in getattr(module, "parametrizations", {}).items():
             if isinstance(chain[0], Entries):
-                found[prefix + leaf] = (f"{prefix}{_PLACE}{leaf}.original", chain[0])
-    return found
+                parts[prefix + leaf] = (f"{prefix}{_PLACE}{leaf}.original", chain[0])
+    return parts
 
 
 def _tensors(network: nn.Module) -> dict[str, Tensor]:
@@ -706,10 +706,10 @@ def numbered(pattern: str, inputs: Sequence[str]) -> str:
         >>> numbered("linear.weight[:, sex=m]", ["age", "sex=m"]), numbered("head.*", ["age"])
         ('linear.weight[:, 1]', 'head.*')
     """
-    found = _INDEXED.fullmatch(pattern)
-    if not found:
+    match = _INDEXED.fullmatch(pattern)
+    if not match:
         return pattern
-    items = [item.strip() for item in found["index"].split(",")]
+    items = [item.strip() for item in match["index"].split(",")]
     unknown = [item for item in items if not _ITEM.fullmatch(item) and item not in inputs]
     if unknown and len(items) > 1:
         raise ConfigError(
@@ -717,7 +717,7 @@ def numbered(pattern: str, inputs: Sequence[str]) -> str:
             f"{did_you_mean(unknown[0], inputs)}; the inputs are {', '.join(inputs)}."
         )
     places = [str(inputs.index(item)) if item in inputs else item for item in items]
-    return f"{found['name']}[{', '.join(places)}]"
+    return f"{match['name']}[{', '.join(places)}]"
 
 
 def check_whole(entries: Tensors, model: Any, who: str, why: str = "") -> None:

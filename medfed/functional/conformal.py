@@ -151,11 +151,11 @@ class Covering:
             of = self._of(rows, part)
             patients, misfits = np.array([row["case"] for row in of]), self._misfits(of)
             count, shared = len({*patients.tolist()}), others.get(f"quantile{part}")
-            own = count >= fewest(self.level, ENOUGH)
+            enough = count >= fewest(self.level, ENOUGH)
             if not np.isfinite(misfits).all():
                 continue
-            if own or (shared is None and count >= fewest(self.level, LEAST)):
-                bound = upwards(quantile(misfits, patients, self.level, own))
+            if enough or (shared is None and count >= fewest(self.level, LEAST)):
+                bound = upwards(quantile(misfits, patients, self.level, enough))
                 point |= {f"quantile{part}": bound, f"patients{part}": float(count)}
             elif shared is not None:
                 point |= {f"quantile{part}": shared, f"patients{part}": 0.0}
@@ -237,19 +237,19 @@ def common(known: Mapping[str, Point]) -> dict[str, float]:
     """
     shared = points.common(known)
     for name in dict.fromkeys(n for point in known.values() for n in _quantiles(point)):
-        own = [(p[name], p[_counted(name)]) for p in known.values() if p.get(_counted(name))]
-        if own:
-            values, patients = np.array(own).T
+        quantiles = [(p[name], p[_counted(name)]) for p in known.values() if p.get(_counted(name))]
+        if quantiles:
+            values, patients = np.array(quantiles).T
             shared[name] = upwards(float(np.average(values, weights=patients)))
     return shared
 
 
 def for_newcomer(known: Mapping[str, Point]) -> dict[str, float]:
     """Returns what the points of a finished run say to a hospital that joins later."""
-    said = points.for_newcomer(known) | _quantiles(common(known))
+    answer = points.for_newcomer(known) | _quantiles(common(known))
     for point in known.values():
-        said |= {n: v for n, v in _quantiles(point).items() if not point[_counted(n)]}
-    return said
+        answer |= {n: v for n, v in _quantiles(point).items() if not point[_counted(n)]}
+    return answer
 
 
 def _quantiles(point: Mapping[str, float]) -> dict[str, float]:

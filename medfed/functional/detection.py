@@ -41,17 +41,17 @@ def match_lesions(centres: Floats, scores: Floats, lesions: Floats, radii: Float
         >>> match_lesions(boxes, np.array([0.5, 0.7, 0.9]), np.zeros((1, 3)), np.array([2.0]))
         array([-1,  1,  0])
     """
-    found = np.full(len(scores), ALARM)
+    matches = np.full(len(scores), ALARM)
     if not len(lesions) or not len(scores):
-        return found
+        return matches
     distance = np.linalg.norm(centres[:, None] - lesions[None], axis=2)
     distance = np.where(distance <= radii, distance, np.inf)
     lesion = np.where(np.isfinite(distance).any(1), distance.argmin(1), -1)
     order = np.argsort(-scores, kind="stable")
     hits = order[lesion[order] >= 0]
-    found[hits] = AGAIN
-    found[hits[np.unique(lesion[hits], return_index=True)[1]]] = HIT
-    return found
+    matches[hits] = AGAIN
+    matches[hits[np.unique(lesion[hits], return_index=True)[1]]] = HIT
+    return matches
 
 
 def lesion_scores(cases: Columns, weights: Floats) -> dict[str, Floats]:
@@ -73,8 +73,8 @@ def lesion_scores(cases: Columns, weights: Floats) -> dict[str, Floats]:
 
 def lesion_curve(cases: Columns, weights: Floats, alarms: tuple[float, ...]) -> Floats:
     """Returns the sensitivity (W, A) at A numbers of false alarms per scan; see `lesion_scores`."""
-    found = cases["found"].astype(int)
-    boxes = (found == HIT) | (found == ALARM)
-    lesions, scans = weights @ cases["lesions"].astype(float), weights @ (found == SCAN)
-    of = cases["score"][boxes].astype(float), found[boxes] == HIT, weights[:, boxes]
+    matches = cases["found"].astype(int)
+    boxes = (matches == HIT) | (matches == ALARM)
+    lesions, scans = weights @ cases["lesions"].astype(float), weights @ (matches == SCAN)
+    of = cases["score"][boxes].astype(float), matches[boxes] == HIT, weights[:, boxes]
     return sensitivities(*of, scans, alarms, lesions)

@@ -141,7 +141,7 @@ def calibration(p: Floats, label: Floats) -> dict[str, Estimate]:
 
 def _fitted(x: Floats, label: Floats, offset: Floats) -> Estimate:
     """The first coefficient of a logistic regression."""
-    model = Regression("logistic", own=False)
+    model = Regression("logistic", intercepts=False)
     steps = model.fit(x.shape[1], steps=50)
     fit = result_of(steps, lambda beta: model.sums(x, label, beta, offset))
     return Estimate(float(fit.coefficients[0]), float(fit.errors[0]))

@@ -42,10 +42,10 @@ def rows_in_update(weight: Tensor, bias: Tensor, rows: Tensor, tolerance: float)
     known = bias.abs() > 1e-9 * bias.abs().max()
     if not bool(known.any()):
         return torch.zeros(len(rows), dtype=torch.bool)
-    found = (weight[known] / bias[known, None]).double().cpu()
+    leaked = (weight[known] / bias[known, None]).double().cpu()
     rows = rows.double().cpu()
     # Not by matrix products, which lose the digits of a small distance.
-    nearest = torch.cdist(rows, found, compute_mode="donot_use_mm_for_euclid_dist").min(1).values
+    nearest = torch.cdist(rows, leaked, compute_mode="donot_use_mm_for_euclid_dist").min(1).values
     return torch.le(nearest, tolerance * rows.norm(dim=1).clamp(min=1e-12))
 
 

@@ -191,7 +191,7 @@ class Planner:
         """The plan whose patch holds a quarter of a median case, after resampling further."""
         fine = np.array(plan.spacing)
         spacing, voxels = fine.copy(), float(median.prod())
-        found = None
+        coarser = None
         patch = float(math.prod(plan.patch_size))
         while patch / voxels < _ENOUGH:
             finer = spacing.max() / spacing > 2
@@ -199,14 +199,14 @@ class Planner:
             shape = fine / spacing * median
             voxels = float(shape.prod())
             rounded = np.array([round(n) for n in shape])
-            found = self._fitting(spacing, rounded, voxels * cases, "3d_lowres", order)
-            patch = float(math.prod(found.patch_size))
-        if found is None or median.prod() / voxels < 2:
+            coarser = self._fitting(spacing, rounded, voxels * cases, "3d_lowres", order)
+            patch = float(math.prod(coarser.patch_size))
+        if coarser is None or median.prod() / voxels < 2:
             raise ConfigError(
                 "A patch at full resolution already holds much of a case, so there is no plan of "
                 "low resolution; leave data.planning.lowres at false."
             )
-        return found
+        return coarser
 
     def _fitting(
         self,
@@ -223,9 +223,9 @@ class Planner:
         if self.patch_size is None:
             net = self._largest(spacing, median, room)
         else:
-            given = tuple(self.patch_size[axis] for axis in order)
-            net = _topology(spacing, given)
-            if net.patch != given:
+            sizes = tuple(self.patch_size[axis] for axis in order)
+            net = _topology(spacing, sizes)
+            if net.patch != sizes:
                 raise ConfigError(
                     f"data.patch_size={list(self.patch_size)} must be a multiple of "
                     f"{[net.divisor[order.index(axis)] for axis in range(dims)]} for its network."

@@ -96,10 +96,10 @@ def variance_of_shifts(points: Iterable[Mapping[str, float]]) -> float | None:
     if not pairs:
         return None
     shift, information = np.array(pairs).T
-    own, variance = shift * (information + 1 / PRIOR), PRIOR  # own is times the information
+    weighted, variance = shift * (information + 1 / PRIOR), PRIOR  # own is times the information
     for _ in range(_STEPS):
         spread = 1 / (information + 1 / variance)
-        total = float(((spread * own) ** 2 + spread).sum())
+        total = float(((spread * weighted) ** 2 + spread).sum())
         variance = (total + HOSPITALS * PRIOR) / (len(pairs) + HOSPITALS)
     return rounded(variance)
 
@@ -275,8 +275,8 @@ def common(points: Mapping[str, Point]) -> dict[str, float]:
     rounds = [{n: rounded(v) for n, v in point.items()} for point in points.values()]
     thresholds = [point["threshold"] for point in rounds if "threshold" in point]
     variance = variance_of_shifts(rounds)
-    found = {} if variance is None else {"variance": variance}
-    return found | ({"threshold": float(np.median(thresholds))} if thresholds else {})
+    result = {} if variance is None else {"variance": variance}
+    return result | ({"threshold": float(np.median(thresholds))} if thresholds else {})
 
 
 def for_newcomer(points: Mapping[str, Point]) -> dict[str, float]:

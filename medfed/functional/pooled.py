@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Family = Literal["logistic", "poisson", "hazard"]
 _FAR, _CLOSE = 30.0, 1e-12  # of a hospital's own intercept
-_SINGULAR, _SETTLED, _LEAP = 1e12, 1e-9, 4.0  # of Newton's steps
+_SINGULAR, _TOLERANCE, _LEAP = 1e12, 1e-9, 4.0  # of Newton's steps
 _LEAST = 1e-24  # variance of an estimate, of two scores that are equal
 
 
@@ -96,8 +96,8 @@ def chi_squared(table: Ints) -> Verdict:
         return UNDEFINED
     from scipy import stats  # late, as in each function here: reading a plan needs none
 
-    found = stats.chi2_contingency(some, correction=False)
-    return Verdict(float(found.statistic), float(found.pvalue))
+    test = stats.chi2_contingency(some, correction=False)
+    return Verdict(float(test.statistic), float(test.pvalue))
 
 
 def welch(count: Floats, mean: Floats, sd: Floats) -> Verdict:
@@ -105,8 +105,8 @@ def welch(count: Floats, mean: Floats, sd: Floats) -> Verdict:
     from scipy import stats
 
     groups = (mean[0], sd[0], count[0]), (mean[1], sd[1], count[1])
-    found = stats.ttest_ind_from_stats(*groups[0], *groups[1], equal_var=False)
-    return Verdict(float(found.statistic), float(found.pvalue))
+    test = stats.ttest_ind_from_stats(*groups[0], *groups[1], equal_var=False)
+    return Verdict(float(test.statistic), float(test.pvalue))
 
 
 def kruskal_wallis(counts: Ints) -> Verdict:
@@ -116,8 +116,8 @@ def kruskal_wallis(counts: Ints) -> Verdict:
     some = counts[counts.any(axis=1)][:, counts.any(axis=0)]
     if min(some.shape, default=0) < 2:
         return UNDEFINED
-    found = stats.kruskal(*(np.repeat(np.arange(len(some)), of) for of in some.T))
-    return Verdict(float(found.statistic), float(found.pvalue))
+    test = stats.kruskal(*(np.repeat(np.arange(len(some)), of) for of in some.T))
+    return Verdict(float(test.statistic), float(test.pvalue))
 
 
 def survival_curve(events: Ints, leavings: Ints) -> tuple[Floats, Floats, Floats]:
@@ -192,12 +192,12 @@ class Regression:
         family: ``logistic``, ``poisson``, or ``hazard``: a Poisson regression of events in
             intervals of time on the time at risk, whose coefficients are near those of Cox'
             proportional hazards.
-        own: Whether each hospital has an intercept of its own, which it finds and keeps: of the
+        intercepts: Whether each hospital has one of its own, which it finds and keeps: of the
             coefficients only the profile's score and information leave.
     """
 
     family: Family
-    own: bool = True
+    intercepts: bool = True
 
     def _parts(self, linear: Floats, y: Floats) -> tuple[Floats, Floats]:
         """Each row's score, and its weight in the information."""
@@ -216,7 +216,7 @@ class Regression:
         def score(a: float) -> float:
             return float(self._parts(linear + a, y)[0].sum())
 
-        if not self.own or not len(y):
+        if not self.intercepts or not len(y):
             return linear
         low, high = -np.median(linear) - _FAR, -np.median(linear) + _FAR
         if score(low) <= 0 or score(high) >= 0:  # nobody has the outcome, or everybody
@@ -238,7 +238,7 @@ class Regression:
         """
         apart, weight = self._parts(self._linear(x, y, beta, offset), y)
         score, information = x.T @ apart, (x * weight[:, None]).T @ x
-        if self.own and (total := weight.sum()) > 0:
+        if self.intercepts and (total := weight.sum()) > 0:
             towards = x.T @ weight
             information -= np.outer(towards, towards) / total
             score -= towards * apart.sum() / total
@@ -266,11 +266,11 @@ class Regression:
                 weak = np.abs(np.linalg.eigh(np.nan_to_num(information))[1][:, 0])
                 same = [name for name, w in zip(names, weak, strict=False) if w > 0.01]
                 who = f"{', '.join(same) or 'the columns'} say the same"
-                of = "all patients of each hospital" if self.own else "all patients"
+                of = "all patients of each hospital" if self.intercepts else "all patients"
                 raise DataError(f"{who}, or the same of {of}; leave one out")
             inverse = np.linalg.inv(information)
             move = inverse @ sums[:size]
-            if (furthest := float(np.abs(move).max(initial=0))) < _SETTLED:
+            if (furthest := float(np.abs(move).max(initial=0))) < _TOLERANCE:
                 return Fit(beta, np.sqrt(np.diag(inverse)))
             beta = beta + move * min(1.0, _LEAP / furthest)
         hint = "perhaps a column gives the outcome"

@@ -206,8 +206,8 @@ def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, tau: float) -> Tensor:
     if np.isnan(ordered[-1:]).any():  # they are the last
         raise ValueError(_NAN)
     ends = [0, *np.searchsorted(ordered, cuts, "right").tolist(), len(ordered)]
-    own = [ordered[low:high] for low, high in pairwise(ends)]
-    rests = [_rest(start, weights, tau) for start, weights in zip(starts, own, strict=True)]
+    parts = [ordered[low:high] for low, high in pairwise(ends)]
+    rests = [_rest(start, weights, tau) for start, weights in zip(starts, parts, strict=True)]
     return torch.tensor(rests, dtype=torch.float64).to(mu)
 
 

@@ -125,11 +125,11 @@ def _shrink(rows: Tensor, size: int) -> Tensor:
         return rows
     _, s, vt = torch.linalg.svd(rows, full_matrices=False)
     drop = s[size] if s.shape[0] > size else s.new_zeros(())
-    kept = torch.sqrt(torch.relu(s[:size].square() - drop.square()))
+    weights = torch.sqrt(torch.relu(s[:size].square() - drop.square()))
     directions = vt[:size]
     # The sign of a singular vector is arbitrary; a fixed one keeps the bits the same everywhere.
     peak = directions.gather(1, directions.abs().argmax(1, keepdim=True))
-    shrunk: Tensor = kept.unsqueeze(1) * directions * torch.where(peak < 0, -1.0, 1.0)
+    shrunk: Tensor = weights.unsqueeze(1) * directions * torch.where(peak < 0, -1.0, 1.0)
     return shrunk
 
 
@@ -159,8 +159,8 @@ def random_entries(vector: Tensor, share: float, generator: torch.Generator) -> 
         >>> random_entries(torch.ones(8), 0.25, torch.Generator().manual_seed(0)).shape
         torch.Size([2])
     """
-    kept = number_kept(len(vector), share)
-    return torch.randperm(len(vector), generator=generator)[:kept].to(vector.device)
+    count = number_kept(len(vector), share)
+    return torch.randperm(len(vector), generator=generator)[:count].to(vector.device)
 
 
 def only(vector: Tensor, where: Tensor) -> Tensor:
@@ -177,9 +177,9 @@ def acceleration(
     eta: float, mu: float, size: int, share: float, clients: int
 ) -> tuple[float, float, float, float]:
     """Returns alpha, theta1, gamma and q: of the shifts, of the two steps, of the anchor."""
-    kept = number_kept(size, share)
-    omega = size / kept - 1
+    count = number_kept(size, share)
+    omega = size / count - 1
     bold = math.sqrt(clients / (32 * omega)) - 1 if omega else math.inf
     q = min(1.0, max(1.0, bold) / (2 * (1 + omega)))
     theta = min(0.25, math.sqrt(eta * mu / q))
-    return kept / size, theta, eta / (2 * (theta + eta * mu)), q
+    return count / size, theta, eta / (2 * (theta + eta * mu)), q

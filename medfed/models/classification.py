@@ -164,8 +164,8 @@ class ClassificationTask(TaskModule):
         size = len(cases["label"])
         predicted = {PROBABILITY.format(k): np.full(size, share) for k, share in enumerate(shares)}
         chosen = ("decision", "calibrated/")
-        kept = {name: v for name, v in cases.items() if not name.startswith(chosen)}
-        return {"constant": {**kept, **predicted}}
+        columns = {name: v for name, v in cases.items() if not name.startswith(chosen)}
+        return {"constant": {**columns, **predicted}}
 
     def _class_weights(self, like: Tensor) -> Tensor | None:
         # A plain tensor, moved once: a buffer would travel with the weights of the network, and a

@@ -93,8 +93,8 @@ class DetectionMeter:
         label, images = batch["label"].cpu(), batch["image"]
         cases = batch.get("case", torch.arange(len(images)) + len(self.losses)).tolist()
         spacing = batch.get("spacing", torch.ones(len(images), 3)).cpu()
-        found = self.task.inference.found(logits, images.shape[2:])
-        parts = zip(cases, logits, label, spacing, found, strict=True)
+        boxes_by_image = self.task.inference.boxes_of(logits, images.shape[2:])
+        parts = zip(cases, logits, label, spacing, boxes_by_image, strict=True)
         for case, one, truth, mm, (boxes, scores) in parts:
             self.losses.append(self.task.criterion(one[None], truth[None].to(one)).item())
             lesions = truth[truth[:, 6] == 1, :6]
@@ -155,14 +155,14 @@ def detection_loss(scores: Tensor, codes: Tensor, anchors: Tensor, label: Tensor
             negative &= ~centers_in_boxes(middles, box.expand(len(middles), 6))
         positive = of_box >= 0
         negative &= ~positive
-        own = int(positive.sum())
+        count = int(positive.sum())
         wrong = F.softplus(score[negative])
-        hard = wrong.topk(min(len(wrong), max(HARD * own, FEWEST))).values
+        hard = wrong.topk(min(len(wrong), max(HARD * count, FEWEST))).values
         loss = hard.sum() / max(1, len(hard))
-        if own:
+        if count:
             target = CODER.encode_single(boxes[of_box[positive]], anchors[positive].float())
             distance = F.smooth_l1_loss(code[positive], target, beta=0.1, reduction="sum")
-            loss = loss + (F.softplus(-score[positive]).sum() + distance) / own
+            loss = loss + (F.softplus(-score[positive]).sum() + distance) / count
         losses.append(loss)
     return torch.stack(losses).mean()
 
@@ -194,7 +194,7 @@ def matches(boxes: Tensor, anchors: Tensor) -> Tensor:
     near = gaps.topk(min(NEAREST * a_cell, len(anchors)), largest=False).indices
     of_near = overlap.gather(1, near)
     least = of_near.mean(1, keepdim=True) + of_near.std(1, keepdim=True).nan_to_num()
-    own = torch.zeros_like(overlap, dtype=torch.bool).scatter(1, near, of_near >= least)
-    own.scatter_(1, overlap.argmax(1, keepdim=True), True)
-    best, number = torch.where(own, overlap, -1.0).max(0)
+    nearest = torch.zeros_like(overlap, dtype=torch.bool).scatter(1, near, of_near >= least)
+    nearest.scatter_(1, overlap.argmax(1, keepdim=True), True)
+    best, number = torch.where(nearest, overlap, -1.0).max(0)
     return torch.where(best >= 0, number, -1)

@@ -222,10 +222,10 @@ class SegmentationTask(TaskModule):
 
     def constants(self, cases: Columns, training: Batch) -> dict[str, Columns]:
         """Returns the cases with empty masks as predictions, and with full masks."""
-        kept = {n: cases[n] for n in ("case", "region", "labelled", "voxels")}
+        columns = {n: cases[n] for n in ("case", "region", "labelled", "voxels")}
         empty = np.zeros(len(cases["case"]))
-        nothing = {**kept, "true_positive": empty, "predicted": empty}
-        everything = {**kept, "true_positive": cases["labelled"], "predicted": cases["voxels"]}
+        nothing = {**columns, "true_positive": empty, "predicted": empty}
+        everything = {**columns, "true_positive": cases["labelled"], "predicted": cases["voxels"]}
         return {"empty mask": nothing, "all foreground": everything}
 
 
@@ -249,14 +249,14 @@ def chosen_activation(wanted: str, regions: int, exclusive: bool | None) -> Acti
 
 def _tolerances(tolerance: float | Mapping[str, float], names: Sequence[str]) -> tuple[float, ...]:
     """Mm by region, checked."""
-    given = tolerance if isinstance(tolerance, Mapping) else dict.fromkeys(names, tolerance)
-    for name, mm in given.items():
+    tolerances = tolerance if isinstance(tolerance, Mapping) else dict.fromkeys(names, tolerance)
+    for name, mm in tolerances.items():
         check_known("model.tolerance", name, names)
         if not 0 <= mm < math.inf:
             raise ConfigError(f"model.tolerance={mm} must be mm, 0 or more.")
-    if missing := [name for name in names if name not in given]:
+    if missing := [name for name in names if name not in tolerances]:
         raise ConfigError(f"model.tolerance lacks the region {missing[0]}; give it in mm.")
-    return tuple(float(given[name]) for name in names)
+    return tuple(float(tolerances[name]) for name in names)
 
 
 def _with_background(label: Tensor) -> Tensor:

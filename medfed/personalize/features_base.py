@@ -45,12 +45,12 @@ class SendsFeatures(Algorithm):
         what = "mean features of a class" if self.by_class else "mean features"
         return [Statistic(data.id, what, "algorithm.least_patients", 1, self.least_patients)]
 
-    def sums_of(self, client: Client, seen: Features, center: Tensor | None = None) -> Tensors:
+    def sums_of(self, client: Client, cases: Features, center: Tensor | None = None) -> Tensors:
         """Returns a client's sums and shares, of features less the center of their class."""
-        z = seen.z if center is None else seen.z - center.to(seen.z)[seen.labels]
+        z = cases.z if center is None else cases.z - center.to(cases.z)[cases.labels]
         rows = len(client.data.label_counts) if self.by_class else 1
-        labels = seen.labels if self.by_class else torch.zeros_like(seen.patients)
-        sums, counts = class_sums(z, labels, seen.patients, rows, self.least_patients)
+        labels = cases.labels if self.by_class else torch.zeros_like(cases.patients)
+        sums, counts = class_sums(z, labels, cases.patients, rows, self.least_patients)
         return {SUMS: (sums / len(z)).to(z), SHARES: (counts / len(z)).to(z)}
 
     def with_features(self, reply: Message, sums: Tensors) -> Message:

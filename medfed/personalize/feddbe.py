@@ -84,13 +84,13 @@ class FedDBE(SendsFeatures, FedAvg):
 
     def tie(self, aim: Tensor) -> BatchPenalty:
         """Returns the term that ties the running mean of the features to r_bar."""
-        kept, weight = torch.zeros(()), 0.0
+        target, weight = torch.zeros(()), 0.0
 
         def term(batch: Batch, live: Mapping[str, Tensor], forward: Forward) -> Tensor:
-            nonlocal kept, weight
+            nonlocal target, weight
             z = forward(live, features=True).mean(0)
-            running = (1 - self.newest_share) * kept + self.newest_share * z
-            kept = running.detach()
+            running = (1 - self.newest_share) * target + self.newest_share * z
+            target = running.detach()
             weight = (1 - self.newest_share) * weight + self.newest_share
             return self.strength / 2 * (running / weight - aim).square().mean()
 

@@ -89,7 +89,7 @@ class FedPAC(OnboardingRules, SendsFeatures, FedRep):
     def fit(self, client: Client, message: Message) -> Message:
         """Trains head and body, and replies with them and both sums; at onboarding the head."""
         start, received = self.personal_model(client, message), message.parts["personal"]
-        seen = client.features(start)
+        rows = client.features(start)
         if message.phase == "alone":
             end = client.train(start, update="personal")
             client.state["shared"] = message.parts["shared"]
@@ -100,10 +100,10 @@ class FedPAC(OnboardingRules, SendsFeatures, FedRep):
             end = self.local_steps(client, start, batch_penalty=term)
             reply = self.displaced(client, message, end)
             reply = self.with_features(reply, self.sums_of(client, client.features(end)))
-        sums = self.sums_of(client, seen)
+        sums = self.sums_of(client, rows)
         moved = {"personal": subtract(select(end, received), received), "compared": sums}
         kinds = {**reply.kinds, "personal": "update", "compared": "update"}
-        scalars = {VARIANCE: variance_of(seen, sums)}
+        scalars = {VARIANCE: variance_of(rows, sums)}
         return replace(reply, parts={**reply.parts, **moved}, scalars=scalars, kinds=kinds)
 
     def broadcast(self, server: State, client: str) -> Message:
@@ -132,7 +132,7 @@ class FedPAC(OnboardingRules, SendsFeatures, FedRep):
         return with_statistics(client, self.onboarding_start(client, message))
 
 
-def variance_of(seen: Features, sums: Tensors) -> float:
+def variance_of(rows: Features, sums: Tensors) -> float:
     """Returns V_i: how far h_i lies from its expectation, squared, of the classes that are sent.
 
     Example:
@@ -141,9 +141,9 @@ def variance_of(seen: Features, sums: Tensors) -> float:
         >>> variance_of(Features(z, labels, torch.tensor([7, 8]), z), sums)
         0.5
     """
-    known = (sums[SHARES] > 0)[seen.labels]
-    square = (seen.z.double().square().sum(1) * known).mean() - sums[SUMS].double().square().sum()
-    return max(0.0, float(square)) / len(seen.patients.unique())
+    known = (sums[SHARES] > 0)[rows.labels]
+    square = (rows.z.double().square().sum(1) * known).mean() - sums[SUMS].double().square().sum()
+    return max(0.0, float(square)) / len(rows.patients.unique())
 
 
 def compared_by(reply: Message) -> Tensors:

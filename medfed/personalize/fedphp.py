@@ -67,8 +67,8 @@ class FedPHP(TrainsOn, WithLocalModel):
         end = client.train(start, batch_penalty=transfer if before and self.strength else None)
         count = client.state["count"]["count"] + 1
         share = min(self.inheritance * float(count) / (self.fraction * self.rounds), 1.0)
-        kept = {n: share * t + (1 - share) * end[n] for n, t in before.items() if n != OTHER}
-        client.state |= {"inherited": {**end, **kept}, "count": {"count": count}}
+        mixture = {n: share * t + (1 - share) * end[n] for n, t in before.items() if n != OTHER}
+        client.state |= {"inherited": {**end, **mixture}, "count": {"count": count}}
         return end
 
 

@@ -126,9 +126,9 @@ def alone(tensor: Tensor, shape: Sequence[int]) -> Tensor:
         >>> alone(torch.ones(3), (2,))
         tensor([1., 1., 0.])
     """
-    kept = torch.zeros_like(tensor)
-    corner(kept, shape).copy_(corner(tensor, shape))
-    return kept
+    entries = torch.zeros_like(tensor)
+    corner(entries, shape).copy_(corner(tensor, shape))
+    return entries
 
 
 def narrow(shapes: Shapes) -> AfterStep:
@@ -163,15 +163,15 @@ def leading(network: nn.Module, width: float) -> Shapes:
             pair = (across, along) if isinstance(module, _ConvTransposeNd) else (along, across)
             if getattr(module, "groups", 1) > 1:  # each group keeps all that it has
                 pair = (pair[0], module.weight.shape[1])
-            found = {"weight": (*pair, *module.weight.shape[2:]), "bias": (along,)}
+            axes = {"weight": (*pair, *module.weight.shape[2:]), "bias": (along,)}
         elif isinstance(module, NORMALIZATION):
-            own = {**module._parameters, **module._buffers}
-            counts = {n: t.shape for n, t in own.items() if t is not None and t.ndim == 1}
-            found = {n: (math.ceil(width * shape[0]),) for n, shape in counts.items()}
+            tensors = {**module._parameters, **module._buffers}
+            counts = {n: t.shape for n, t in tensors.items() if t is not None and t.ndim == 1}
+            axes = {n: (math.ceil(width * shape[0]),) for n, shape in counts.items()}
         else:
             continue
-        names = {n: f"{prefix}.{n}".lstrip(".") for n in found}
-        shapes |= {names[n]: shape for n, shape in found.items() if names[n] in shapes}
+        names = {n: f"{prefix}.{n}".lstrip(".") for n in axes}
+        shapes |= {names[n]: shape for n, shape in axes.items() if names[n] in shapes}
     return shapes
 
 

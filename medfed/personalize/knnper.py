@@ -79,14 +79,14 @@ class KNNPer(OnboardingRules, FedAvg):
 
     def with_store(self, client: Client, model: Tensors) -> Tensors:
         """Returns a model that remembers the client's training cases, if they improve it."""
-        seen, head = client.features(model), neighbours.store_in(client.split.base)
-        vote = self.best_vote(seen)
+        rows, head = client.features(model), neighbours.store_in(client.split.base)
+        vote = self.best_vote(rows)
         if not vote[2]:
             return model
-        store = {FEATURES: seen.z, LABELS: seen.labels, VOTE: vote.to(seen.z)}
+        store = {FEATURES: rows.z, LABELS: rows.labels, VOTE: vote.to(rows.z)}
         return client.with_buffers(model, {f"{head}.{name}": t for name, t in store.items()})
 
-    def best_vote(self, seen: Features) -> Tensor:
+    def best_vote(self, rows: Features) -> Tensor:
         """Returns k, s and lambda of the least log loss over cases without their own patients.
 
         Example:
@@ -95,12 +95,12 @@ class KNNPer(OnboardingRules, FedAvg):
             >>> KNNPer().best_vote(seen).tolist()
             [1.0, 0.01, 0.9]
         """
-        if len(seen.patients.unique()) < 2:
+        if len(rows.patients.unique()) < 2:
             return torch.zeros(3)
-        truth, classes = seen.labels.cpu()[:, None], seen.outputs.shape[1]
-        plain = seen.outputs.double().cpu().softmax(1).gather(1, truth)
+        truth, classes = rows.labels.cpu()[:, None], rows.outputs.shape[1]
+        plain = rows.outputs.double().cpu().softmax(1).gather(1, truth)
         shares = torch.linspace(0, MOST, 91, dtype=torch.float64)
-        near, labels = neighbours_of_others(seen, max(COUNTS))
+        near, labels = neighbours_of_others(rows, max(COUNTS))
         tried = list[tuple[float, list[float]]]()
         for k, s in product(COUNTS, SCALES):
             voted = neighbours.votes(near, labels, torch.tensor(k), torch.tensor(s), classes)
@@ -110,7 +110,7 @@ class KNNPer(OnboardingRules, FedAvg):
         return torch.tensor(min(tried, key=lambda one: one[0])[1], dtype=torch.float64)
 
 
-def neighbours_of_others(seen: Features, most: int) -> tuple[Tensor, Tensor]:
+def neighbours_of_others(cases: Features, most: int) -> tuple[Tensor, Tensor]:
     """Returns distances and labels of each case's nearest among other patients' cases, ``(n, k)``.
 
     Example:
@@ -119,9 +119,9 @@ def neighbours_of_others(seen: Features, most: int) -> tuple[Tensor, Tensor]:
         >>> near.flatten().tolist(), labels.flatten().tolist()
         ([16.0, 9.0, 9.0], [2, 2, 1])
     """
-    z, who, found = seen.z.double().cpu(), seen.patients.cpu(), []
+    z, who, distances = cases.z.double().cpu(), cases.patients.cpu(), []
     for rows in torch.arange(len(z)).split(256):  # not all distances at once
         near, order = neighbours.nearest(z[rows], z, who[rows, None] == who)
-        found.append((near[:, :most], seen.labels.cpu()[order[:, :most]]))
-    near, labels = map(torch.cat, zip(*found, strict=True))
+        distances.append((near[:, :most], cases.labels.cpu()[order[:, :most]]))
+    near, labels = map(torch.cat, zip(*distances, strict=True))
     return near, labels

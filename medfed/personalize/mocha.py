@@ -78,9 +78,9 @@ class MOCHA(AnchoredMethod):
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Any]:
         models = models_of(server)
-        found = relation(rows_of(models.values()), self.smoothing)
-        scale = found.diagonal().rsqrt()
-        matrix = scale[:, None] * found * scale
+        covariance = relation(rows_of(models.values()), self.smoothing)
+        scale = covariance.diagonal().rsqrt()
+        matrix = scale[:, None] * covariance * scale
         title = "Correlation of clients' models in the learned relation"
         return {"relation": draw_matrix(list(models), matrix.fill_diagonal_(torch.nan), title)}
 
@@ -100,5 +100,5 @@ def relation(rows: Tensor, smoothing: float) -> Tensor:
     gram = gram + smoothing**2 * gram.diagonal().mean() * torch.eye(len(gram)).double()
     values, vectors = torch.linalg.eigh(gram)
     roots = values.sqrt()
-    found: Tensor = vectors * (roots / roots.sum()) @ vectors.T
-    return found
+    covariance: Tensor = vectors * (roots / roots.sum()) @ vectors.T
+    return covariance

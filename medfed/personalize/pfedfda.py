@@ -105,12 +105,12 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
         start, common = super().personal_model(client, message), self.common(client, message)
         head = self.head(client, *common)
         end = client.train({**start, **head}, update="shared", statistics=True)
-        seen = client.features(end)
-        share, _, scatter = self.fitted(client, seen, *common)
+        rows = client.features(end)
+        share, _, scatter = self.fitted(client, rows, *common)
         (behind,) = self.summaries(client.data)[1:]
-        enough = len(seen.patients.unique()) >= behind.patients
-        sums = self.sums_of(client, seen, common[0])
-        moved = share * enough * (scatter - common[1]).to(seen.z)
+        enough = len(rows.patients.unique()) >= behind.patients
+        sums = self.sums_of(client, rows, common[0])
+        moved = share * enough * (scatter - common[1]).to(rows.z)
         sums |= {SUMS: share * sums[SUMS], SCATTER: moved}
         return self.with_features(self.displaced(client, message, end), sums)
 
@@ -121,13 +121,13 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
         return means.double(), scatter.double()
 
     def fitted(
-        self, client: Client, seen: Features, means: Tensor, scatter: Tensor
+        self, client: Client, rows: Features, means: Tensor, scatter: Tensor
     ) -> tuple[float, Tensor, Tensor]:
         """Returns beta_i, m_i and S_i, given m_g and S_g."""
-        seen, share = seen._replace(z=seen.z.double()), self.share
+        rows, share = rows._replace(z=rows.z.double()), self.share
         if share is None:
-            share = best_share(seen, (means, scatter), prior(client.data), self.floor)
-        return share, *gaussians(seen.z, seen.labels, means, self.floor)
+            share = best_share(rows, (means, scatter), prior(client.data), self.floor)
+        return share, *gaussians(rows.z, rows.labels, means, self.floor)
 
     def head(self, client: Client, means: Tensor, scatter: Tensor) -> Tensors:
         """Returns the head's weight and bias."""
@@ -137,8 +137,8 @@ class PFedFDA(OnboardingRules, SendsFeatures, FedAvg):
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
         model, common = super().personal_model(client, message), self.common(client, message)
-        share, *own = self.fitted(client, client.features(model), *common)
-        mixed = [torch.lerp(a, b, share) for a, b in zip(common, own, strict=True)]
+        share, *local = self.fitted(client, client.features(model), *common)
+        mixed = [torch.lerp(a, b, share) for a, b in zip(common, local, strict=True)]
         return {**model, **self.head(client, *mixed)}
 
     def onboarding_start(self, client: Client, message: Message) -> Tensors:
@@ -185,25 +185,25 @@ def discriminant(means: Tensor, scatter: Tensor, prior: Tensor) -> tuple[Tensor,
     return weight, prior.to(means) - (weight * means).sum(1) / 2
 
 
-def best_share(seen: Features, common: tuple[Tensor, Tensor], prior: Tensor, floor: float) -> float:
+def best_share(rows: Features, common: tuple[Tensor, Tensor], prior: Tensor, floor: float) -> float:
     """Returns the beta of the least log loss by cross-validation on two halves of the patients."""
     from scipy.optimize import minimize_scalar  # slow to import
 
-    half = halves(seen)
+    half = halves(rows)
     if min(int(half.sum()), int((~half).sum())) < 2:
         return 0.0
     sides = [
-        (gaussians(seen.z[side], seen.labels[side], common[0], floor), seen.z[~side], ~side)
+        (gaussians(rows.z[side], rows.labels[side], common[0], floor), rows.z[~side], ~side)
         for side in (half, ~half)
     ]
 
     def loss(share: float) -> float:
         total = 0.0
-        for own, z, side in sides:
-            means, scatter = (torch.lerp(a, b, share) for a, b in zip(common, own, strict=True))
+        for local, z, side in sides:
+            means, scatter = (torch.lerp(a, b, share) for a, b in zip(common, local, strict=True))
             weight, bias = discriminant(means, scatter, prior)
             logits = z @ weight.T + bias
-            total += float(nn.functional.cross_entropy(logits, seen.labels[side], reduction="sum"))
+            total += float(nn.functional.cross_entropy(logits, rows.labels[side], reduction="sum"))
         return total
 
     best = min((n / GRID for n in range(GRID + 1)), key=loss)
@@ -211,10 +211,10 @@ def best_share(seen: Features, common: tuple[Tensor, Tensor], prior: Tensor, flo
     return min(best, float(minimize_scalar(loss, bounds=ends, method="bounded").x), key=loss)
 
 
-def halves(seen: Features) -> Tensor:
+def halves(rows: Features) -> Tensor:
     """Returns which samples are in the first half: every other patient of each class."""
     first, turns = dict[int, bool](), dict[int, bool]()
-    for label, patient in zip(seen.labels.tolist(), seen.patients.tolist(), strict=True):
+    for label, patient in zip(rows.labels.tolist(), rows.patients.tolist(), strict=True):
         if patient not in first:
             first[patient] = turns[label] = not turns.get(label, False)
-    return torch.tensor([first[p] for p in seen.patients.tolist()]).to(seen.labels.device)
+    return torch.tensor([first[p] for p in rows.patients.tolist()]).to(rows.labels.device)

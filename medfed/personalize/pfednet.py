@@ -232,8 +232,8 @@ class PFedNet(OnboardingRules, Algorithm):
         end = client.train(model, update=part, steps=steps, statistics=not self.personal_rounds)
         # Buffers of the personal part are never sent; parameters wait for the server.
         waiting = client.split.parameters("personal")
-        kept = {n: t for n, t in client.split.split(end)[1].items() if n not in waiting}
-        client.state["model"] = {**model, **kept}
+        personal = {n: t for n, t in client.split.split(end)[1].items() if n not in waiting}
+        client.state["model"] = {**model, **personal}
         names, scalars = client.split.shared, dict[str, float]()
         if part == "personal":
             names = client.split.parameters(part)

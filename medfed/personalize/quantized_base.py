@@ -70,8 +70,8 @@ def quantized_names(network: nn.Module, full_precision: Sequence[str] | None) ->
     trained = {n for n, _ in network.named_parameters()}
     known = {n: entry for n, entry in aliases(network).items() if entry in trained}
     patterns = dict.fromkeys(full_precision, True)
-    kept = {known[n] for n in matching(patterns, known, "full_precision")}
-    return tuple(n for n in weights if n not in kept)
+    exact = {known[n] for n in matching(patterns, known, "full_precision")}
+    return tuple(n for n in weights if n not in exact)
 
 
 def matching(patterns: Mapping[str, _V], names: Iterable[str], key: str) -> dict[str, _V]:
@@ -111,7 +111,7 @@ def check_each(key: str, bits: Bits) -> None:
         check_bits(f"{key}.{name}", value)
 
 
-def assign_bits(bits: float, clients: Sequence[str], given: Bits | None = None) -> dict[str, int]:
+def assign_bits(bits: float, clients: Sequence[str], fixed: Bits | None = None) -> dict[str, int]:
     """Assigns whole numbers of bits whose mean is ``bits``, or as close as possible.
 
     Clients get the whole number below or above, spread evenly over their order, so that neighbours
@@ -123,13 +123,13 @@ def assign_bits(bits: float, clients: Sequence[str], given: Bits | None = None) 
         >>> assign_bits(2.5, ["a", "b", "c"], {"a": 8})
         {'a': 8, 'b': 3, 'c': 2}
     """
-    given = given or {}
-    for client in given:
+    fixed = fixed or {}
+    for client in fixed:
         if client not in clients:
             hint = did_you_mean(client, clients) or f"; the clients are {', '.join(clients)}"
             raise ConfigError(f"algorithm.client_bits names no client {client!r}{hint}.")
-    low, assigned = math.floor(bits), dict(given)
-    for i, client in enumerate(c for c in clients if c not in given):
+    low, assigned = math.floor(bits), dict(fixed)
+    for i, client in enumerate(c for c in clients if c not in fixed):
         above = math.floor((i + 1) * (bits - low) + 0.5) - math.floor(i * (bits - low) + 0.5)
         assigned[client] = low + above
     return {c: assigned[c] for c in clients}
@@ -360,8 +360,8 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         bits = int(message.scalars.get("bits", self.bits))
         if bits == FULL:
             return {}
-        given = matching(self.layer_bits or {}, self.names, "layer_bits")
-        every = {n: given.get(n, bits) for n in self.names}
+        widths = matching(self.layer_bits or {}, self.names, "layer_bits")
+        every = {n: widths.get(n, bits) for n in self.names}
         return {n: b for n, b in every.items() if b != FULL}
 
     def present_centers(self, client: Client, message: Message) -> Tensors:

@@ -57,8 +57,8 @@ class Recalibrated(FedAvg):
         """Returns a model whose last layer has the best scale and intercepts."""
         if next(iter(client.data.eval_batches("val")), None) is None:
             return model
-        seen = client.features(model, "val")
-        scale, shift = best_scale(seen.outputs.double().cpu(), seen.labels.cpu(), self.variance)
+        rows = client.features(model, "val")
+        scale, shift = best_scale(rows.outputs.double().cpu(), rows.labels.cpu(), self.variance)
         weight, bias = last_layer(client.split)
         if len(model[bias]) == len(shift) - 1:  # the first class has the logit 0
             shift = shift[1:] - shift[0]

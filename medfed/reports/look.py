@@ -9,7 +9,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from medfed.common.console import say, shown, wide_console
+from medfed.common.console import say, short, wide_console
 from medfed.common.scores import mean_of_known
 from medfed.common.tables import Cell, Table
 from medfed.common.untrusted import read_json
@@ -81,10 +81,10 @@ def tables(descriptions: Sequence[Description]) -> dict[str, Table]:
     for title in dict.fromkeys(title for d in descriptions for title in d["tables"]):
         hospitals, names, grid = _grid(descriptions, title)
         rows = [
-            [Cell(shown(name)), *map(_cell, line)]
+            [Cell(short(name)), *map(_cell, line)]
             for name, line in zip(hospitals, grid, strict=True)
         ]
-        made[title] = Table(["name", *map(shown, names)], rows, prose=(0,)).upright("name")
+        made[title] = Table(["name", *map(short, names)], rows, prose=(0,)).upright("name")
     return made
 
 

@@ -228,14 +228,14 @@ def page(report: Report) -> str:
 
 def rendered(template: str, **content: Any) -> str:
     """Returns a page of a template in ``templates``, which escapes all content."""
-    how: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined, "finalize": _seen}
+    how: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined, "finalize": _printable}
     environment = Environment(loader=PackageLoader("medfed.reports"), **how)
     environment.filters |= {"place": place, "svg": svg}
     environment.globals["colours"] = COLOURS
     return environment.get_template(template).render(generator=GENERATOR, **content)
 
 
-def _seen(value: object) -> object:
+def _printable(value: object) -> object:
     """Returns what a page shows: of a text without markup, every character can be seen."""
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return "\n".join(map(visible, value.split("\n")))

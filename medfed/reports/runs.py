@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from medfed.common import scores
-from medfed.common.console import shown
+from medfed.common.console import short
 from medfed.config.compose import changed_keys
 from medfed.config.sections import has, leaves, select
 from medfed.federation.card import CEILINGS, REFERENCES
@@ -311,7 +311,7 @@ def facts_of(methods: Runs, clients: Sequence[str]) -> dict[str, Any]:
             if any(a != b for a, b in pairwise(of.values()))
         },
         "steps": scores.span(next(iter(spent["steps"].values()))),
-        "labelled": [f"{shown(client)} {', '.join(of)}" for client, of in labels.items()],
+        "labelled": [f"{short(client)} {', '.join(of)}" for client, of in labels.items()],
         "settings": sorted(key for key in keys if not key.startswith("algorithm.")),
         "improving": [f"{n} in {k} of {len(methods[n])} runs" for n, k in rising.items() if k],
         "unlike": {n: few(of) for n, runs in methods.items() if (of := _unlike(runs, clients))},
@@ -323,7 +323,7 @@ def _unlike(runs: Sequence[Run], clients: Sequence[str]) -> list[str]:
     """Lists the clients' contributions, means over a method's runs, where runs have them."""
     every = [run.summary.get("contributions", {}) for run in runs]
     known = {c: [of[c]["contribution"] for of in every if c in of] for c in clients}
-    return [f"{shown(c)} {np.mean(v):.2f}" for c, v in known.items() if v and None not in v]
+    return [f"{short(c)} {np.mean(v):.2f}" for c, v in known.items() if v and None not in v]
 
 
 def _score_notes(methods: Runs) -> Iterator[str]:

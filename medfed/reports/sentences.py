@@ -221,7 +221,7 @@ SCARCE = "bytes are scarce"
 _ALONE = "it compares no method with local training"
 
 
-class Shown(NamedTuple):
+class Entry(NamedTuple):
     """A method that a task shows to be the one to use."""
 
     task: Task
@@ -231,7 +231,7 @@ class Shown(NamedTuple):
     average: float  # bytes that FedAvg sends; NaN where it has not run
 
 
-def _shown_by(task: Task, verdicts: Verdicts, scarce: bool = False) -> Shown | None:
+def _shown_by(task: Task, verdicts: Verdicts, scarce: bool = False) -> Entry | None:
     """Returns the method that a task shows to be the one to use; None where it shows none."""
     name = verdicts.best
     gains = verdicts[name].gains
@@ -245,10 +245,10 @@ def _shown_by(task: Task, verdicts: Verdicts, scarce: bool = False) -> Shown | N
     if not gains:
         return None
     sent = sum(verdicts["fedavg"].scores.sent) if "fedavg" in verdicts else math.nan
-    return Shown(task, name, verdicts[name], gains, sent)
+    return Entry(task, name, verdicts[name], gains, sent)
 
 
-def _saving(task: Task, verdicts: Verdicts) -> Shown | None:
+def _saving(task: Task, verdicts: Verdicts) -> Entry | None:
     """A method with the verdicts of the best one that sends less than it and than FedAvg."""
     usual, saving = _shown_by(task, verdicts), _shown_by(task, verdicts, scarce=True)
     if usual is None or saving is None or saving.name == usual.name:
@@ -280,10 +280,10 @@ def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:
 
 
 def _rows(
-    situation: str, data: str, judged: Sequence[tuple[Task, Verdicts]], ones: Sequence[Shown | None]
+    situation: str, data: str, judged: Sequence[tuple[Task, Verdicts]], ones: Sequence[Entry | None]
 ) -> list[list[str]]:
     """The lines of a situation: one for each method that some task shows."""
-    by_method = defaultdict[str, list[Shown]](list)
+    by_method = defaultdict[str, list[Entry]](list)
     for one in filter(None, ones):
         by_method[one.name].append(one)
     if not by_method:
@@ -293,8 +293,8 @@ def _rows(
             why = _room(*judged[0], judged[0][1].best) or _ALONE
         return [[situation, data, "none", "", "", "", f"FedAvg: {harms}" * bool(harms), "", why]]
     least = {
-        name: min(a.difference.mean for one in shown for a in one.gains.values())
-        for name, shown in by_method.items()
+        name: min(a.difference.mean for one in texts for a in one.gains.values())
+        for name, texts in by_method.items()
     }
     order = sorted(by_method, key=lambda name: (-len(by_method[name]), -least[name]))
     return [[situation, data, *_texts(n, by_method[n], len(judged))] for n in order]
@@ -313,32 +313,32 @@ def _unseen(judged: Sequence[tuple[Task, Verdicts]]) -> str:
     return f"none of {len(judged)} tasks shows a method{unseen}"
 
 
-def _texts(name: str, shown: Sequence[Shown], count: int) -> list[str]:
+def _texts(name: str, cells: Sequence[Entry], count: int) -> list[str]:
     gains = []
     for reference in REFERENCES:
-        ones = [one.gains[reference].difference for one in shown if reference in one.gains]
+        ones = [one.gains[reference].difference for one in cells if reference in one.gains]
         gains.append(_range(ones, lambda gain: gain.mean, signed))
     pairs = [
         (one.verdict.scores, one.task.scores["fedavg"])
-        for one in shown
+        for one in cells
         if "fedavg" in one.gains and "fedavg" in one.task.scores
     ]
     levels = [a.chosen_mean("recalibrated") - b.chosen_mean("recalibrated") for a, b in pairs]
     known = [gap for gap in levels if gap == gap]
     gains.append(_range(known, float, "{:+.4f}".format) * bool(known))
-    passes = _range([one.verdict.scores.passes for one in shown], float, lambda v: f"{v:.2f}")
-    sent = _range([sum(one.verdict.scores.sent) for one in shown], float, lambda v: size(round(v)))
-    times = [sum(o.verdict.scores.sent) / o.average for o in shown if o.average > 0]
+    passes = _range([one.verdict.scores.passes for one in cells], float, lambda v: f"{v:.2f}")
+    sent = _range([sum(one.verdict.scores.sent) for one in cells], float, lambda v: size(round(v)))
+    times = [sum(o.verdict.scores.sent) / o.average for o in cells if o.average > 0]
     cost = f"passes {passes}; {sent}"
     if times and name not in REFERENCES:
         cost += f", {_range(times, float, brief)} times FedAvg's"
-    worst = max(a.p for one in shown for a in one.gains.values())
-    splits = _range([one.task.splits for one in shown], float, lambda v: f"{v:.0f}")
+    worst = max(a.p for one in cells for a in one.gains.values())
+    splits = _range([one.task.splits for one in cells], float, lambda v: f"{v:.0f}")
     p = "p < 0.001" if worst < 0.001 else f"p ≤ {math.ceil(worst * 1000) / 1000:.3f}"
     sure = f"{p} (Holm), {splits} split{'s' * (splits != '1')} of the patients"
     if count > 1:
-        sure = f"{len(shown)} of {count} tasks ({few([o.task.name for o in shown], 3)}): {sure}"
-    harms = _harms_of([(one.task, one.verdict) for one in shown]) or "–"
+        sure = f"{len(cells)} of {count} tasks ({few([o.task.name for o in cells], 3)}): {sure}"
+    harms = _harms_of([(one.task, one.verdict) for one in cells]) or "–"
     return [LABELS.get(name, name), *gains, harms, cost, sure]
 
 

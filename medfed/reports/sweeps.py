@@ -79,13 +79,13 @@ class Path:
         """Says in a sentence what the number brings."""
         means, values = self.over_seeds("mean"), [f"{x:g}" for x in self.values]
         text = ", ".join(f"{m:.4f} ({x})" for x, m in zip(values, means, strict=True))
-        for score in shown([self]):
+        for score in extra_scores([self]):
             more = zip(values, self.over_seeds(score), strict=True)
             text += f"; {MEASURED[score]} " + ", ".join(f"{v:.4g} ({x})" for x, v in more)
         return f"{NAMES.get(key, key)} of {self.name}: mean test {self.metric} {text}."
 
 
-def shown(paths: Sequence[Path]) -> list[str]:
+def extra_scores(paths: Sequence[Path]) -> list[str]:
     """Returns what is known of all runs beside the metric, and changes with the number."""
     scores = {n: [[p.scores.get(n) for p in path.points] for path in paths] for n in MEASURED}
     return [
@@ -173,7 +173,7 @@ def coupling(run: Run) -> float:
 
 def to_csv(key: str, paths: Sequence[Path]) -> str:
     """Returns a line per method, value and seed."""
-    keys = ("mean", "worst", *shown(paths))
+    keys = ("mean", "worst", *extra_scores(paths))
     scores = [f"{s}_test_{paths[0].metric}" for s in keys[:2]]
     points = ((path.name, p) for path in paths for p in path.points)
     lines = ([name, f"{p.x:g}", p.seed, *(p.scores[s] for s in keys)] for name, p in points)
@@ -186,7 +186,7 @@ def draw(
     """Draws the test metric, and what changes with it, against the number, over seeds."""
     metric = f"test {label_of(paths[0].metric)}"
     titles = {"mean": f"{metric}, mean over clients", "worst": f"{metric}, worst client"}
-    titles |= {score: MEASURED[score] for score in shown(paths)}
+    titles |= {score: MEASURED[score] for score in extra_scores(paths)}
     ends = [pick(v for path in paths for v in path.values) for pick in (min, max)]
     levels = {n: dict(zip(titles, v, strict=False)) for n, v in (others or {}).items()}
     axis = f"{NAMES.get(key, key)} (equal steps)"

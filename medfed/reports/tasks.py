@@ -126,7 +126,9 @@ class Task:
             parts = {part: [one[c][part] for one in counted] for part in counted[0][c]}
             self.counts[c] = {part: float(np.mean(of)) for part, of in parts.items()}
 
-    def add(self, name: str, splits: Sequence[Sequence[Result]], budget: float, **own: Any) -> None:
+    def add(
+        self, name: str, splits: Sequence[Sequence[Result]], budget: float, **rest: Any
+    ) -> None:
         """Adds the scores of a method."""
         # `splits`: the results on each split; those of several seeds are averaged.
         # `budget`: gradient passes that a client may take; 0: unknown.
@@ -161,7 +163,7 @@ class Task:
                 words: over(values_of(split, self.metric + end, self.clients) for split in splits)
                 for words, end in scores.CHOSEN.items()
             },
-            **own,
+            **rest,
         )
 
     def add_constants(self, results: Sequence[Result]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from medfed.common.console import shown
+from medfed.common.console import short
 from medfed.common.processes import set_threads
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
@@ -47,7 +47,7 @@ def say_data(data: FederatedDataModule) -> None:
     check_measurable({c: data.plans[c].patients for c in data.clients})
     inform(data.description)
     if data.kept_out:
-        inform(f"Kept out of training: {', '.join(map(shown, data.kept_out))}.")
+        inform(f"Kept out of training: {', '.join(map(short, data.kept_out))}.")
 
 
 def task_for(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from medfed.common.console import Steps, levels, say, shown, wide_console
+from medfed.common.console import Steps, levels, say, short, wide_console
 from medfed.common.scores import interval
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import Tensors, flatten, select
@@ -179,7 +179,7 @@ class _Audited:
             clients = [replace(c, batch_size=size or c.batch_size) for c in self.data.values()]
             began = time.monotonic()
             federation = self.fresh(single if size else self.config, clients)
-            counts += _leaked_rows(federation, shape, rounds, tolerance, own=not size)
+            counts += _leaked_rows(federation, shape, rounds, tolerance, alone=not size)
             self.seconds = self.seconds or time.monotonic() - began
         return type(layer).__name__, counts if shape else []
 
@@ -239,8 +239,8 @@ class _Audited:
                 progress.advance(f"federation {number + 1}")
         guesses: list[Guess] = []
         for kind, of_run_only in product(kinds, (False, True)):
-            seen = {c: ([s[kind, c] for s in sure], np.stack(inside[c])) for c in attacked}
-            attacks = {c: attack(*seen[c], of_run[kind, c], of_run_only) for c in attacked}
+            scores = {c: ([s[kind, c] for s in sure], np.stack(inside[c])) for c in attacked}
+            attacks = {c: attack(*scores[c], of_run[kind, c], of_run_only) for c in attacked}
             guesses += self._guesses((kind, of_run_only), attacks)
         return guesses, list(compared(described))
 
@@ -356,7 +356,7 @@ def descriptions(federation: Federation, rounds: int) -> dict[str, dict[str, Ten
 
 
 def _leaked_rows(
-    federation: Federation, shape: Sequence[int] | None, rounds: int, tolerance: float, own: bool
+    federation: Federation, shape: Sequence[int] | None, rounds: int, tolerance: float, alone: bool
 ) -> list[LeakedRows]:
     """Counts the training rows that follow from the messages of first rounds, by client."""
     clients, rows = federation.clients, dict[str, Tensor]()
@@ -364,7 +364,7 @@ def _leaked_rows(
         rows[c] = torch.cat([b["image"].flatten(1) for b in local.data.eval_batches("train")])
     # The server knows what it sent, and a reply that is a model is a change of that.
     known = {c: dict(local.weights) for c, local in clients.items()}
-    used, found = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0)
+    used, leaked = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0)
     for number in range(rounds):
         hit = {c: torch.zeros(len(of), dtype=torch.bool) for c, of in rows.items()}
         for received, replies in played(federation, number):
@@ -382,10 +382,10 @@ def _leaked_rows(
                     if name.endswith("weight") and weight.shape == shape and bias is not None:
                         hit[client] |= leakage.rows_in_update(weight, bias, rows[client], tolerance)
         for c, of in rows.items():
-            found[c] += (count := int(hit[c].sum()))
+            leaked[c] += (count := int(hit[c].sum()))
             used[c] += max(count, min(len(of), clients[c].steps * clients[c].data.batch_size))
     return [
-        LeakedRows(c, own, of.data.batch_size, of.steps, used[c], found[c])
+        LeakedRows(c, alone, of.data.batch_size, of.steps, used[c], leaked[c])
         for c, of in clients.items()
     ]
 
@@ -408,9 +408,9 @@ def page(audit: Audit) -> str:
     models = {name: [g for g in audit.guesses if g.model == name] for name in names}
     pictures = {}
     for model, guesses in models.items():
-        alike = [Row(shown(g.client), *g.auc) for g in guesses if not g.of_run][-_MOST:]
+        alike = [Row(short(g.client), *g.auc) for g in guesses if not g.of_run][-_MOST:]
         pictures[model] = Picture(forest(alike, {"chance": 0.5}, "AUC"), f"From the {model}.")
-    words = {"models": models, "pictures": pictures, "shown": shown, "text": _text}
+    words = {"models": models, "pictures": pictures, "short": short, "text": _text}
     return rendered("audit.html", audit=audit, sentences=sentences(audit), **words)
 
 
@@ -425,7 +425,7 @@ def sentences(audit: Audit) -> list[str]:
         members.append((alike[-1], max(alike, key=lambda g: (g.client != "all", g.auc[0]))))
     words = {"settings": list(settings.values()), "members": members, "text": _text}
     template = Path(__file__).parent / "templates" / "audit.txt"
-    return filled(template, of=audit, shown=shown, **words).strip().split("\n")
+    return filled(template, of=audit, short=short, **words).strip().split("\n")
 
 
 def _text(value: tuple[float, float, float]) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor, arange
 
-from medfed.common.console import Table, say, shown, wide_console
+from medfed.common.console import Table, say, short, wide_console
 from medfed.common.scores import span
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
@@ -303,7 +303,7 @@ def print_plan(data: FederatedDataModule, network: str) -> None:
         f"of {plan.batch_size}, {', '.join(rule.name for rule in module.preparation.rules)}. "
         f"{Places.plan_json} has all of it (hash {digest(plan.record())[:12]}).",
     )
-    chosen = {**module.given, **({"normalize": module.normalize} if module.normalize else {})}
+    chosen = {**module.fixed, **({"normalize": module.normalize} if module.normalize else {})}
     set_by_user = [f"data.{name}={value}" for name, value in chosen.items()]
     if network not in ("PlannedUNet", "ResidualEncoderUNet"):
         set_by_user.append(f"the network {network}")
@@ -313,7 +313,7 @@ def print_plan(data: FederatedDataModule, network: str) -> None:
 
 def _table(cohort: CohortRecord) -> Table:
     title, share = _prevalence(cohort)
-    names = dict(zip(cohort.clients, map(shown, cohort.clients), strict=True))
+    names = dict(zip(cohort.clients, map(short, cohort.clients), strict=True))
     rows = {
         name: {
             "client": names[name],
@@ -349,7 +349,7 @@ def _prevalence(cohort: CohortRecord) -> tuple[str, Callable[[list[float], list[
     """The title of the column, and a function that writes the shares before and after."""
     names, kind = cohort.names, cohort.kind
     if kind in ("boxes", "outcome"):
-        title = "lesions per scan" if kind == "boxes" else f"mean {shown(names[0])}"
+        title = "lesions per scan" if kind == "boxes" else f"mean {short(names[0])}"
         return title, lambda _, after: f"{after[0]:.4g}" if after else ""
     if kind != "regions" and len(names) > _COLUMNS:
         return kind, lambda before, after: f"{np.count_nonzero(after or before)} of {len(names)}"
@@ -361,7 +361,7 @@ def _prevalence(cohort: CohortRecord) -> tuple[str, Callable[[list[float], list[
         return " → ".join(dict.fromkeys(f"{text} %" for text in texts if text))
 
     title = "share of voxels in patches:" if kind == "regions" else "share of"
-    return f"{title} {' / '.join(map(shown, names[chosen]))}", share
+    return f"{title} {' / '.join(map(short, names[chosen]))}", share
 
 
 def _missing(look: Look) -> Iterator[str]:
@@ -391,6 +391,6 @@ def _ranges(cohort: CohortRecord) -> Iterator[str]:
         low, high, whole = (share([], of) for of in (order[0], order[-1], cohort.whole))
         yield f"{title}: from {low} to {high}; in the whole data: {whole}."
     odd = {n: [*look.removed, *_missing(look), *look.notes] for n, look in cohort.clients.items()}
-    if notes := [f"{shown(name)} ({'; '.join(what)})" for name, what in odd.items() if what]:
+    if notes := [f"{short(name)} ({'; '.join(what)})" for name, what in odd.items() if what]:
         yield f"{len(notes)} lack channels, classes or patients, or have a note: {few(notes, 5)}."
     yield f"{FILE} lists every client."

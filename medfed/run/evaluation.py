@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common import scores
-from medfed.common.console import file_names, say, shown, wide_console
+from medfed.common.console import file_names, say, short, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.floors import divided
 from medfed.common.tables import Table
@@ -72,7 +72,7 @@ def _warn_of_split(folder: Path, split: str) -> None:
         did = "trained the models" if split == "train" else "chose the round, and any thresholds"
         warn(f"The {split} patients {did}: metrics are better than on patients that did not.")
     known = RunFolder(folder).summary.get("remembered", {}) if split == "train" else {}
-    if clients := [shown(client) for client, of in known.items() if of["cases"]]:
+    if clients := [short(client) for client, of in known.items() if of["cases"]]:
         warn(
             f"The models of {few(clients)} remember these training cases, so metrics of them mean "
             "nothing; choose split=val or split=test."
@@ -280,7 +280,7 @@ def show_across(values: Mapping[str, Any], folder: Path, split: str) -> None:
     console.print(Table.of(["model of", *hospitals], rows, prose=(0,)).printed(title))
     small = {c: f"{n} patients" for c, n in counts.items() if n < scores.LEAST_CASES}
     small |= run.summary.get("small", {}) if split == "test" else {}
-    if listed := [f"{shown(c)} ({small[c]})" for c in hospitals if c in small]:
+    if listed := [f"{short(c)} ({small[c]})" for c in hospitals if c in small]:
         say(console, f"With so few patients, models may differ by chance: {few(listed, 8)}.")
     say(console, f"Written: {folder}/across_{split}.json and pictures/across_{split}.png")
 
@@ -450,7 +450,7 @@ def show_subsets(subsets: Subsets, folder: Path) -> None:
             cells.append(["+".join(subset), *texts, scores.number(mean), counted])
         table = Table.of(["channels", *clients * apart, "mean", "of"], cells, prose=(0,))
         title = f"{split} {scores.label_of(metric)} on subsets of the channels"
-        name = f"{shown(summary['name'])}, {summary['algorithm']}"
+        name = f"{short(summary['name'])}, {summary['algorithm']}"
         console.print(table.printed(f"{name}: {title}"))
     say(
         console,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from medfed.common.console import shown, size
+from medfed.common.console import short, size
 from medfed.common.floors import Statistic
 from medfed.common.tensors import Tensors
 from medfed.config.compose import build, part_of
@@ -58,7 +58,7 @@ def say_untrained(algorithm: Algorithm, split: ParameterSplit, data: FederatedDa
     gaps = []
     for name, plan in data.plans.items():
         if lost := [n for n in data.class_names if n not in (plan.annotated or data.class_names)]:
-            gaps.append(f"{shown(name)} ({few(lost)})")
+            gaps.append(f"{short(name)} ({few(lost)})")
     if keeps_head and gaps:
         warn(
             "A head that stays with its client never learns labels that the client does not "

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common import scores
-from medfed.common.console import shown
+from medfed.common.console import short
 from medfed.datamodules.splits import Split
 from medfed.functional.scores import CPM, Floats, froc_scores
 from medfed.functional.statistics import LEVEL, RESAMPLES, patients_anew, percentiles
@@ -255,8 +255,8 @@ def doubts(summary: Mapping[str, Any], metric: str) -> dict[str, Any]:
     most = count - scores.LEAST_DEFINED * count
     return {
         "intervals": intervals,
-        "undefined": [f"{n} of {shown(c)}" for c, n in lost.items() if _SOME * count <= n <= most],
-        "rarely": [shown(c) for c, n in lost.items() if most < n and known[c]],
-        "alone": [shown(c) for c, n in intervals["patients"].items() if n < 2 and known[c]],
+        "undefined": [f"{n} of {short(c)}" for c, n in lost.items() if _SOME * count <= n <= most],
+        "rarely": [short(c) for c, n in lost.items() if most < n and known[c]],
+        "alone": [short(c) for c, n in intervals["patients"].items() if n < 2 and known[c]],
         "flat": any(low == high for low, high in ends),
     }

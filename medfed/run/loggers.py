@@ -31,7 +31,7 @@ from medfed.standalone.files import write_json
 
 OF_PATIENTS = ("contours",)
 """Pictures that show patients."""
-_ASKED = "pictures_of_patients"
+_PICTURES_KEY = "pictures_of_patients"
 NO_LOGGER = {"_target_": "medfed.run.loggers.no_logger"}
 
 
@@ -75,7 +75,7 @@ def wandb_logger(
         reinit="create_new",
         settings=wandb.Settings(host="-", console="off", **untold),
     )
-    setattr(logger, _ASKED, tuple(pictures))
+    setattr(logger, _PICTURES_KEY, tuple(pictures))
     # Lightning passes on a setting without effect, of which W&B warns on the terminal.
     logger._wandb_init.pop("anonymous", None)
     return logger
@@ -91,13 +91,13 @@ class _Wandb(WandbLogger):
         import wandb
 
         if self._experiment is None:
-            self._kept = Path(str(self._save_dir)) / "wandb" / f"logged-{self._id}.jsonl"
+            self._record = Path(str(self._save_dir)) / "wandb" / f"logged-{self._id}.jsonl"
             # W&B names folders by the second, so a run that resumes at once would share the folder.
-            for folder in self._kept.parent.glob(f"offline-run-*-{self._id}"):
+            for folder in self._record.parent.glob(f"offline-run-*-{self._id}"):
                 folder.rename(folder.with_name(f"earlier-{folder.name}"))
-            self._earlier = [*self._kept.parent.glob(f"earlier-offline-run-*-{self._id}")]
+            self._earlier = [*self._record.parent.glob(f"earlier-offline-run-*-{self._id}")]
             # But for a line that the end of the run before has torn.
-            lines = self._kept.read_text("utf-8").split("\n") if self._kept.is_file() else [""]
+            lines = self._record.read_text("utf-8").split("\n") if self._record.is_file() else [""]
             self._missing = [json.loads(line) for line in lines[:-1]]
             try:
                 self._experiment = run = wandb.init(**self._wandb_init)
@@ -117,7 +117,7 @@ class _Wandb(WandbLogger):
         self.replay(step)
         super().log_metrics(metrics if step is None else {**metrics, "round": step}, step)
         if run.settings._offline and step is not None:
-            with self._kept.open("a", encoding="utf-8") as file:
+            with self._record.open("a", encoding="utf-8") as file:
                 file.write(json.dumps([step, {n: float(v) for n, v in metrics.items()}]) + "\n")
 
     def replay(self, before: int | None = None) -> None:
@@ -125,7 +125,7 @@ class _Wandb(WandbLogger):
         missing, self._missing = self._missing, []
         if not missing:
             return
-        self._kept.unlink()
+        self._record.unlink()
         for step, values in missing:
             if before is None or step < before:
                 self.log_metrics(values, step)
@@ -176,7 +176,7 @@ def mlflow_logger(
             tags=dict(zip(("method", "seed"), _words(method, seed), strict=False)),
             run_id=_known(save_dir, "mlflow"),
         )
-        setattr(logger, _ASKED, tuple(pictures))
+        setattr(logger, _PICTURES_KEY, tuple(pictures))
         return logger
 
 
@@ -238,7 +238,7 @@ def end_logging(
         return
     over = summary["federation"]
     if not isinstance(logger, TensorBoardLogger):  # whose files stay in the run folder
-        wanted = getattr(logger, _ASKED, ())
+        wanted = getattr(logger, _PICTURES_KEY, ())
         pictures = {n: p for n, p in pictures.items() if n not in OF_PATIENTS or n in wanted}
     tested = {f"test/{n}": v["mean"] for n, v in over.items()}
     tested |= {f"test/{n}_worst": v["worst"] for n, v in over.items()}

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from medfed.common import scores
-from medfed.common.console import say, shown, size, wide_console
+from medfed.common.console import say, short, size, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.tables import Table
 from medfed.common.tensors import Tensors
@@ -260,11 +260,11 @@ def show_onboarding(onboarding: Onboarding, folder: Path) -> None:
     save_figures(run.pictures_folder, {"onboarding": figure})
     clients, console = list(dict.fromkeys(row.client for row in rows)), wide_console()
     title = (
-        f"{shown(summary['name'])}, {method}: {len(clients)} client{'s' * (len(clients) != 1)} "
+        f"{short(summary['name'])}, {method}: {len(clients)} client{'s' * (len(clients) != 1)} "
         f"onboarded, {label}, up to {onboarding.steps} gradient steps"
     )
     head = ("k", "rule", "mean", "sd", "worst", "CPU seconds", "up", "down")
     console.print(Table.of(head, lines, prose=(1,)).printed(title))
     written = f"{folder}/onboarding.csv, onboarding.json and pictures/onboarding.png"
-    listed = f"Onboarded clients: {', '.join(map(shown, clients))}."
+    listed = f"Onboarded clients: {', '.join(map(short, clients))}."
     say(console, *onboarding.notes, listed, f"Written: {written}")

@@ -100,8 +100,8 @@ def detections(tested: SplitCases) -> Figure | None:
             if score is not None:
                 axes.plot(at[1] - 0.5, at[0] - 0.5, "x", color="#D55E00", ms=7)
             axes.set(xlim=(y - _HALF, y + _HALF), ylim=(x + _HALF, x - _HALF))
-            shown = "" if score is None else f", score {score:.2f}"
-            axes.set_title(f"{caption(client)}: {title}{shown}", fontsize=8)
+            score_text = "" if score is None else f", score {score:.2f}"
+            axes.set_title(f"{caption(client)}: {title}{score_text}", fontsize=8)
     return figure
 
 
@@ -120,8 +120,8 @@ def _tiles(tested: SplitCases, client: str) -> dict[str, _Tile]:
         kinds, scores = cases["found"][here], cases["score"][here]
         for title, kind in (("hit", HIT), ("false alarm", ALARM)):
             for n in np.flatnonzero(kinds == kind)[:1]:  # boxes are sorted by their scores
-                found: _Tile = float(scores[n]), image, places[n], lesions, float(scores[n])
-                best[title] = max(best.get(title, found), found, key=lambda one: one[0])
+                tile: _Tile = float(scores[n]), image, places[n], lesions, float(scores[n])
+                best[title] = max(best.get(title, tile), tile, key=lambda one: one[0])
         for box in lesions:
             centre, radius = (box[:3] + box[3:]) / 2, (box[3:] - box[:3]) / 2
             if not (np.square((places - centre) / radius).sum(1) <= 1).any():
@@ -145,10 +145,10 @@ def survival_curves(tested: SplitCases) -> Figure | None:
     for axes, (client, cases) in zip(panels, parts, strict=False):
         ones = np.ones((1, len(cases["time"])))
         times, at_risk, curve = kaplan_meier(cases["time"], cases["event"], ones)
-        shown = at_risk[0] >= _AT_RISK
-        axes.step([0, *times[shown]], [1, *curve[0][shown]], color="black", where="post")
+        visible = at_risk[0] >= _AT_RISK
+        axes.step([0, *times[visible]], [1, *curve[0][visible]], color="black", where="post")
         alive = {float(n.rpartition("/")[2]): float(cases[n].mean()) for n in named[client]}
-        alive = {cut: s for cut, s in alive.items() if cut <= times[shown].max(initial=0)}
+        alive = {cut: s for cut, s in alive.items() if cut <= times[visible].max(initial=0)}
         axes.plot([0, *alive], [1, *alive.values()], marker=".", color=_PARTS[3])
         axes.set_title(caption(client), fontsize=8)
         axes.set_ylim(0, 1.02)
@@ -203,22 +203,22 @@ def bytes_per_client(ledger: Ledger) -> Figure:
     clients = [str(c) for (c,) in everyone]
     if crowd := len(clients) > _NAMES:
         clients.sort(key=lambda c: -everyone[(c,)])
-    shown = clients[:_MOST] if crowd else clients
-    left = [everyone[(c,)] for c in clients[len(shown) :]]
+    drawn = clients[:_MOST] if crowd else clients
+    left = [everyone[(c,)] for c in clients[len(drawn) :]]
     sums = ledger.totals("client", "direction", "part")
     kinds = sorted({(e.direction, e.part) for e in ledger.entries})
     arrows = {"up": "to server", "down": "to client"}
-    figure = Figure(figsize=(6.4, 0.9 + 0.32 * len(shown) + 0.8), layout="constrained")
+    figure = Figure(figsize=(6.4, 0.9 + 0.32 * len(drawn) + 0.8), layout="constrained")
     axes = figure.subplots()
     most = max(everyone.values())
     power, unit = next((p, u) for p, u in _UNITS if most >= p)
-    ends = np.zeros(len(shown))
+    ends = np.zeros(len(drawn))
     for k, (way, part) in enumerate(kinds):
-        lengths = np.array([sums.get((c, way, part), 0) / power for c in shown])
+        lengths = np.array([sums.get((c, way, part), 0) / power for c in drawn])
         label, colour = f"{part}, {arrows[way]}", _PARTS[k % len(_PARTS)]
-        axes.barh(range(len(shown)), lengths, left=ends, label=label, color=colour)
+        axes.barh(range(len(drawn)), lengths, left=ends, label=label, color=colour)
         ends += lengths
-    axes.set_yticks(range(len(shown)), [caption(c) for c in shown])
+    axes.set_yticks(range(len(drawn)), [caption(c) for c in drawn])
     axes.invert_yaxis()
     note = f"\nthe {_MOST} of {len(clients):,} clients with most bytes; " if crowd else ""
     note += f"the others down to {min(left) / power:.2g}" if crowd else ""

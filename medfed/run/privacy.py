@@ -14,7 +14,7 @@ from itertools import chain
 
 from msgspec import to_builtins
 
-from medfed.common.console import Table, say, shown, wide_console
+from medfed.common.console import Table, say, short, wide_console
 from medfed.common.floors import Statistic
 from medfed.config.compose import part_of
 from medfed.config.description import ClientKeys, ExampleKeys, RunDescription
@@ -210,7 +210,7 @@ def print_protections(config: RunDescription, planned: Mapping[str, Protection])
         table.add_column(column, justify="left" if column == "client" else "right")
     for name, one in planned.items():
         figures = (f"{100 * one.rate:.3g} %", f"{one.draws:,}", f"{one.noise:.3g}")
-        table.add_row(shown(name), *figures, f"{one.epsilon():.3g}", f"{one.delta:g}")
+        table.add_row(short(name), *figures, f"{one.epsilon():.3g}", f"{one.delta:g}")
     console = wide_console()
     console.print(table)
     say(console, NOT_PRIVATE, f"Exact in spite of the noise: {'; '.join(exact(config))}.")

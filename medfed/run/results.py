@@ -16,7 +16,7 @@ from rich.text import Text
 from torch import Tensor
 
 from medfed.common import scores
-from medfed.common.console import Table, evenly, only_news, say, shown, size, swept, wide_console
+from medfed.common.console import Table, evenly, only_news, say, short, size, swept, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.untrusted import read_tensors
 from medfed.config.allowed import method_name
@@ -43,7 +43,7 @@ from medfed.standalone.neighbours import store_in, store_size
 from medfed.standalone.preparation import on_grid
 
 _log = logging.getLogger(__name__)
-SHOWN = 24  # largest number of clients whose prediction is kept
+MOST_CLIENTS = 24  # largest number of clients whose prediction is kept
 
 
 def write_hashes(module: FederatedModule, folder: Path) -> None:
@@ -210,9 +210,9 @@ def save_predictions(experiment: Experiment) -> None:
     """
     module, task, clients = experiment.module, experiment.task, experiment.module.federation.ids
     files = RunFolder(experiment.folder).files("predictions", clients)
-    shown = set(evenly(clients, SHOWN))
+    chosen = set(evenly(clients, MOST_CLIENTS))
     for client in module.owned:
-        if client not in shown:
+        if client not in chosen:
             continue
         module.local.model.load(module.federation.personal_model(client))
         batch = next(iter(module.federation.clients[client].data.eval_batches("test")), None)
@@ -282,7 +282,7 @@ def remarks(summary: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     metric, of = summary["selection"][0], (summary["clients"], summary.get("split", "test"))
     absent: dict[tuple[str, ...], list[str]] = {}
     for client, names in summary.get("absent", {}).items():
-        absent.setdefault(tuple(map(shown, names)), []).append(shown(client))
+        absent.setdefault(tuple(map(short, names)), []).append(short(client))
     sign = -1 if scores.smaller_is_better(metric) else 1
     every = (summary, *summary.get("constant", {}).values())
     means = [of["federation"].get(metric, {}).get("mean", math.nan) for of in every]
@@ -298,17 +298,17 @@ def remarks(summary: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         "absent": absent,
         "mean": means[0],
         "constant": best,
-        "lacking": [shown(c) for c, p in points.items() if "pooled" in p or "threshold" not in p],
+        "lacking": [short(c) for c, p in points.items() if "pooled" in p or "threshold" not in p],
         "thresholds": {
-            shown(c): [f"{shown(n[10:])} {v:g}" for n, v in p.items() if n.startswith("threshold/")]
+            short(c): [f"{short(n[10:])} {v:g}" for n, v in p.items() if n.startswith("threshold/")]
             for c, p in points.items()
         },
-        "as_trained": [shown(c) for c, p in points.items() if "slope" not in p],
+        "as_trained": [short(c) for c, p in points.items() if "slope" not in p],
         "variance": max((p.get("variance", math.nan) for p in points.values()), default=math.nan),
         "useless": sign * means[0] < sign * best,  # not if one of them is undefined
         **{
             function.__name__: function
-            for function in (few, scores.interval, scores.number, shown, size, scores.span)
+            for function in (few, scores.interval, scores.number, short, size, scores.span)
         },
     }
     text = filled(Path(__file__).parent / "templates" / "remarks.txt", **words)
@@ -327,7 +327,7 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
     intervals = summary.get("intervals", {"clients": {}, "mean": {}, "pooled": {}})
     shows = any(first in ends for ends in (intervals["mean"], *intervals["clients"].values()))
     table = Table(
-        title=f"{shown(summary['name'])}, {summary['algorithm']}: "
+        title=f"{short(summary['name'])}, {summary['algorithm']}: "
         f"{summary.get('split', 'test')} metrics of round {(summary['selected_round'] or 0) + 1} "
         f"of {summary['rounds']} (selected by validation {first})",
         box=box.SIMPLE_HEAD,
@@ -346,7 +346,7 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
     def add(name: str, values: Mapping[str, float], ends: Mapping[str, Any]) -> None:
         texts = [scores.number(values[n]) if n in values else "–" for n in names]
         texts[1:1] = [scores.interval(ends.get(first))] * shows
-        table.add_row(shown(name), *[str(patients.get(name, ""))] * bool(patients), *texts)
+        table.add_row(short(name), *[str(patients.get(name, ""))] * bool(patients), *texts)
 
     best, worst = ends_of(summary["clients"], *summary["selection"])
     for client in best:

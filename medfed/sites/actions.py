@@ -50,7 +50,7 @@ def show_status(folder: Path) -> None:
     status.show(folder)
 
 
-def keys(what: str, **given: Any) -> None:
+def keys(what: str, **values: Any) -> None:
     """Carries out one step from a key to a kit, and prints the next one."""
     from datetime import date, timedelta
 
@@ -59,9 +59,9 @@ def keys(what: str, **given: Any) -> None:
     from medfed.sites.installed import TEMPLATES
     from medfed.standalone.files import filled
 
-    made = getattr(kits, what)(**given)
+    made = getattr(kits, what)(**values)
     end = date.today() + timedelta(days=kits.CERTIFICATES)
-    words = {**given, "what": what, "made": made, "end": end, "kits": kits}
+    words = {**values, "what": what, "made": made, "end": end, "kits": kits}
     for line in filled(TEMPLATES / "kits.txt", **words).strip().split("\n"):
         say(wide_console(), line.removeprefix("! "), style="red" * line.startswith("!"))
 

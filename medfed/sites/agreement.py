@@ -114,7 +114,7 @@ class Agreed:
         if not self.sites or len(set(self.sites)) < len(self.sites):
             raise ConfigError(f"sites={','.join(self.sites)} must name every site, and each once.")
         if odd := next((s for s in self.sites if not re.fullmatch(r"[\w.-]{1,60}", s)), None):
-            raise ConfigError(in_words("site_name", site=console.shown(odd)))
+            raise ConfigError(in_words("site_name", site=console.short(odd)))
         installed.check(self.medfed, self.code)
         _check_overrides(self.overrides)
         if self.plan is not None:
@@ -133,17 +133,19 @@ class Agreed:
         if not cut:
             typed = [o for o in with_other_data([*typed, _HERE]) if o != _HERE]
         apart = [o for o in typed if _is_site_key(_key(o))]
-        kept = [o for o in typed if o not in apart]
+        options = [o for o in typed if o not in apart]
         alone = [o for o in apart if not _key(o).startswith(_DATA)]
-        precision = load([*kept, *alone]).trainer.precision
-        if precision != select(usual(), PRECISION) and not any(_key(o) == PRECISION for o in kept):
-            kept.append(f"{PRECISION}={precision}")
+        precision = load([*options, *alone]).trainer.precision
+        if precision != select(usual(), PRECISION) and not any(
+            _key(o) == PRECISION for o in options
+        ):
+            options.append(f"{PRECISION}={precision}")
         only = "{} applies only at the coordinator; sites set it in their files."
         out = "{} is left out: each site sets {} in its file."
-        said = [(only if o in alone else out).format(o, _key(o)) for o in apart]
-        agreed = cls(tuple(sites), tuple(kept), cut, plan=plan)
+        remarks = [(only if o in alone else out).format(o, _key(o)) for o in apart]
+        agreed = cls(tuple(sites), tuple(options), cut, plan=plan)
         agreed.config()
-        return agreed, alone, said
+        return agreed, alone, remarks
 
     @classmethod
     def read(cls, path: Path) -> Agreed:

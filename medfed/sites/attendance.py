@@ -103,8 +103,8 @@ class Attendance:
 
     def _begin(self, site: str) -> str | None:
         clients = [wire.Client(c, self.facts[c].num_samples) for c in self.federation.ids]
-        asked = self.caller.request(wire.Begin, site, clients=clients, job=self.job)
-        reply = self.caller.one(asked, self.caller.terms.timeout)
+        begin = self.caller.request(wire.Begin, site, clients=clients, job=self.job)
+        reply = self.caller.one(begin, self.caller.terms.timeout)
         if isinstance(reply, str):
             return reply
         if (at := self.progress.at[site]) not in (wire.START, *reply.rounds):
@@ -129,7 +129,7 @@ class Attendance:
             if time.monotonic() >= end:
                 why = f"needs {least} of its {len(planned)} sites, but too few answer"
                 if self.summed:
-                    names = ", ".join(map(console.shown, planned))
+                    names = ", ".join(map(console.short, planned))
                     why = f"has a sum of {names}, and one of fewer would reveal others' numbers"
                 words = {"why": why, "away": calls.sentence(self.away)}
                 raise SiteError(in_words("no_quorum", round=number + 1, **words))
@@ -174,7 +174,7 @@ class Attendance:
                 why = self._probes.pop(site).result()
                 if why is None:
                     del self.away[site]
-                    _log.info("%s is back.", console.shown(site))
+                    _log.info("%s is back.", console.short(site))
                 else:
                     self.away[site] = why
 

@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeVar, cast
 
-from medfed.common.console import shown
+from medfed.common.console import short
 from medfed.datamodules.one_site import Claims, Exchanged, Merging
 from medfed.sites import status, wire
 from medfed.sites.wire import Answer, Asking, Facts, Greeting, Silent, Transport
@@ -19,8 +19,8 @@ from medfed.sites.words import in_words, words_for
 from medfed.standalone.checks import check_fields, within
 from medfed.standalone.errors import CodecError, SiteError, few
 
-Found = TypeVar("Found")
-Asked = TypeVar("Asked", bound=wire.Request)
+Result = TypeVar("Result")
+Kind = TypeVar("Kind", bound=wire.Request)
 CaughtUp = tuple[Facts | str, list[Exchanged]]
 Divided = tuple[dict[str, Answer], dict[str, str]]
 _Seconds = Annotated[float, within("[0, inf)")]
@@ -81,9 +81,9 @@ class Caller:
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
 
-    def in_thread(self, function: Callable[..., Found], *args: Any) -> Future[Found]:
+    def in_thread(self, function: Callable[..., Result], *args: Any) -> Future[Result]:
         """Calls a function in a new thread, for which the program does not wait at exit."""
-        future: Future[Found] = Future()
+        future: Future[Result] = Future()
 
         def work() -> None:
             try:
@@ -96,11 +96,11 @@ class Caller:
         thread.start()
         return future
 
-    def request(self, kind: type[Asked], site: str, **rest: Any) -> Asked:
+    def request(self, kind: type[Kind], site: str, **rest: Any) -> Kind:
         """Returns a request of this session."""
         return kind(site, self.session, **rest)
 
-    def requests(self, kind: type[Asked], to: Iterable[str], **rest: Any) -> dict[str, Asked]:
+    def requests(self, kind: type[Kind], to: Iterable[str], **rest: Any) -> dict[str, Kind]:
         """Returns the same request to each of some sites."""
         return {site: self.request(kind, site, **rest) for site in to}
 
@@ -111,25 +111,25 @@ class Caller:
     def _sent(
         self, way: Callable[..., Answer | str], requests: Mapping[str, Asking[Answer]], waits: float
     ) -> dict[str, Future[Answer | str]]:
-        return {c: self.in_thread(way, asked, waits) for c, asked in requests.items()}
+        return {c: self.in_thread(way, request, waits) for c, request in requests.items()}
 
-    def one(self, asked: Asking[Answer], timeout: float) -> Answer | str:
+    def one(self, request: Asking[Answer], timeout: float) -> Answer | str:
         """Sends a request to one site; retries once without a reply, which may have been lost."""
-        data, waits = asked.to_bytes(), (timeout, min(timeout, self.terms.grace))
+        data, waits = request.to_bytes(), (timeout, min(timeout, self.terms.grace))
         for number, seconds in enumerate(waits):
             answer = b""
             if self._ended.is_set():
                 return ENDED
             try:
-                answer = self.transport.call(asked.site, data, seconds)
+                answer = self.transport.call(request.site, data, seconds)
                 reply = wire.Reply.from_bytes(answer)
             except Silent:
                 continue
             except CodecError as error:
                 return f"its reply cannot be read: {str(error).rstrip('.')}"
             finally:
-                self.traffic.add(asked.site, asked.kind, len(data), len(answer))
-            if not reply.answers(asked):
+                self.traffic.add(request.site, request.kind, len(data), len(answer))
+            if not reply.answers(request):
                 if reply.status == "refused" and reply.reason == "bytes":
                     return "it could not read the request"
                 if number == 0:  # a late reply to another request
@@ -167,11 +167,11 @@ class Caller:
         self.sites = list(replies)
         return replies
 
-    def hello(self, asked: Asking[Answer], timeout: float) -> Answer | str:
+    def hello(self, request: Asking[Answer], timeout: float) -> Answer | str:
         """Greets a site until it answers; it may still be reading its data."""
         end = time.monotonic() + timeout
         while True:
-            answer = self.one(asked, max(0.0, end - time.monotonic()))
+            answer = self.one(request, max(0.0, end - time.monotonic()))
             if answer != BUSY or time.monotonic() >= end:
                 return answer
             self._ended.wait(min(1.0, max(0.0, end - time.monotonic())))
@@ -196,8 +196,8 @@ def refusal(reply: wire.Reply) -> str:
 
 def greet(caller: Caller, some: bool = False) -> dict[str, Greeting]:
     """Requests the facts that all sites must share; all must answer equally."""
-    asked = caller.requests(wire.Hello, caller.sites)
-    replies = caller.greet_some(asked) if some else caller.everyone(asked)
+    hellos = caller.requests(wire.Hello, caller.sites)
+    replies = caller.greet_some(hellos) if some else caller.everyone(hellos)
     greetings = {c: r.greeting for c, r in replies.items()}
     first, *others = caller.sites
     for site in others:
@@ -218,13 +218,13 @@ def agree_on_data(
     next(server, None)
     while True:
         body = answers[-1] if answers else b""
-        asked = caller.requests(wire.Agree, caller.sites, phase=len(answers), body=body)
-        replies = caller.everyone(asked)
+        requests_of_phase = caller.requests(wire.Agree, caller.sites, phase=len(answers), body=body)
+        replies = caller.everyone(requests_of_phase)
         facts = {c: r.facts for c, r in replies.items() if r.facts is not None}
         if len(facts) == len(replies):
             break
         if facts:
-            first = shown(next(iter(facts)))
+            first = short(next(iter(facts)))
             raise SiteError(f"Site {first} sends fewer messages about its data than the others.")
         exchanged += [(c, "up", len(r.body)) for c, r in replies.items()]
         try:
@@ -235,12 +235,12 @@ def agree_on_data(
     for site, most in () if claims is None else claims.samples.items():
         if most > facts[site].num_samples:
             samples = facts[site].num_samples
-            raise SiteError(in_words("claims", site=shown(site), most=most, samples=samples))
+            raise SiteError(in_words("claims", site=short(site), most=most, samples=samples))
     first, *others = caller.sites
     for site in others:
         compare_models(facts[first], facts[site], first, site)
     if nowhere := set.intersection(*(set(of.absent) for of in facts.values())):
-        raise SiteError(in_words("nowhere", channel=shown(min(nowhere))))
+        raise SiteError(in_words("nowhere", channel=short(min(nowhere))))
     return facts, answers, exchanged
 
 
@@ -251,8 +251,8 @@ def catch_up(caller: Caller, site: str, answers: Sequence[bytes]) -> CaughtUp:
     """
     exchanged, facts = list[Exchanged](), None
     for number, body in enumerate([b"", *answers]):
-        asked = caller.request(wire.Agree, site, phase=number, body=body)
-        answer = caller.hello(asked, caller.terms.hello)
+        question = caller.request(wire.Agree, site, phase=number, body=body)
+        answer = caller.hello(question, caller.terms.hello)
         if isinstance(answer, str):
             return answer, exchanged
         facts = answer.facts
@@ -263,8 +263,8 @@ def catch_up(caller: Caller, site: str, answers: Sequence[bytes]) -> CaughtUp:
 
 def compare(one: Greeting, other: Greeting, name: str, site: str) -> None:
     """Checks that two ends have the same experiment."""
-    _check_equal(one.agreed, other.agreed, f"another configuration than {shown(name)}", site)
-    _check_equal(one.data, other.data, f"other data than {shown(name)}", site)
+    _check_equal(one.agreed, other.agreed, f"another configuration than {short(name)}", site)
+    _check_equal(one.data, other.data, f"other data than {short(name)}", site)
 
 
 def other_versions(here: Mapping[str, str], sites: Mapping[str, Greeting]) -> list[str]:
@@ -275,24 +275,24 @@ def other_versions(here: Mapping[str, str], sites: Mapping[str, Greeting]) -> li
         >>> other_versions({"torch": "2.13.0"}, sites)
         ['torch is 2.13.0 at the coordinator, but 2.12.1 at 2.12.1; last digits may differ.']
     """
-    said = []
+    remarks = []
     for name, version in here.items():
         others: dict[str, list[str]] = {}
         for site, greeting in sites.items():
             if (there := greeting.versions.get(name, "unknown")) != version:
-                others.setdefault(there, []).append(shown(site))
+                others.setdefault(there, []).append(short(site))
         if others:
-            listed = " and ".join(f"{shown(v)} at {', '.join(c)}" for v, c in others.items())
+            listed = " and ".join(f"{short(v)} at {', '.join(c)}" for v, c in others.items())
             text = f"{name} is {version} at the coordinator, but {listed}; last digits may differ."
-            said.append(text)
-    return said
+            remarks.append(text)
+    return remarks
 
 
 def compare_models(one: Facts, other: Facts, name: str, site: str) -> None:
     """Checks that two ends have built the same model; arguments as in :func:`compare`."""
-    _check_equal(one.data, other.data, f"another kind of data than {shown(name)}", site)
+    _check_equal(one.data, other.data, f"another kind of data than {short(name)}", site)
     if one.weights != other.weights:
-        raise SiteError(in_words("weights", site=shown(site), name=shown(name)))
+        raise SiteError(in_words("weights", site=short(site), name=short(name)))
 
 
 def other_samples(before: Facts, now: Facts) -> str:
@@ -308,10 +308,10 @@ def other_samples(before: Facts, now: Facts) -> str:
 def _check_equal(one: Mapping[str, Any], other: Mapping[str, Any], what: str, site: str) -> None:
     if keys := [k for k in dict.fromkeys([*one, *other]) if one.get(k) != other.get(k)]:
         more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
-        named = ", ".join(shown(k, 60) + _apart(one.get(k), other.get(k)) for k in keys[:5])
+        named = ", ".join(short(k, 60) + _apart(one.get(k), other.get(k)) for k in keys[:5])
         verb = "differs" if len(keys) == 1 else "differ"
         raise SiteError(
-            in_words("differs", site=shown(site), what=what, named=named + more, verb=verb)
+            in_words("differs", site=short(site), what=what, named=named + more, verb=verb)
         )
 
 
@@ -325,10 +325,10 @@ def _apart(one: Any, other: Any) -> str:
     if not (isinstance(one, list) and isinstance(other, list)):
         return ""
     both = {"lacks": [x for x in one if x not in other], "has": [x for x in other if x not in one]}
-    what = [f"{verb} {shown(few([*map(str, of)], 5), 200)}" for verb, of in both.items() if of]
+    what = [f"{verb} {short(few([*map(str, of)], 5), 200)}" for verb, of in both.items() if of]
     return f" ({', '.join(what) or 'in another order'})"
 
 
 def sentence(why: Mapping[str, str]) -> str:
     """Names sites, each with a reason."""
-    return "; ".join(f"{shown(site)}: {reason}" for site, reason in why.items())
+    return "; ".join(f"{short(site)}: {reason}" for site, reason in why.items())

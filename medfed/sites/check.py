@@ -70,9 +70,9 @@ def try_rounds(
     for number in range(2):
         current, is_open = Round(federation, number), True
         while is_open:
-            asked = sorted(current.recipients, key=lambda name: name != client.id)
-            reply = [current.fit(name) for name in asked[:1]] * len(asked)
-            for name, packet in zip(asked, reply, strict=True):
+            order = sorted(current.recipients, key=lambda name: name != client.id)
+            reply = [current.fit(name) for name in order[:1]] * len(order)
+            for name, packet in zip(order, reply, strict=True):
                 current.receive(name, packet)
             is_open = current.close_phase()
     return federation

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from medfed.common.console import shown
+from medfed.common.console import short
 from medfed.common.scores import limits_of
 from medfed.federation import aggregation, budget
 from medfed.federation.round import Round
@@ -78,7 +78,7 @@ class Masks(NamedTuple):
 
     def for_site(self, site: str) -> dict[str, str]:
         """What a site is sent with its message."""
-        return {other: given[site] for other, given in self.boxes.items() if other != site}
+        return {other: boxes_of[site] for other, boxes_of in self.boxes.items() if other != site}
 
     def rest(self, sent: Sequence[str], replies: Replies, length: int, **kind: Any) -> Any:
         """What to add to the sum of what some sites have sent, so that no mask is left in it."""
@@ -86,7 +86,7 @@ class Masks(NamedTuple):
         try:
             return unmasked(self.context, self.keys, sent, shares, length, **kind)
         except ValueError as error:
-            sites = ", ".join(map(shown, sent))
+            sites = ", ".join(map(short, sent))
             raise SiteError(in_words("unmasked", sites=sites, why=first_line(error))) from error
 
 
@@ -117,8 +117,8 @@ class Requests:
         sites = current.recipients
         if self.federation.channel.sums is None or len(sites) < FEWEST:
             return Masks("", {}, {})
-        asked = self.of_phase(wire.Keys, current, where, cohort=sites)
-        announced = self.needed(asked)
+        requests = self.of_phase(wire.Keys, current, where, cohort=sites)
+        announced = self.needed(requests)
         # Sites may have given their shares to others before the coordinator was restarted.
         for before in {tuple(reply.given) for reply in announced.values()}:
             if not self.attendance.summed and len(before) >= FEWEST and {*before} < {*sites}:
@@ -135,9 +135,9 @@ class Requests:
         sums, sites = self.federation.channel.sums, now.recipients
         if sums is None or not sites or not (length := len(sums.read(packets[sites[0]]))):
             return packets
-        asked = self.of_phase(wire.Unmask, now, where, sent=sites)
+        requests = self.of_phase(wire.Unmask, now, where, sent=sites)
         self.attendance.summed = now.cohort
-        replies, why = self.caller.all(asked)
+        replies, why = self.caller.all(requests)
         if len(replies) < needed(len(masks.keys)):
             raise Lost(why)
         rest = masks.rest(sites, replies, length)
@@ -183,35 +183,35 @@ class Requests:
         """Notes what a site has spent."""
         self.attendance.progress.spent[site] = reply.steps, budget.Passes(*reply.passes)
 
-    def needed(self, asked: Mapping[str, Asking[Answer]]) -> dict[str, Answer]:
+    def needed(self, requests: Mapping[str, Asking[Answer]]) -> dict[str, Answer]:
         """Sends a request to sites that must all answer."""
-        replies, why = self.answers(asked)
+        replies, why = self.answers(requests)
         if why:
             raise Lost(why)
         return replies
 
-    def answers(self, asked: Mapping[str, Asking[Answer]]) -> calls.Divided[Answer]:
+    def answers(self, requests: Mapping[str, Asking[Answer]]) -> calls.Divided[Answer]:
         """Sends a request to sites, and returns the replies, and reasons where there are none."""
-        replies, why = self.caller.all(asked)
+        replies, why = self.caller.all(requests)
         for site, reason in why.items():
             if f"({NonFiniteError.__name__})" in reason:
-                request, hint = asked[site], ""
+                request, hint = requests[site], ""
                 if self._largest not in ("", site):
-                    hint = in_words("largest", site=shown(self._largest))
-                where = {"site": shown(site), "round": request.round + 1}
+                    hint = in_words("largest", site=short(self._largest))
+                where = {"site": short(site), "round": request.round + 1}
                 raise NonFiniteError(in_words("not_finite", reason=reason, hint=hint, **where))
         return replies, why
 
-    def measured(self, asked: Mapping[str, wire.Evaluate]) -> tuple[Metrics, dict[str, str]]:
+    def measured(self, requests: Mapping[str, wire.Evaluate]) -> tuple[Metrics, dict[str, str]]:
         """Returns the metrics of sites, and reasons where there are none."""
-        replies, why = self.caller.all(asked)
+        replies, why = self.caller.all(requests)
         metrics = {c: reply.metrics for c, reply in replies.items()}
         self.points |= {c: reply.point for c, reply in replies.items() if reply.point is not None}
         self.small |= {c: reply.small for c, reply in replies.items()}
         names = Counter(frozenset(m) for m in metrics.values()).most_common(1)
-        split = next((r.split for r in asked.values()), "")
+        split = next((r.split for r in requests.values()), "")
         usual = self.usual.setdefault(split, names[0][0]) if names else frozenset()
-        strange = {c: said for c, m in metrics.items() if (said := impossible(m, usual))}
+        strange = {c: reason for c, m in metrics.items() if (reason := impossible(m, usual))}
         self.diverged = [c for c, reply in replies.items() if reply.diverged]
         return {c: m for c, m in metrics.items() if c not in strange}, why | strange
 
@@ -225,7 +225,7 @@ def impossible(metrics: Mapping[str, float], names: frozenset[str]) -> str:
         if name.partition("/")[0] == "loss":
             low = -_HUGE  # the loss of a plugin may be negative
         if value < low - _ROUNDING or value > high + _ROUNDING or math.inf > abs(value) > _HUGE:
-            return f"its {shown(name)} is {value:.3g}"
+            return f"its {short(name)} is {value:.3g}"
     return ""
 
 
@@ -283,9 +283,9 @@ class Coordinator:
             ledger.add(entry)
         federation.ledger = ledger
         self.progress.at = at | dict.fromkeys(trained, number)
-        kept = {**self.progress.rounds, number: dict(self.progress.at)}
-        last = sorted(kept)[-2:]
-        self.progress.rounds = {n: kept[n] for n in kept if n in last or n == self.best()}
+        marks = {**self.progress.rounds, number: dict(self.progress.at)}
+        last = sorted(marks)[-2:]
+        self.progress.rounds = {n: marks[n] for n in marks if n in last or n == self.best()}
         return metrics
 
     def _train(self, where: Where, cohort: Sequence[str]) -> list[str]:
@@ -297,12 +297,12 @@ class Coordinator:
         while is_open:
             bodies = dict[bytes, bytes]()  # sites that are sent the same share it
             masks = self.requests.keys(current, where)
-            asked = self.requests.of_phase(wire.Fit, current, where, cohort=list(cohort))
-            for c, request in asked.items():
+            fits = self.requests.of_phase(wire.Fit, current, where, cohort=list(cohort))
+            for c, request in fits.items():
                 body = bodies.setdefault(sent := current.sent[c].to_bytes(), sent)
-                asked[c] = replace(request, body=body, boxes=masks.for_site(c))
-            replies, wrong = self.requests.answers(asked)
-            del asked, bodies  # which may be large, as the replies are
+                fits[c] = replace(request, body=body, boxes=masks.for_site(c))
+            replies, wrong = self.requests.answers(fits)
+            del fits, bodies  # which may be large, as the replies are
             packets, forms = {}, dict[str, Any]()
             for site in list(replies):
                 reply = replies.pop(site)
@@ -358,24 +358,24 @@ class Coordinator:
         self.attendance.say("evaluates", where["round"])
         at, there = self.progress.at, self.attendance.there
         where = {**where, "split": "val"}
-        asked = {c: self._measure(c, at, trained=c in trained, **where) for c in there}
-        metrics, why = self.requests.measured(asked)
+        evaluations = {c: self._measure(c, at, trained=c in trained, **where) for c in there}
+        metrics, why = self.requests.measured(evaluations)
         if lost := {c: reason for c, reason in why.items() if c in trained}:
             raise Lost(lost)
         self.attendance.leave_out(why, where["round"])
         return metrics
 
-    def _measure(self, site: str, at: Mapping[str, int], **asked: Any) -> wire.Evaluate:
+    def _measure(self, site: str, at: Mapping[str, int], **content: Any) -> wire.Evaluate:
         body = self.federation.delivery(site).to_bytes()
-        return self.caller.request(wire.Evaluate, site, at=at[site], body=body, **asked)
+        return self.caller.request(wire.Evaluate, site, at=at[site], body=body, **content)
 
     def _commit(self, where: Where, trained: Sequence[str]) -> None:
-        asked, progress = dict[str, wire.Commit](), self.progress
+        commits, progress = dict[str, wire.Commit](), self.progress
         for site in trained:
             at = progress.at[site]
             rounds = sorted({at, *(one[site] for one in progress.rounds.values())} - {START})
-            asked[site] = self.caller.request(wire.Commit, site, at=at, needed=rounds, **where)
-        replies = self.requests.needed(asked)
+            commits[site] = self.caller.request(wire.Commit, site, at=at, needed=rounds, **where)
+        replies = self.requests.needed(commits)
         for site, reply in replies.items():
             self.requests.note(site, reply)
         progress.epsilons |= {c: r.epsilon for c, r in replies.items() if r.epsilon is not None}
@@ -388,8 +388,8 @@ class Coordinator:
             self.attendance.readmit()
             left = [c for c in self.attendance.there if c not in replies]
             at, ask = self.progress.at, self.caller.request
-            asked = {c: ask(wire.Load, c, round=rounds, at=at[c]) for c in left}
-            answers, why = self.caller.all(asked)
+            requests = {c: ask(wire.Load, c, round=rounds, at=at[c]) for c in left}
+            answers, why = self.caller.all(requests)
             replies |= answers
             self.attendance.leave_out(why, rounds)
         there = [c for c in self.federation.ids if c in replies]
@@ -408,8 +408,8 @@ class Coordinator:
 
         def ask(sites: Sequence[str], more: Mapping[str, Mapping[str, Any]]) -> None:
             place = {**where, "split": "test", "trained": False}
-            asked = {c: self._measure(c, at, **place, **more.get(c, {})) for c in sites}
-            metrics, why = self.requests.measured(asked)
+            evaluations = {c: self._measure(c, at, **place, **more.get(c, {})) for c in sites}
+            metrics, why = self.requests.measured(evaluations)
             tested.update(metrics)
             self.attendance.leave_out(why, rounds)
 
@@ -439,8 +439,10 @@ class Coordinator:
         def ask(bodies: Mapping[str, bytes], of: str = "") -> dict[str, wire.Tested]:
             request = partial(self.caller.request, wire.Across, round=rounds, attempt=self._turn)
             at = self._at
-            asked = {c: request(c, of=of or c, at=at[c], body=body) for c, body in bodies.items()}
-            replies, why = self.caller.all(asked)
+            bodies_of = {
+                c: request(c, of=of or c, at=at[c], body=body) for c, body in bodies.items()
+            }
+            replies, why = self.caller.all(bodies_of)
             every = ((c, impossible(r.metrics, frozenset(r.metrics))) for c, r in replies.items())
             why |= {c: wrong for c, wrong in every if wrong}
             refused.update(why)

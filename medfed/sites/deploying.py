@@ -25,7 +25,7 @@ import msgspec
 
 from medfed import __version__
 from medfed.common import schemas, untrusted
-from medfed.common.console import levels, logged_by, shown, without_remarks
+from medfed.common.console import levels, logged_by, short, without_remarks
 from medfed.config import compose, description, sections
 from medfed.federation.wire.fixed_point import FEWEST
 from medfed.records.folder import RunFolder
@@ -149,8 +149,8 @@ def _coordinate(deployment: Deployment, transport: Transport) -> None:
     config, terms = description.describe(source), calls.Terms(**deployment.terms)
     if (plan := deployment.agreed.get("plan")) is not None:
         with calls.Caller(transport, deployment.agreed["sites"], terms) as caller:
-            asked = plan_of(plan, "The agreement")
-            studying.conduct(caller, asked, deployment.bundles, Path(config.folder))
+            agreed_plan = plan_of(plan, "The agreement")
+            studying.conduct(caller, agreed_plan, deployment.bundles, Path(config.folder))
         return
     if deployment.onboard:
         newcomers.join(config, transport, deployment.onboard, deployment.agreed["joins"], terms)
@@ -202,10 +202,10 @@ class Broken:
     def answer(self, request: bytes) -> bytes:
         """Answers so."""
         try:
-            asked = Request.from_bytes(request)
+            content = Request.from_bytes(request)
         except CodecError:
             return unreadable(self.name)
-        return declined(asked, self.status, self.reason).to_bytes()
+        return declined(content, self.status, self.reason).to_bytes()
 
 
 POLL = 1.0
@@ -301,10 +301,10 @@ class Follower:
                 return
             failed = 1 if self._last() != before else failed + 1
             if failed >= self.attempts:
-                kept = f"Finished rounds are kept: continue with resume={self.deployment.folder}."
+                advice = f"Finished rounds are kept: continue with resume={self.deployment.folder}."
                 raise SiteError(
                     f"{failed} jobs in a row have failed ({why}). "
-                    f"{'Try again.' if self.deployment.onboard else kept}"
+                    f"{'Try again.' if self.deployment.onboard else advice}"
                 )
             self.deployment = self.deployment.resumed()
             self.say(f"FLARE's job has ended ({why}); the run continues in another one.")
@@ -345,9 +345,9 @@ class Follower:
         waited: list[str] = []
         expected = self.deployment.expected
         while missing := [s for s in expected if s not in (known := console.connected())]:
-            names = ", ".join(map(shown, missing))
+            names = ", ".join(map(short, missing))
             if waited != missing:
-                others = ", ".join(map(shown, sorted(known))) or "nobody"
+                others = ", ".join(map(short, sorted(known))) or "nobody"
                 left = f"at most {max(0, end - time.monotonic()):.0f} s more"
                 self.say(f"Waiting, {left}, for {names} to connect; connected: {others}.")
             if time.monotonic() > end:
@@ -364,13 +364,13 @@ class Follower:
                 how = outcome(scratch)[0]
                 if how in (FINISHED, STOPPED):
                     break
-                status = self._settled(console, number)
+                status = self._final_status(console, number)
                 if time.monotonic() > look and how == BEGUN:
                     look = time.monotonic() + self.look
                     restarted = [s for s in self.deployment.expected if console.has_restarted(s)]
                     if alone in restarted:  # twice, as sites also leave a job that is just ending
                         console.abort(number)
-                        return f"{shown(alone)} was restarted, and is not part of the job"
+                        return f"{short(alone)} was restarted, and is not part of the job"
                     alone = next(iter(restarted), "")
         except KeyboardInterrupt:
             console.abort(number)
@@ -388,7 +388,7 @@ class Follower:
             raise SiteError(in_words("classes", why=why, classes=classes))
         return None if how == FINISHED else status
 
-    def _settled(self, console: Console, number: str) -> str:
+    def _final_status(self, console: Console, number: str) -> str:
         """Returns a job's status; one that is just ending has neither processes nor a result."""
         for _ in range(_SETTLING):
             if (status := console.status(number)) != LOST:

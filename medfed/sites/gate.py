@@ -131,53 +131,53 @@ class Gate:
     def answer(self, data: bytes, do: Callable[[Any], Reply]) -> bytes:
         """Returns the reply to a request; errors become replies, too, and stand in the log."""
         try:
-            asked = Request.from_bytes(data)
+            request = Request.from_bytes(data)
         except CodecError as error:
             self.refused.warning("A request was refused: %s", error)
             return wire.unreadable(self.workplace.name)
         if not self.lock.acquire(blocking=False):
-            return self._declined(asked, Refusal("", "busy"))
+            return self._declined(request, Refusal("", "busy"))
         try:
-            return self._answer(asked, blake2b(data).digest(), do)
+            return self._answer(request, blake2b(data).digest(), do)
         except (VetoError, Refusal) as why:
-            return self._declined(asked, why)
+            return self._declined(request, why)
         except Exception as error:
             # The error's text may name a patient or a file: it stays in this log.
             unexpected = not isinstance(error, MedfedError)
-            self.log.error("%s failed: %s", _said(asked), error, exc_info=unexpected)
-            return wire.declined(asked, "failed", type(error).__name__).to_bytes()
+            self.log.error("%s failed: %s", _request_text(request), error, exc_info=unexpected)
+            return wire.declined(request, "failed", type(error).__name__).to_bytes()
         finally:
             self.lock.release()
 
-    def _declined(self, asked: Request, why: VetoError | Refusal) -> bytes:
-        said = "; needed: ".join([str(why) or why.status, *getattr(why, "__notes__", ())])
-        self.refused.warning("%s was refused: %s", _said(asked), said)
-        return wire.declined(asked, why.status, why.reason).to_bytes()
+    def _declined(self, request: Request, why: VetoError | Refusal) -> bytes:
+        sentence = "; needed: ".join([str(why) or why.status, *getattr(why, "__notes__", ())])
+        self.refused.warning("%s was refused: %s", _request_text(request), sentence)
+        return wire.declined(request, why.status, why.reason).to_bytes()
 
-    def _answer(self, asked: Request, key: bytes, do: Callable[[Any], Reply]) -> bytes:
-        _refuse_if(asked.site != self.workplace.name, "site")
-        session = "" if isinstance(asked, wire.Onboard) else asked.session
+    def _answer(self, request: Request, key: bytes, do: Callable[[Any], Reply]) -> bytes:
+        _refuse_if(request.site != self.workplace.name, "site")
+        session = "" if isinstance(request, wire.Onboard) else request.session
         if session == self.session and (known := self.replies.get(key)):
             return known
-        rule, take_back = RULES[type(asked)], self.mark()
+        rule, take_back = RULES[type(request)], self.mark()
         try:
             for check in rule.checks:
                 try:
-                    check(self, asked)
+                    check(self, request)
                 except Refusal as why:
                     why.add_note(check.what if isinstance(check, Count) else str(check.__doc__))
                     raise
-            reply = do(asked)
+            reply = do(request)
             if self.meter is not None:
                 self.meter.count()
         except Exception:
             take_back()
             raise
         for leave in rule.leaving:
-            leave(self, asked, reply)
+            leave(self, request, reply)
         sent = reply.to_bytes()
-        self.log.info("%s was answered: %s.", _said(asked), rule.leaves)
-        if not isinstance(asked, wire.Hello | wire.Agree | wire.Begin):
+        self.log.info("%s was answered: %s.", _request_text(request), rule.leaves)
+        if not isinstance(request, wire.Hello | wire.Agree | wire.Begin):
             self.replies = dict([*self.replies.items(), (key, sent)][-_REPLIES:])
         return sent
 
@@ -287,8 +287,8 @@ class Gate:
     def same_federation(self, request: wire.Begin) -> None:
         """Its folder has no rounds of another federation."""
         path = RunFolder(self.folder_of(request)).job_json
-        kept = untrusted.read_json(path, dict[str, str]) if path.is_file() else {}
-        _refuse_if(kept.get("job", request.job) != request.job, "job")
+        known = untrusted.read_json(path, dict[str, str]) if path.is_file() else {}
+        _refuse_if(known.get("job", request.job) != request.job, "job")
 
     def few_folders(self, request: wire.Begin | wire.Onboard) -> None:
         """The site's file allows one more folder, or the federation has one."""
@@ -618,10 +618,10 @@ RULES: dict[type[Request], Rule] = {
 """What a site does with each kind of request."""
 
 
-def _said(asked: Request) -> str:
+def _request_text(request: Request) -> str:
     """A request in the log: its kind and place, and nothing else from outside."""
-    if asked.round == START:
-        return f"The request {asked.kind}"
-    if isinstance(asked, wire.Load | wire.Across) or getattr(asked, "split", "") == "test":
-        return f"The request {asked.kind} after round {asked.round}"
-    return f"The request {asked.kind}, round {asked.round + 1}, phase {asked.phase + 1}"
+    if request.round == START:
+        return f"The request {request.kind}"
+    if isinstance(request, wire.Load | wire.Across) or getattr(request, "split", "") == "test":
+        return f"The request {request.kind} after round {request.round}"
+    return f"The request {request.kind}, round {request.round + 1}, phase {request.phase + 1}"

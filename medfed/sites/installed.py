@@ -46,8 +46,8 @@ def code() -> str:
 def check(version: str, agreed: str) -> None:
     """Compares what is installed here with an agreement."""
     if (version, agreed) != (medfed.__version__, code()):
-        found = {"agreed": version, "hash": agreed, "here": medfed.__version__}
-        raise veto("code", "code", **found, hash_here=code())
+        versions = {"agreed": version, "hash": agreed, "here": medfed.__version__}
+        raise veto("code", "code", **versions, hash_here=code())
 
 
 def _code() -> dict[str, Path]:
@@ -55,36 +55,36 @@ def _code() -> dict[str, Path]:
     roots = {"medfed": _PACKAGE, "medfed/configs": CONFIG_DIR}
     every = ((name, root, p) for name, root in roots.items() for p in root.rglob("*"))
     paths = ((name, p.relative_to(root).as_posix(), p) for name, root, p in every if p.is_file())
-    found = {f"{name}/{place}": path for name, place, path in paths}
-    return {name: path for name, path in found.items() if not _LOCAL.search(name)}
+    files = {f"{name}/{place}": path for name, place, path in paths}
+    return {name: path for name, path in files.items() if not _LOCAL.search(name)}
 
 
 def pack(package: str, folder: Path) -> Path:
     """Packs a wheel of an installed package; the same files give the same bytes."""
     try:
-        found = metadata.distribution(package)
+        dist = metadata.distribution(package)
     except metadata.PackageNotFoundError as error:
         raise ConfigError(f"{package} is not installed here, so a kit cannot hold it.") from error
-    listed = {path.as_posix(): path for path in found.files or ()}
-    kept = {name: Path(str(p.locate())) for name, p in listed.items() if not _LOCAL.search(name)}
+    listed = {path.as_posix(): path for path in dist.files or ()}
+    packed = {name: Path(str(p.locate())) for name, p in listed.items() if not _LOCAL.search(name)}
     if package == "medfed":
-        kept = {n: p for n, p in kept.items() if ".dist-info/" in n} | _code()
+        packed = {n: p for n, p in packed.items() if ".dist-info/" in n} | _code()
         if (project := _PACKAGE.parent / "pyproject.toml").is_file():
             listed = {}
             wanted = tomllib.loads(project.read_text("utf-8"))["project"]["dependencies"]
-            known = map(Requirement, found.requires or ())
+            known = map(Requirement, dist.requires or ())
             if {*map(Requirement, wanted)} != {each for each in known if each.marker is None}:
                 raise ConfigError(
                     f"{project} has changed since medfed was installed from there; install it "
                     "again by pip install --editable '.[sites]'."
                 )
-    (record,) = (n[:-8] + "RECORD" for n in kept if re.fullmatch(r"[^/]+\.dist-info/METADATA", n))
-    tags = [t.split("-") for t in re.findall(r"^Tag: (\S+)$", found.read_text("WHEEL") or "", re.M)]
+    (record,) = (n[:-8] + "RECORD" for n in packed if re.fullmatch(r"[^/]+\.dist-info/METADATA", n))
+    tags = [t.split("-") for t in re.findall(r"^Tag: (\S+)$", dist.read_text("WHEEL") or "", re.M)]
     tag = "-".join(".".join(dict.fromkeys(part)) for part in zip(*tags, strict=True))
     wheel, lines = folder / f"{record.partition('.dist-info')[0]}-{tag}.whl", list[str]()
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(wheel, "w") as archive:  # not compressed: libraries differ in how
-        for name, path in sorted(kept.items()):
+        for name, path in sorted(packed.items()):
             content = path.read_bytes()
             hashed = urlsafe_b64encode(sha256(content).digest()).decode().rstrip("=")
             known_hash = listed[name].hash if name in listed else None

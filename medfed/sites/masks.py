@@ -154,16 +154,16 @@ class Half:
     """A site's half of one sum; without a signer its keys are not signed."""
 
     def __init__(
-        self, name: str, asked: Head, sites: Sequence[str], signer: Signer | None, samples: int = 1
+        self, name: str, head: Head, sites: Sequence[str], signer: Signer | None, samples: int = 1
     ) -> None:
-        self.name, self.phase, self.sites, self._samples = name, asked.phase, sorted(sites), samples
-        self._context = context_of(asked, sites)
+        self.name, self.phase, self.sites, self._samples = name, head.phase, sorted(sites), samples
+        self._context = context_of(head, sites)
         self._signer = signer
         self._mask, self._box = (_curve().X25519PrivateKey.generate() for _ in range(2))
         self._seed = secrets.token_bytes(32)
         self._keys: Keys = {}
         self._announced: PublicKeys | None = None
-        self._kept: dict[str, tuple[bytes, bytes]] = {}  # shares of each site's key and seed
+        self._shares: dict[str, tuple[bytes, bytes]] = {}  # shares of each site's key and seed
 
     def announced(self) -> PublicKeys:
         """Returns what all other sites must know."""
@@ -197,7 +197,7 @@ class Half:
         both = (self._mask.private_bytes_raw(), self._seed)
         pairs = zip(*(divided(secret, len(self.sites), least) for secret in both), strict=True)
         shares = dict(zip(self.sites, pairs, strict=True))
-        self._kept = {self.name: shares.pop(self.name)}
+        self._shares = {self.name: shares.pop(self.name)}
         return {
             site: self._lock(self.name, site).encrypt(bytes(12), b"".join(pair), None).hex()
             for site, pair in shares.items()
@@ -221,14 +221,14 @@ class Half:
 
         if sorted([*boxes, self.name]) != self.sites or not self._keys:
             raise CodecError("The shares are not those of all sites of this sum.")
-        opened = {**self._kept}
+        opened = {**self._shares}
         for site, box in boxes.items():
             try:
                 both = self._lock(site, self.name).decrypt(bytes(12), bytes.fromhex(box), None)
             except (InvalidTag, ValueError) as error:
                 raise CodecError("A share was not encrypted by its site.") from error
             opened[site] = both[:_SHARE], both[_SHARE:]
-        self._kept = opened
+        self._shares = opened
         total = stream(self._seed, length, kind)
         for site in boxes:
             total += _pair(self._mask, self._keys, self._context, self.name, site, length, kind)
@@ -239,8 +239,8 @@ class Half:
         there = {*sent}
         if len(there) < needed(len(self.sites)) or not {self.name} <= there <= {*self.sites}:
             raise CodecError("A sum of these sites is not to be unmasked.")
-        shares = {site: pair[site in there].hex() for site, pair in self._kept.items()}
-        self._kept = {}  # never the other kind
+        shares = {site: pair[site in there].hex() for site, pair in self._shares.items()}
+        self._shares = {}  # never the other kind
         return shares
 
 
@@ -251,12 +251,12 @@ def unmasked(
     sites, least = sorted(keys), needed(len(keys))
     total = np.zeros(length, kind)
     for site in sites:
-        given = {
+        secrets_of = {
             sites.index(giver) + 1: bytes.fromhex(one[site])
             for giver, one in list(shares.items())[:least]
             if site in one
         }
-        secret = joined(given, 32)
+        secret = joined(secrets_of, 32)
         if site in sent:
             if hashlib.sha256(secret).hexdigest() != keys[site].seal:
                 raise CodecError("Shares of a mask do not fit together.")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medfed.common import scores, untrusted
-from medfed.common.console import say, shown, size, wide_console
+from medfed.common.console import say, short, size, wide_console
 from medfed.config.allowed import check_plugins
 from medfed.config.description import RunDescription
 from medfed.federation import algorithm, reference
@@ -45,25 +45,25 @@ def onboard(
 ) -> tuple[int, dict[str, float], Ledger]:
     """Onboards a newcomer by the method's rule; the coordinator's half."""
     if site in federation.ids:
-        raise SiteError(f"Site {shown(site)} has already trained with the others: it cannot join.")
+        raise SiteError(f"Site {short(site)} has already trained with the others: it cannot join.")
     answers = [answer.encode() for answer in run.answers]
     facts, exchanged = catch_up(caller, site, answers)
     if isinstance(facts, str):
-        raise SiteError(f"{shown(site)}: {facts}.")
+        raise SiteError(f"{short(site)}: {facts}.")
     for like in run.clients.values():
         compare_models(like, facts, "the run", site)
     info, ledger = algorithm.ClientInfo(site, facts.num_samples), Ledger(preprocessing(exchanged))
     sizes = federation.server.get("num_samples", {})
     clients = [wire.Client(c, int(sizes[c]) if c in sizes else 1) for c in federation.ids]
-    said = {"clients": clients, "job": run.job, "point": point}
+    facts_of_run = {"clients": clients, "job": run.job, "point": point}
     packets, metrics = list[Packet](), dict[str, float]()
 
     def send(packet: Packet, last: bool = False) -> Packet:
         at = {"phase": len(packets), "body": packet.to_bytes()}
-        request = caller.request(wire.Onboard, site, **at, **said, last=last)
+        request = caller.request(wire.Onboard, site, **at, **facts_of_run, last=last)
         reply = caller.one(request, caller.terms.timeout)
         if isinstance(reply, str):
-            raise SiteError(f"{shown(site)}: {reply}.")
+            raise SiteError(f"{short(site)}: {reply}.")
         metrics.update(reply.metrics)
         if not last:
             packets.append(Packet.from_bytes(reply.body, federation.most_elements))
@@ -75,10 +75,10 @@ def onboard(
         name = error.part if isinstance(error, AbsentPartError) else error.args[0]
         if not packets or name in {*packets[-1].parts, *packets[-1].scalars}:
             raise
-        raise SiteError(f"{shown(site)}: its message has no {name!s:.60}.") from error
+        raise SiteError(f"{short(site)}: its message has no {name!s:.60}.") from error
     except (CodecError, ValueError) as error:
         why = f"its message cannot be used: {str(error).rstrip('.')}"
-        raise SiteError(f"{shown(site)}: {why}.") from error
+        raise SiteError(f"{short(site)}: {why}.") from error
     return info.num_samples, metrics, ledger
 
 
@@ -114,19 +114,19 @@ def join(
     that has joined; model, bundle and ledger are in the hospital's folder.
     """
     run = Run(Path(config.folder))
-    kept, earlier = _sites_of(run, site), earlier_rows(run, Joined)
-    federation = _reopened(run, kept.clients)
+    sites, earlier = _sites_of(run, site), earlier_rows(run, Joined)
+    federation = _reopened(run, sites.clients)
     caller = Caller(transport, [site], terms or Terms())
     reply = caller.hello(caller.request(wire.Hello, site), caller.terms.hello)
     if isinstance(reply, str):
-        raise SiteError(f"{shown(site)}: {reply}; check the site, and onboard it again.")
-    agreed = Greeting(fingerprints(config.values), kept.greeting)
+        raise SiteError(f"{short(site)}: {reply}; check the site, and onboard it again.")
+    agreed = Greeting(fingerprints(config.values), sites.greeting)
     compare(agreed, reply.greeting, "the run", site)
     point = for_newcomer(run.summary.get("points", {}))
-    samples, metrics, ledger = onboard(caller, federation, site, kept, point)
+    samples, metrics, ledger = onboard(caller, federation, site, sites, point)
     names = frozenset(name for of in run.summary["clients"].values() for name in of)
     if wrong := coordinator.impossible(metrics, names):
-        raise SiteError(f"{shown(site)}: {wrong}.")
+        raise SiteError(f"{short(site)}: {wrong}.")
     up, down = (ledger.total(direction=way) for way in ("up", "down"))
     joined = Joined(site, samples, "own", steps, metrics, up, down)
     add_rows(run, earlier, [joined])
@@ -138,20 +138,20 @@ def _sites_of(run: RunFolder, site: str) -> SitesRecord:
     """Returns the run's record of its sites, without the newcomer."""
     if not run.sites_json.is_file():
         raise ConfigError(in_words("simulation", folder=run.folder))
-    kept = SitesRecord.read(run.folder)
-    if site in kept.clients:
+    record = SitesRecord.read(run.folder)
+    if site in record.clients:
         known = f"was a site of the run in {run.folder} and has its model"
         raise ConfigError(f"onboard={site} {known}; name another site.")
     if run.config.privacy.example is not None:
         raise ConfigError(in_words("noise_of_others", folder=run.folder))
-    return kept
+    return record
 
 
 def _reopened(run: RunFolder, facts: Mapping[str, Facts]) -> Federation:
     """Returns the server's half at the end of the selected round."""
     check_plugins(run.config, run.folder)
     start, described = read_start(reopened(run.config, run.folder, accelerator="cpu"))
-    everyone = [algorithm.ClientInfo(c, said.num_samples) for c, said in facts.items()]
+    everyone = [algorithm.ClientInfo(c, fact.num_samples) for c, fact in facts.items()]
     shape = next(iter(facts.values())).data["shape"]
     task, _, _, federation, local = server_half(described, start, everyone, shape)
     module = FederatedModule(task, federation, local)
@@ -165,7 +165,7 @@ def _print(run: RunFolder, joined: Joined) -> None:
     mean = scores.number(summary["federation"][metric]["mean"])
     say(
         wide_console(),
-        f"{shown(joined.client)} has joined by the rule of {summary['algorithm']}: test "
+        f"{short(joined.client)} has joined by the rule of {summary['algorithm']}: test "
         f"{scores.label_of(metric)} {scores.number(with_nan(joined.metrics)[metric])} (mean of the "
         f"run's hospitals {mean}), up to {joined.steps} gradient steps, {size(joined.down)} down, "
         f"{size(joined.up)} up.",

@@ -133,8 +133,8 @@ site's file asks for 20; do not take part, or lower policy.least.
         largest = max(samples, key=lambda site: samples[site])
         share = samples[largest] / sum(samples.values())
         if share > self.largest_share:
-            found = {"share": 100 * share, "most": 100 * self.largest_share}
-            raise veto("share", site=largest, **found)
+            shares = {"share": 100 * share, "most": 100 * self.largest_share}
+            raise veto("share", site=largest, **shares)
 
     def check_study(self, config: RunDescription) -> None:
         """Refuses a study whose keys alone the site does not allow, before data are read."""
@@ -224,8 +224,8 @@ def remembered(path: Path, kind: type[Content], keep: bool = True) -> Iterator[C
 
 
 def _read(path: Path, kind: type[Content]) -> Content:
-    kept = "restore it from a backup, as a site without it forgets what has left"
-    return untrusted.read_json(path, kind, kept) if path.is_file() else kind()
+    advice = "restore it from a backup, as a site without it forgets what has left"
+    return untrusted.read_json(path, kind, advice) if path.is_file() else kind()
 
 
 class FullError(Exception):
@@ -266,8 +266,8 @@ class Counted(msgspec.Struct, frozen=True):
             if new in sets:
                 return
             if sets and (fewest := fewest_in_combinations([*sets, new])) < floor:
-                found = {"count": len(new), "fewest": fewest, "floor": floor}
-                raise veto("patients", path=path, **found)
+                counts = {"count": len(new), "fewest": fewest, "floor": floor}
+                raise veto("patients", path=path, **counts)
             sets.append(new)
 
     def numbers(self, data: str) -> int:
@@ -336,8 +336,8 @@ class Spending(msgspec.Struct, frozen=True):
         delta = self.ceiling.delta
         total = self.epsilon(delta, {run: planned})
         if total > self.ceiling.epsilon:
-            found = {"total": total, "so_far": self.epsilon(delta), "delta": delta}
-            raise veto("privacy", most=self.ceiling.epsilon, **found)
+            budget = {"total": total, "so_far": self.epsilon(delta), "delta": delta}
+            raise veto("privacy", most=self.ceiling.epsilon, **budget)
 
     def add(self, run: str, by: Protection, gradients: int) -> None:
         """Remembers noisy gradients before what is computed from them leaves."""

@@ -21,7 +21,7 @@ import pytorch_lightning as pl
 from torch import Tensor
 
 from medfed.common import scores, tensors, untrusted
-from medfed.common.console import shown, size
+from medfed.common.console import short, size
 from medfed.common.figures import save_figures
 from medfed.config.description import RunDescription
 from medfed.datamodules.one_site import Claims
@@ -116,7 +116,7 @@ class SitesModule(FederatedModule):
         """Returns every client's gradient steps and passes so far, as the sites report them."""
         return self.coordinator.progress.spent
 
-    def _gather_states(self, own: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+    def _gather_states(self, names: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         return {c: {} for c in self.federation.ids}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -170,7 +170,7 @@ def _coordinate(
     claims = Claims(caller.sites)
     merging = assembly.unread_data(config).merging(greeting.data, claims)
     if gone:
-        _log.warning("Withdrawn, so not in any round: %s.", ", ".join(map(shown, gone)))
+        _log.warning("Withdrawn, so not in any round: %s.", ", ".join(map(short, gone)))
     if caller.lacking:
         _log.warning("Not answering yet: %s.", calls.sentence(caller.lacking))
     if gone or caller.lacking:
@@ -213,9 +213,9 @@ def _coordinate(
     )
     trainer = trainer_of(config, [*callbacks, recorded])
     run.open(config, {"clients": {c: {} for c in sites}, "files": {}}, {}, {})
-    said = [answer.decode() for answer in answers]
+    words = [answer.decode() for answer in answers]
     installed = {c: dict(there.versions) for c, there in greetings.items()}
-    record = SitesRecord(job, dict(greeting.data), {c: facts[c] for c in sites}, said, installed)
+    record = SitesRecord(job, dict(greeting.data), {c: facts[c] for c in sites}, words, installed)
     write_json(run.sites_json, msgspec.to_builtins(record))
     ends = ended(status, caller.traffic, run)
     with ends, loggers.marked_as_failed(trainer.logger), ranks_end_together(trainer):
@@ -234,26 +234,26 @@ def _coordinate(
 
 def as_before(folder: Path, facts: Mapping[str, Facts], caller: calls.Caller) -> dict[str, Facts]:
     """Compares the sites' facts with those at the start of the run."""
-    kept = SitesRecord.read(folder).clients
+    before = SitesRecord.read(folder).clients
     for site, now in facts.items():
-        calls.compare_models(kept[site], now, "when the run began", site)
-        if why := calls.other_samples(kept[site], now):
+        calls.compare_models(before[site], now, "when the run began", site)
+        if why := calls.other_samples(before[site], now):
             caller.lacking[site] = why
             _log.warning("The run continues without %s.", calls.sentence({site: why}))
-    return kept
+    return before
 
 
 def take_facts(config: RunDescription, data: Mapping[str, Any]) -> RunDescription:
     """Takes from the sites the facts that a simulation takes from the data."""
     if lacking := {*FACTS, "personal", "shape", "channels", "labels"} - set(data):
         raise SiteError(f"Sites do not report {min(lacking)}; install one version at all ends.")
-    for key, given in vars(config.facts).items():
-        if given is not None and given != data[key] and key != "patch_size":
-            raise ConfigError(f"{key} is {given}, but in the data {data[key]}; leave it at null.")
-    settled = {key: data[key] for key in FACTS}
+    for key, value in vars(config.facts).items():
+        if value is not None and value != data[key] and key != "patch_size":
+            raise ConfigError(f"{key} is {value}, but in the data {data[key]}; leave it at null.")
+    resolved = {key: data[key] for key in FACTS}
     if data["personal"] is not None:
-        settled["model.personal"] = data["personal"]
-    return config.completed(settled)
+        resolved["model.personal"] = data["personal"]
+    return config.completed(resolved)
 
 
 def before_of(config: RunDescription, sites: Sequence[str]) -> Before:
@@ -261,17 +261,17 @@ def before_of(config: RunDescription, sites: Sequence[str]) -> Before:
     if config.resume is None:
         return secrets.token_hex(16), None, None
     folder = Path(config.resume)
-    kept = SitesRecord.read(folder)
-    if list(kept.clients) != list(sites):
-        sites_then = ", ".join(map(shown, kept.clients))
+    record = SitesRecord.read(folder)
+    if list(record.clients) != list(sites):
+        sites_then = ", ".join(map(short, record.clients))
         raise ConfigError(in_words("other_sites", folder=folder, sites=sites_then))
     checkpoint = last_whole(RunFolder(folder).checkpoints)
     if checkpoint is None:
-        return kept.job, None, None
+        return record.job, None, None
     saved = untrusted.read_checkpoint(checkpoint)
     if "sites" not in saved:
         raise ConfigError(f"The run in {folder} is a simulation; resume it by medfed train.")
-    return kept.job, SitesProgress.of(saved["sites"]), checkpoint
+    return record.job, SitesProgress.of(saved["sites"]), checkpoint
 
 
 def write_absences(run: RunFolder, progress: SitesProgress) -> None:
@@ -315,11 +315,11 @@ def write(
     if absent := coordinator.progress.absent:
         summary["left_out"] = {str(n): names for n, names in absent.items()}
         counts = Counter(site for names in absent.values() for site in names)
-        lost = ", ".join(f"{shown(site)} missed {count}" for site, count in counts.items())
+        lost = ", ".join(f"{short(site)} missed {count}" for site, count in counts.items())
         _log.info("Not all sites took part in all rounds: %s; absences.json says why.", lost)
     if (epsilons := coordinator.progress.epsilons) and config.privacy.example is not None:
         summary["epsilon"] = epsilons
-        each = ", ".join(f"{shown(site)} {epsilon:.3g}" for site, epsilon in epsilons.items())
+        each = ", ".join(f"{short(site)} {epsilon:.3g}" for site, epsilon in epsilons.items())
         delta = config.privacy.example.delta
         _log.info("Epsilon, as the sites declare it, at delta %g: %s.", delta, each)
     figures = {"bytes": bytes_per_client(federation.ledger)} | dict(federation.pictures())

@@ -46,7 +46,7 @@ from medfed.standalone import files
 from medfed.standalone.errors import CheckpointError, DataError
 from medfed.studies.parts import Part, Separate
 
-Kept = dict[str, Any]
+SavedState = dict[str, Any]
 
 
 class _Round(TypedDict):
@@ -76,7 +76,7 @@ class Site:
         self.log = self.gate.log
         # Of the last evaluation, with all digits, which stay here.
         self.metrics: dict[str, float] = {}
-        self._states: dict[int, Kept] = {}  # those of the start and of the round before
+        self._states: dict[int, SavedState] = {}  # those of the start and of the round before
         self._newcomer: Newcomer | None = None
 
     @property
@@ -98,87 +98,89 @@ class Site:
         """Returns the reply to a request."""
         return self.gate.answer(request, self._do)
 
-    def _do(self, asked: Request) -> Reply:
+    def _do(self, request: Request) -> Reply:
         """Does what an admitted request asks, by the method of its kind, and keeps the result."""
-        reply: Reply = getattr(self, f"_{asked.kind}")(asked)
-        self.keep(asked, reply)
+        reply: Reply = getattr(self, f"_{request.kind}")(request)
+        self.keep(request, reply)
         return reply
 
-    def _hello(self, asked: wire.Hello) -> Reply:
-        return wire.Greeted.to(asked, greeting=self.workplace.greeting())
+    def _hello(self, request: wire.Hello) -> Reply:
+        return wire.Greeted.to(request, greeting=self.workplace.greeting())
 
-    def _agree(self, asked: wire.Agree) -> Reply:
-        statement = self.workplace.agree(asked.phase, asked.body)
+    def _agree(self, request: wire.Agree) -> Reply:
+        statement = self.workplace.agree(request.phase, request.body)
         facts = self.workplace.facts() if statement is None else None
-        return wire.Described.to(asked, facts=facts, body=statement or b"")
+        return wire.Described.to(request, facts=facts, body=statement or b"")
 
-    def _begin(self, asked: wire.Begin) -> Reply:
+    def _begin(self, request: wire.Begin) -> Reply:
         """Starts a session: clears the memory and reads the kept rounds."""
-        self._join(asked, asked.session)
-        files.write_json(RunFolder(self.folder).job_json, {"job": asked.job, "site": self.name})
+        self._join(request, request.session)
+        files.write_json(RunFolder(self.folder).job_json, {"job": request.job, "site": self.name})
         self.gate.tested = RunFolder(self.folder).summary_json.is_file()
         self._states = {START: self._state(START)}
-        self.begun(asked)
-        return wire.Begun.to(asked, rounds=self.rounds())
+        self.begun(request)
+        return wire.Begun.to(request, rounds=self.rounds())
 
-    def _join(self, asked: wire.Begin | wire.Onboard, session: str) -> None:
-        self.folder = self._folder_of(asked)
-        everyone = [algorithm.ClientInfo(c.id, c.num_samples) for c in asked.clients]
-        self.gate.start(session, asked.clients, self.workplace.join(everyone))
+    def _join(self, request: wire.Begin | wire.Onboard, session: str) -> None:
+        self.folder = self._folder_of(request)
+        everyone = [algorithm.ClientInfo(c.id, c.num_samples) for c in request.clients]
+        self.gate.start(session, request.clients, self.workplace.join(everyone))
         self.guard()
 
-    def _keys(self, asked: wire.Keys) -> Reply:
-        place = self.name, asked, asked.cohort, self.signer
+    def _keys(self, request: wire.Keys) -> Reply:
+        place = self.name, request, request.cohort, self.signer
         self.gate.half = masks.Half(*place, self.gate.samples[self.name])
-        given = self.gate.answered.of(sum_key(self.gate, asked))
+        earlier = self.gate.answered.of(sum_key(self.gate, request))
         keys = self.gate.half.announced()
-        return wire.Announced.to(asked, keys=keys, given=given[0].split() if given else [])
+        return wire.Announced.to(request, keys=keys, given=earlier[0].split() if earlier else [])
 
-    def _shares(self, asked: wire.Shares) -> Reply:
+    def _shares(self, request: wire.Shares) -> Reply:
         assert self.gate.half is not None
-        return wire.Shared.to(asked, boxes=self.gate.half.boxes(asked.keys))
+        return wire.Shared.to(request, boxes=self.gate.half.boxes(request.keys))
 
-    def _unmask(self, asked: wire.Unmask) -> Reply:
+    def _unmask(self, request: wire.Unmask) -> Reply:
         assert self.gate.half is not None
-        return wire.Unmasked.to(asked, shares=self.gate.half.shares(asked.sent))
+        return wire.Unmasked.to(request, shares=self.gate.half.shares(request.sent))
 
-    def _fit(self, asked: wire.Fit) -> Reply:
+    def _fit(self, request: wire.Fit) -> Reply:
         gate, module = self.gate, self.module
-        packet = gate.read(asked)
+        packet = gate.read(request)
         if gate.here is not None:
             gate.base = gate.here
             self._states = {START: self._states[START], gate.base: self._state(gate.base)}
         gate.here = None
-        module.next_round = asked.round
+        module.next_round = request.round
         # A sum may be made without sites that are lost later; their noise is then missing.
-        noisy = masks.needed(len(gate.half.sites)) if gate.half else len({*asked.cohort})
-        place = self.name, packet, asked.round, asked.phase, noisy
+        noisy = masks.needed(len(gate.half.sites)) if gate.half else len({*request.cohort})
+        place = self.name, packet, request.round, request.phase, noisy
         reply = answer(module.federation, *place)
-        reply = gate.masked(reply, asked)
-        gate.phases = [*gate.phases, asked.phase]
-        return wire.Trained.to(asked, **self._spent(), body=reply.to_bytes())
+        reply = gate.masked(reply, request)
+        gate.phases = [*gate.phases, request.phase]
+        return wire.Trained.to(request, **self._spent(), body=reply.to_bytes())
 
-    def _evaluate(self, asked: wire.Evaluate) -> Reply:
-        module, is_test = self.module, asked.split == "test"
-        module.next_round = asked.round + 1
-        with self.arrived(self.gate.read(asked)), torch.no_grad():
-            self.metrics = module.evaluate_client(self.name, asked.split, keep=is_test)
+    def _evaluate(self, request: wire.Evaluate) -> Reply:
+        module, is_test = self.module, request.split == "test"
+        module.next_round = request.round + 1
+        with self.arrived(self.gate.read(request)), torch.no_grad():
+            self.metrics = module.evaluate_client(self.name, request.split, keep=is_test)
         point = None
         if is_test and module.chooser is not None:
-            self.metrics |= module.decide(self.name, asked.point)
+            self.metrics |= module.decide(self.name, request.point)
             point = _leaving(module.points[self.name])
         cases = module.cases.get(self.name, ()) if is_test else ()
         small = bool(cases) and scores.fewest_cases(cases)[0] < scores.LEAST_CASES
         self.gate.tested = self.gate.tested or is_test
-        loss = self.client.training_loss if asked.trained else None
+        loss = self.client.training_loss if request.trained else None
         module.losses = {} if loss is None else {self.name: loss}
         diverged, metrics = bool(module.diverged({self.name: self.metrics})), _leaving(self.metrics)
-        return wire.Measured.to(asked, metrics=metrics, diverged=diverged, point=point, small=small)
+        return wire.Measured.to(
+            request, metrics=metrics, diverged=diverged, point=point, small=small
+        )
 
-    def _across(self, asked: wire.Across) -> Reply:
+    def _across(self, request: wire.Across) -> Reply:
         """Evaluates the site's personal model and sends it, or evaluates another site's."""
-        module, packet, channel, body = self.module, self.gate.read(asked), Channel(), b""
-        if asked.of == self.name:
+        module, packet, channel, body = self.module, self.gate.read(request), Channel(), b""
+        if request.of == self.name:
             with self.arrived(packet):
                 model = module.federation.personal_model(self.name)
             message = Message("across", {"model": model})
@@ -197,53 +199,53 @@ class Site:
         batches = (to_device(batch, module.device) for batch in data)
         with torch.no_grad():
             metrics = module.task.evaluate(batches)
-        return wire.Tested.to(asked, metrics=_leaving(metrics), body=body)
+        return wire.Tested.to(request, metrics=_leaving(metrics), body=body)
 
-    def _commit(self, asked: wire.Commit) -> Reply:
-        needed = {*asked.needed, asked.round}
-        save_sealed(self._state(asked.round), self._file(asked.round))
+    def _commit(self, request: wire.Commit) -> Reply:
+        needed = {*request.needed, request.round}
+        save_sealed(self._state(request.round), self._file(request.round))
         for number in set(self.rounds()) - needed:
             path = self._file(number)
             digest_file(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-        self.gate.here = asked.round
+        self.gate.here = request.round
         if (loss := self.client.training_loss) is not None:
             loss = scores.rounded(loss)
-        return wire.Committed.to(asked, **self._spent(), loss=loss, epsilon=self.gate.epsilon())
+        return wire.Committed.to(request, **self._spent(), loss=loss, epsilon=self.gate.epsilon())
 
-    def _load(self, asked: wire.Load) -> Reply:
-        return wire.Loaded.to(asked, digest=self.federation.digests()[f"client/{self.name}"])
+    def _load(self, request: wire.Load) -> Reply:
+        return wire.Loaded.to(request, digest=self.federation.digests()[f"client/{self.name}"])
 
-    def _onboard(self, asked: wire.Onboard) -> Reply:
+    def _onboard(self, request: wire.Onboard) -> Reply:
         """Joins a trained federation; its model stays here."""
-        if asked.phase == 0:
-            self._join(asked, "")  # no longer part of another session
+        if request.phase == 0:
+            self._join(request, "")  # no longer part of another session
             self._newcomer = newcomer_of(self.module, self.name, self.workplace.joins)
         assert self._newcomer is not None
-        packet, body, metrics = self.gate.read(asked), b"", dict[str, float]()
-        if asked.last:
+        packet, body, metrics = self.gate.read(request), b"", dict[str, float]()
+        if request.last:
             module, client = self.module, self._newcomer.client
             rules = onboarding.rules_of(module.federation.algorithm)
             model = rules.onboard(client, self._newcomer.begin(packet))
-            model, metrics = tested(module, client, model, asked.point)
+            model, metrics = tested(module, client, model, request.point)
             self.joined(self._newcomer, module.local.model.whole(model), metrics)
         else:
             body = self._newcomer.answer(packet).to_bytes()
-        self.gate.questions = self.gate.questions_with(asked)
+        self.gate.questions = self.gate.questions_with(request)
         self.gate.questions_answered = self._newcomer.phase
-        return wire.Joined.to(asked, metrics=_leaving(metrics), body=body)
+        return wire.Joined.to(request, metrics=_leaving(metrics), body=body)
 
-    def _folder_of(self, asked: wire.Begin | wire.Onboard) -> Path:
+    def _folder_of(self, request: wire.Begin | wire.Onboard) -> Path:
         """Returns the folder of a federation."""
         return self._root
 
-    def begun(self, asked: wire.Begin) -> None:
+    def begun(self, request: wire.Begin) -> None:
         """Called at the start of a session."""
 
     def guard(self) -> None:
         """Called when the site has joined a federation, before it trains."""
 
-    def keep(self, asked: Request, reply: Reply) -> None:
+    def keep(self, request: Request, reply: Reply) -> None:
         """Called before the answer to a request leaves."""
 
     def joined(self, newcomer: Newcomer, model: Tensors, metrics: dict[str, float]) -> None:
@@ -271,29 +273,29 @@ class Site:
             raise Refusal("round")
         self._load_state(self._states.get(number) or self._read(number))
 
-    def _load_state(self, kept: Kept) -> None:
-        self.client.load_state_dict(kept["client"])
-        self.client.steps_done = kept["steps"]
-        self.client.passes = budget.Passes(*kept["passes"])
+    def _load_state(self, state: SavedState) -> None:
+        self.client.load_state_dict(state["client"])
+        self.client.steps_done = state["steps"]
+        self.client.passes = budget.Passes(*state["passes"])
 
     def _mark(self) -> Callable[[], None]:
         """Returns what takes the site's memory back to where it is now."""
-        gate, kept = self.gate, None if self.gate.started is None else self._state(START)
+        gate, state = self.gate, None if self.gate.started is None else self._state(START)
         # Values are replaced, never changed.
         before = [(of, {**vars(of)}) for of in (self, gate, gate.half) if of is not None]
 
         def take_back() -> None:
             for of, values in before:
                 vars(of).update(values)
-            if kept is not None:
-                self._load_state(kept)
+            if state is not None:
+                self._load_state(state)
 
         return take_back
 
-    def _state(self, number: int) -> Kept:
+    def _state(self, number: int) -> SavedState:
         """The client's state, without copies: tensors are replaced, never changed."""
-        kept = self.client.state_dict()
-        return {"site": self.name, "round": number, "client": kept, **self._spent()}
+        state = self.client.state_dict()
+        return {"site": self.name, "round": number, "client": state, **self._spent()}
 
     def rounds(self) -> list[int]:
         """Returns the complete rounds in the folder."""
@@ -303,15 +305,15 @@ class Site:
     def _file(self, number: int) -> Path:
         return self.folder / f"round_{number:05d}.ckpt"
 
-    def _read(self, number: int) -> Kept:
+    def _read(self, number: int) -> SavedState:
         path = self._file(number)
-        kept: Kept = untrusted.read_checkpoint(path)
+        saved: SavedState = untrusted.read_checkpoint(path)
         try:
-            if schemas.fit(kept, _Round)["site"] != self.name:
-                raise ValueError(kept["site"])
+            if schemas.fit(saved, _Round)["site"] != self.name:
+                raise ValueError(saved["site"])
         except ValueError as error:
             raise CheckpointError(f"{path} is not a round of {self.name} ({error}).") from error
-        return kept
+        return saved
 
 
 def newcomer_of(module: FederatedModule, site: str, steps: int) -> Newcomer:
@@ -356,7 +358,7 @@ class ConfiguredSite:
 
     def __post_init__(self) -> None:
         self.policy.check_study(self.config)
-        self.rounds, self._given = self.config.rounds, self.config
+        self.rounds, self._configuration = self.config.rounds, self.config
         self._greeting: Greeting | None = None
         self._start = start.Start()
         self._statements: list[bytes | None] = []
@@ -380,8 +382,8 @@ class ConfiguredSite:
     def greeting(self) -> Greeting:
         """Reads configuration and data once; returns the facts that all sites must share."""
         if self._greeting is None:
-            agreed = agreement.fingerprints(self._given.values)
-            self._start, self.config = experiment.read_start(self._given)
+            agreed = agreement.fingerprints(self._configuration.values)
+            self._start, self.config = experiment.read_start(self._configuration)
             data = own_data(self.config, self.name, self.sites)
             self._agreeing: Generator[bytes, bytes, None] = data.setup_alone(self.name)
             self._statements = [next(self._agreeing, None)]

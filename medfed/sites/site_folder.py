@@ -77,23 +77,23 @@ class RecordingSite(Site):
         self.history: list[Record] = []  # its validation metrics
         self._of_round, self._turn, self._hospitals = Ledger(), (START, 0), 1
 
-    def _folder_of(self, asked: wire.Begin | wire.Onboard) -> Path:
+    def _folder_of(self, request: wire.Begin | wire.Onboard) -> Path:
         """Each federation has a folder; joining has another one than training."""
-        joins = "-joined" * isinstance(asked, wire.Onboard)
-        return self._root.with_name(f"{self._root.name}-{asked.job[:8]}{joins}")
+        joins = "-joined" * isinstance(request, wire.Onboard)
+        return self._root.with_name(f"{self._root.name}-{request.job[:8]}{joins}")
 
-    def begun(self, asked: wire.Begin) -> None:
+    def begun(self, request: wire.Begin) -> None:
         """Opens the folder at the start of a session, or continues with its content."""
         run = RunFolder(self.folder)
-        self._hospitals = len(asked.clients)
+        self._hospitals = len(request.clients)
         config = self._opened(run, str(run.folder) if run.config_yaml.is_file() else None)
         self.ledger, self.history = Ledger(federating.preprocessing(self.workplace.exchanged)), []
         self._turn, self._of_round = (START, 0), Ledger()
         if config.resume and run.ledger_csv.is_file():
             self.ledger = Ledger.from_csv(run.ledger_csv.read_text("utf-8"))
         if config.resume and run.validation_json.is_file():
-            kept = untrusted.read_json(run.validation_json, _Validation)
-            self.history = [Record(n, self.name, with_nan(metrics)) for n, metrics in kept]
+            rows = untrusted.read_json(run.validation_json, _Validation)
+            self.history = [Record(n, self.name, with_nan(metrics)) for n, metrics in rows]
 
     def _opened(self, run: RunFolder, resume: str | None) -> RunDescription:
         """Writes what is known before the first round; returns the configuration of the folder."""
@@ -113,31 +113,31 @@ class RecordingSite(Site):
                 self.spending.check(self.folder.name, by)
                 self.gate.meter = Meter(*place, lambda: taken.gradient_passes)
 
-    def keep(self, asked: Request, reply: Reply) -> None:
+    def keep(self, request: Request, reply: Reply) -> None:
         """Records a request before its answer leaves."""
-        if isinstance(asked, wire.Hello | wire.Agree | wire.Begin):
+        if isinstance(request, wire.Hello | wire.Agree | wire.Begin):
             return
-        run, number = RunFolder(self.folder), asked.round
-        if (number, asked.attempt) != self._turn:
-            self._turn, self._of_round = (number, asked.attempt), Ledger()
-        if isinstance(asked, wire.Fit):
-            ways: tuple[tuple[Direction, bytes], ...] = (("down", asked.body), ("up", reply.body))
+        run, number = RunFolder(self.folder), request.round
+        if (number, request.attempt) != self._turn:
+            self._turn, self._of_round = (number, request.attempt), Ledger()
+        if isinstance(request, wire.Fit):
+            ways: tuple[tuple[Direction, bytes], ...] = (("down", request.body), ("up", reply.body))
             for way, body in ways:
                 packet = Packet.from_bytes(body, self.federation.most_elements)
                 self._of_round.count(packet.sizes(), number, packet.phase, self.name, way)
-        elif isinstance(asked, wire.Commit):
+        elif isinstance(request, wire.Commit):
             every = self.ledger.entries
             begun = [e for e in every if e.round < number or e.phase == "preprocessing"]
             self.ledger = Ledger([*begun, *self._of_round.entries])
             files.write_text(run.ledger_csv, self.ledger.to_csv())
-        elif isinstance(asked, wire.Evaluate) and asked.split == "val":
+        elif isinstance(request, wire.Evaluate) and request.split == "val":
             earlier = [r for r in self.history if r.round < number]
             metrics = dict(self.metrics)
             undefined = undefined_in(earlier[0].metrics) if earlier else None
             self.history = [*earlier, Record(number, self.name, failures_count(metrics, undefined))]
             files.write_json(run.validation_json, [(r.round, r.metrics) for r in self.history])
-        elif isinstance(asked, wire.Evaluate):
-            self._finish(asked)
+        elif isinstance(request, wire.Evaluate):
+            self._finish(request)
 
     def joined(self, newcomer: Newcomer, model: tensors.Tensors, metrics: dict[str, float]) -> None:
         """Writes the folder of a site that has joined a trained federation."""
@@ -149,20 +149,20 @@ class RecordingSite(Site):
         self._hospitals = len(federation.ids) + 1
         self._report(self._experiment(config, metrics), None, (client.steps_done, client.passes))
 
-    def _finish(self, asked: wire.Evaluate) -> None:
+    def _finish(self, request: wire.Evaluate) -> None:
         """Writes the model of the selected round, its metrics, and its bundle."""
         federation = self.federation
-        packet = Packet.from_bytes(asked.body, federation.most_elements)
+        packet = Packet.from_bytes(request.body, federation.most_elements)
         federation.ledger = Ledger([e for e in self.ledger.entries if e.phase != "deliver"])
-        federation.ledger.count(packet.sizes(), asked.round, "deliver", self.name, "down")
+        federation.ledger.count(packet.sizes(), request.round, "deliver", self.name, "down")
         config = self.workplace.config.replacing({"folder": str(self.folder)})
         experiment = self._experiment(config, dict(self.metrics))
         experiment.evaluation.history = History(self.history)
-        experiment.module.next_round = asked.round
+        experiment.module.next_round = request.round
         with self.arrived(packet):
             results.save_models(experiment)
             results.save_predictions(experiment)
-        best = None if asked.selected == START else asked.selected
+        best = None if request.selected == START else request.selected
         # Steps count all rounds, not only those up to the selected one.
         last = self._read(max(rounds)) if (rounds := self.rounds()) else self._states[START]
         self._report(experiment, best, (last["steps"], Passes(*last["passes"])))
@@ -185,8 +185,8 @@ class RecordingSite(Site):
         results.write_tables(experiment, summary, best)
         if (meter := self.gate.meter) is not None:
             of = {self.name: meter.by}, {self.name: meter.taken()}
-            kept = record(config, module.federation, *of)
-            files.write_json(RunFolder(folder).privacy_json, kept)
+            recorded = record(config, module.federation, *of)
+            files.write_json(RunFolder(folder).privacy_json, recorded)
         results.draw(experiment, best)
         self.log.info("The model and metrics of this site are in %s.", folder)
         try:

@@ -20,7 +20,7 @@ from rich.console import Group
 from rich.text import Text
 
 from medfed.common import schemas, untrusted
-from medfed.common.console import Terminal, shown, size
+from medfed.common.console import Terminal, short, size
 from medfed.common.tables import Table
 from medfed.records.folder import RunFolder
 from medfed.sites import wire
@@ -128,17 +128,17 @@ def tables(run: RunFolder) -> Group:
     title = f"Round {min(status.round + 1, status.rounds)} of {status.rounds}: {status.doing}"
     sites, kinds = [], []
     noisy = any(site.epsilon is not None for site in status.sites.values())
-    kept = {"sites": run.withdrawn_json, "absent": run.absences_json}
-    every = ((key, file) for key, file in kept.items() if file.is_file())
+    files = {"sites": run.withdrawn_json, "absent": run.absences_json}
+    every = ((key, file) for key, file in files.items() if file.is_file())
     read = {key: untrusted.read_json(file, dict[str, Any]) for key, file in every}
-    left, absent = (read.get(key, {}).get(key, {}) for key in kept)
+    left, absent = (read.get(key, {}).get(key, {}) for key in files)
     missed = Counter(site for names in absent.values() for site in names)
     for name, site in status.sites.items():
         state = "withdrawn" if name in left else site.state
         state += f", missed {missed[name]}" if missed[name] else ""
         counts = [c for (known, _), c in traffic.counts.items() if known == name]
         sizes = (size(sum(c[i] for c in counts)) for i in (1, 2))
-        line = [shown(name), shown(state, 1000), site.since, str(site.round + 1), *sizes]
+        line = [short(name), short(state, 1000), site.since, str(site.round + 1), *sizes]
         spent = "not said" if site.epsilon is None else f"{site.epsilon:.3g}"
         sites.append([*line, *[spent] * noisy])
     for kind, meaning in words_for("requests").items():
@@ -151,7 +151,7 @@ def tables(run: RunFolder) -> Group:
     return Group(
         Table.of(of_sites, sites, prose=(0, 1, 2)).printed(f"{title}, since {status.since}"),
         Table.of(of_kinds, kinds, prose=(0, 4)).printed("What left and reached all sites"),
-        *(Text(shown(line, 300)) for line in status.remarks),
+        *(Text(short(line, 300)) for line in status.remarks),
     )
 
 

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from medfed.common.console import shown, size
+from medfed.common.console import short, size
 from medfed.common.floors import LEAST, TIMES
 from medfed.common.schemas import Number, fit, parse_json
 from medfed.config.description import RunDescription
@@ -132,29 +132,29 @@ class StudySite(Site):
 
     workplace: StudyPlace  # type: ignore[assignment]
 
-    def _begin(self, asked: wire.Begin) -> Reply:
+    def _begin(self, request: wire.Begin) -> Reply:
         steps = [_STEPS if type(part) is Coefficients else 1 for part in self.workplace.parts]
-        self.gate.start(asked.session, asked.clients, None)
+        self.gate.start(request.session, request.clients, None)
         self.gate.phase_names = lambda number: ("step",) * steps[number]
-        return wire.Begun.to(asked, rounds=[])
+        return wire.Begun.to(request, rounds=[])
 
-    def _bring(self, asked: wire.Bring) -> Reply:
+    def _bring(self, request: wire.Bring) -> Reply:
         """Keeps a bundle; it is opened by the first question, and runs nothing of itself."""
         hashes = {bundle.name: bundle.manifest for bundle in self.workplace.plan.bundles}
-        manifest = hashes.get(asked.of) or ""
+        manifest = hashes.get(request.of) or ""
         folder = self.folder / "models" / manifest
         try:
-            unpacked(asked.body, manifest, folder)
+            unpacked(request.body, manifest, folder)
         except DataError as error:
             self.log.getChild("refused").warning("%s", error)
             raise Refusal("message") from error
-        self.workplace.models[asked.of] = folder
-        return wire.Taken.to(asked)
+        self.workplace.models[request.of] = folder
+        return wire.Taken.to(request)
 
-    def _ask(self, asked: wire.Ask) -> Reply:
+    def _ask(self, request: wire.Ask) -> Reply:
         place, gate = self.workplace, self.gate
-        part = place.parts[asked.round]
-        what, (data, _) = f"{asked.round}/{asked.phase}", place.patients_behind()
+        part = place.parts[request.round]
+        what, (data, _) = f"{request.round}/{request.phase}", place.patients_behind()
 
         def remember(count: int, patients: int) -> None:
             most = patients * place.policy.plans // TIMES
@@ -164,9 +164,9 @@ class StudySite(Site):
             if isinstance(part, Separate):
                 told = part.estimate(place.scored)
                 remember(numbers_in(told), sum(gate.samples.values()))  # as the coordinator says
-                gate.phases = [*gate.phases, asked.phase]
-                return wire.Told.to(asked, body=json.dumps(told).encode())
-            whole = part.ask(place.scored, parse_json(asked.body, list[Number])).whole
+                gate.phases = [*gate.phases, request.phase]
+                return wire.Told.to(request, body=json.dumps(told).encode())
+            whole = part.ask(place.scored, parse_json(request.body, list[Number])).whole
         except (ValueError, ConfigError, DataError, CheckpointError) as error:
             self.log.getChild("refused").warning("%s was refused: %s", part.name, error)
             raise Refusal("few") from error
@@ -174,9 +174,9 @@ class StudySite(Site):
         if gate.half.samples < TIMES * len(whole):
             raise Refusal("few")
         remember(len(whole), gate.half.samples)
-        hidden = whole.view(_MASKED) + gate.half.mask(len(whole), asked.boxes, _MASKED)
-        gate.phases = [*gate.phases, asked.phase]
-        return wire.Told.to(asked, body=hidden.astype("<u8").tobytes())
+        hidden = whole.view(_MASKED) + gate.half.mask(len(whole), request.boxes, _MASKED)
+        gate.phases = [*gate.phases, request.phase]
+        return wire.Told.to(request, body=hidden.astype("<u8").tobytes())
 
 
 _STEPS = 16  # of a regression, at most
@@ -228,8 +228,8 @@ class Conductor:
         return tables
 
     def _estimates(self, number: int, sites: list[str], part: Separate, *_: Any) -> Any:
-        asked = self.caller.requests(wire.Ask, sites, round=number, body=b"[]")
-        replies, why = self.caller.all(asked)
+        questions = self.caller.requests(wire.Ask, sites, round=number, body=b"[]")
+        replies, why = self.caller.all(questions)
         each = {}
         for site, reply in replies.items():
             try:
@@ -272,25 +272,25 @@ class Conductor:
             hidden = coordinator.Masks.of(announced, ask)
         except coordinator.Lost as lost:
             return None, lost.why
-        asked = requests(wire.Ask, sites, body=body, **where)
-        boxed = {c: replace(one, boxes=hidden.for_site(c)) for c, one in asked.items()}
+        questions = requests(wire.Ask, sites, body=body, **where)
+        boxed = {c: replace(one, boxes=hidden.for_site(c)) for c, one in questions.items()}
         replies, why = self.caller.all(boxed)
         sizes = Counter(len(reply.body) for reply in replies.values()).most_common(1)
         odd = [c for c, r in replies.items() if len(r.body) != sizes[0][0] or len(r.body) % 8]
         why |= dict.fromkeys(odd, "its numbers are not as many as those of the others")
         if odd or len(replies) < least:
             return None, why
-        given, gone = self.caller.all(requests(wire.Unmask, replies, sent=[*replies], **where))
-        if len(given) < least:
+        shares, gone = self.caller.all(requests(wire.Unmask, replies, sent=[*replies], **where))
+        if len(shares) < least:
             return None, why | gone
         vectors = [np.frombuffer(reply.body, "<u8") for reply in replies.values()]
-        rest = hidden.rest([*replies], given, len(vectors[0]), kind=_MASKED)
+        rest = hidden.rest([*replies], shares, len(vectors[0]), kind=_MASKED)
         total = np.stack([*vectors, rest]).sum(axis=0, dtype=_MASKED)
         return np.asarray(total.view(np.int64)), why
 
     def _without(self, name: str, why: Mapping[str, str]) -> None:
         """Remembers who took no part."""
-        self.remarks += [f"{shown(site)} took no part in {name}: {w}." for site, w in why.items()]
+        self.remarks += [f"{short(site)} took no part in {name}: {w}." for site, w in why.items()]
 
 
 def conduct(caller: calls.Caller, plan: Plan, bundles: Mapping[str, str], folder: Path) -> None:

@@ -100,8 +100,8 @@ def _forget_in(path: Path, site: str, count: int) -> list[str]:
     saved = checkpoint["federation"]
     place = list(saved["clients"]).index(site)
     saved["server"], forgotten = forgotten_state(saved["server"], site, place, count)
-    for way, kept in saved["memory"].items():
-        if kept.pop(site, None):
+    for way, entries in saved["memory"].items():
+        if entries.pop(site, None):
             forgotten.append(f"channel {way}")
     save_sealed(checkpoint, path)
     return forgotten

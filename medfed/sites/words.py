@@ -28,11 +28,11 @@ def words_for(what: str) -> dict[str, str]:
     return dict(yaml.safe_load(text)[what])
 
 
-def veto(why: str, reason: Reason = "policy", /, **found: Any) -> VetoError:
+def veto(why: str, reason: Reason = "policy", /, **facts: Any) -> VetoError:
     """Returns a refusal in the words of its kind, with what was found."""
-    return VetoError(words_for("vetoes")[why].format(**found), reason)
+    return VetoError(words_for("vetoes")[why].format(**facts), reason)
 
 
-def in_words(what: str, /, **found: Any) -> str:
+def in_words(what: str, /, **facts: Any) -> str:
     """Says what is wrong, with what was found."""
-    return words_for("wrong")[what].format(**found)
+    return words_for("wrong")[what].format(**facts)

@@ -62,8 +62,8 @@ def checked(section: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             hints = typing.get_type_hints(function, include_extras=True)
-            given = signature(function).bind(*args, **kwargs).arguments
-            check_limits((f"{section}.{name}", v, hints.get(name)) for name, v in given.items())
+            bound = signature(function).bind(*args, **kwargs).arguments
+            check_limits((f"{section}.{name}", v, hints.get(name)) for name, v in bound.items())
             return function(*args, **kwargs)
 
         return call
@@ -170,9 +170,9 @@ def checked_scale(scale: object, key: str) -> tuple[float, float]:
         >>> checked_scale([450, 60], "data.outcome_scale")
         (450.0, 60.0)
     """
-    given = [*scale] if isinstance(scale, Sequence) else [scale]
-    numbers = [x for x in given if isinstance(x, int | float) and math.isfinite(x)]
-    if len(numbers) != 2 or len(given) != 2 or numbers[1] <= 0:
+    values = [*scale] if isinstance(scale, Sequence) else [scale]
+    numbers = [x for x in values if isinstance(x, int | float) and math.isfinite(x)]
+    if len(numbers) != 2 or len(values) != 2 or numbers[1] <= 0:
         wanted = "a mean and a deviation above 0 ([0, 1]: no scaling)"
         raise ConfigError(f"{key}={scale} must be {wanted}.")
     return float(numbers[0]), float(numbers[1])

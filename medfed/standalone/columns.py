@@ -43,17 +43,17 @@ class Columns:
             >>> columns.inputs()
             [('age', 'age'), ('sex=m', 'sex'), ('age missing', 'age')]
         """
-        every = ((name, shown) for name in self.names for shown in self._shown(name))
-        inputs = [(n, n) if shown is None else (f"{n}={shown}", n) for n, shown in every]
+        every = ((name, category) for name in self.names for category in self._categories_of(name))
+        inputs = [(n, n) if category is None else (f"{n}={category}", n) for n, category in every]
         inputs += [(f"{name} missing", name) for name in self.indicators]
-        seen: set[str] = set()
+        inputs_so_far: set[str] = set()
         for name, _ in inputs:
-            if name in seen:
+            if name in inputs_so_far:
                 raise DataError(f"Two inputs would be called {name}; rename a column of the table.")
-            seen.add(name)
+            inputs_so_far.add(name)
         return inputs
 
-    def _shown(self, name: str) -> Sequence[str | None]:
+    def _categories_of(self, name: str) -> Sequence[str | None]:
         """The categories of a column that have an input, or None for its numbers."""
         if name not in self.categories:
             return [None]
@@ -74,7 +74,7 @@ class Columns:
             if name not in self.categories:
                 inputs.append(next(scaled))
                 continue
-            codes = range(len(self.categories[name]))[-len(self._shown(name)) :]
+            codes = range(len(self.categories[name]))[-len(self._categories_of(name)) :]
             inputs += [rows[:, at] == code for code in codes]
         inputs += [np.isnan(rows[:, self.names.index(name)]) for name in self.indicators]
         return np.stack(inputs, axis=1).astype(np.float32)

@@ -59,8 +59,8 @@ def _text(path: Path, absent: str) -> tuple[str, bool]:
 def _rows(path: Path, text: str) -> Iterator[list[str]]:
     # Strict: otherwise an open quote would swallow rows until the next quote.
     separator = delimiter(text)
-    if found := _SEPARATOR.match(text):
-        text = text[found.end() :]
+    if declared := _SEPARATOR.match(text):
+        text = text[declared.end() :]
     rows = csv.reader(StringIO(text, newline=""), strict=True, delimiter=separator)
     plain = text.isascii() and "'" not in text  # so that every cell is as it was written
     try:
@@ -79,8 +79,8 @@ def delimiter(text: str) -> str:
         >>> delimiter("sep=|")
         '|'
     """
-    if found := _SEPARATOR.match(text):
-        return found[1]
+    if separator := _SEPARATOR.match(text):
+        return separator[1]
     first = next((line for line in StringIO(text, newline="") if line.strip(" ,;\t\r\n")), "")
     return max(",;\t|", key=_QUOTED.sub("", first).count)
 
@@ -207,17 +207,17 @@ class Sheet:
 
     def labelled(self, name: str, known: Collection[str] | None = None) -> Sheet:
         """The rows that have a label, if given one of `known`; a line names the others."""
-        kept = [t is not None and (known is None or t in known) for t in self.texts(name)]
-        if all(kept):
+        rows = [t is not None and (known is None or t in known) for t in self.texts(name)]
+        if all(rows):
             return self
-        if not any(kept):
+        if not any(rows):
             raise DataError(f"{self.path}: no row has a {name}; name another column.")
-        numbers, words = [*compress(self.numbers, kept)], self.named_missing(name)
+        numbers, words = [*compress(self.numbers, rows)], self.named_missing(name)
         gone = sorted({*self.numbers} - {*numbers})
         reason = f"no {name}{' of those named' * (known is not None)}{words}"
         text = "%s: %d of %d rows have no %s%s and are left out: data rows %s."
         log.warning(text, self.path, len(gone), len(self), name, words, few([*map(str, gone)], 10))
-        cells = {column: [*compress(of, kept)] for column, of in self.cells.items()}
+        cells = {column: [*compress(of, rows)] for column, of in self.cells.items()}
         return replace(self, cells=cells, numbers=numbers, left_out={**self.left_out, reason: gone})
 
     def aged(self, names: Sequence[str]) -> Sheet:
@@ -255,9 +255,9 @@ class Sheet:
 
     def named_missing(self, name: str) -> str:
         """The words of `words_missing` in brackets; empty if there are none."""
-        found = self.words_missing(name).items()
-        listed = few([f'"{word}" in {count} cells' for word, count in found], 4)
-        return f" ({listed})" if found else ""
+        counts = self.words_missing(name).items()
+        listed = few([f'"{word}" in {count} cells' for word, count in counts], 4)
+        return f" ({listed})" if counts else ""
 
     def placed(self, centre: str, unplaced: str) -> Sheet:
         """The rows that name a hospital, if the others shall be dropped."""
@@ -394,8 +394,8 @@ class Sheet:
 def missing_words(words: Sequence[object]) -> Collection[str]:
     """The words of missing cells and further ones; ``not none`` keeps a usual one as a category."""
     read = {tidy(fold(str(word))).lower() for word in words}
-    kept = {word for word in MISSING if f"not {word}" in read}
-    return (MISSING | {word for word in read if word.removeprefix("not ") not in kept}) - kept
+    usual = {word for word in MISSING if f"not {word}" in read}
+    return (MISSING | {word for word in read if word.removeprefix("not ") not in usual}) - usual
 
 
 @lru_cache(1 << 10)  # a file may be read several times
@@ -408,13 +408,13 @@ def _without_empty(columns: list[str], rows: list[list[str]]) -> tuple[list[str]
     """Drops columns that have neither a name nor a cell, and empty cells beyond the last column."""
     blank = [at for at, name in enumerate(columns) if not name]
     gone = {a for a in blank if not any(len(r) > a and r[a].strip() for r in rows)}
-    kept = [name for at, name in enumerate(columns) if at not in gone]
+    names = [name for at, name in enumerate(columns) if at not in gone]
     if gone:
         rows = [[cell for at, cell in enumerate(row) if at not in gone] for row in rows]
     for row in rows:
-        while len(row) > len(kept) and not row[-1].strip():
+        while len(row) > len(names) and not row[-1].strip():
             row.pop()
-    return kept, rows
+    return names, rows
 
 
 def listed_columns(
@@ -445,11 +445,11 @@ def meant(text: str, decimal_mark: str = ".") -> str:
         >>> meant("1.020"), meant("90 %"), meant("1'020,5 mg/l"), meant("4,1"), meant("1a")
         ('1020 or 1.02, whichever it means', '90', '1020.5', '', '')
     """
-    if found := _THREE.fullmatch(text):
-        other = f"{float('.'.join(found.groups())):g}".replace(".", decimal_mark)
-        return f"{found[1]}{found[2]} or {other}, whichever it means"
-    found = _WITH_UNIT.fullmatch(text)
-    bare = re.sub(r"[\s'’]", "", found[1]).replace(",", ".") if found else ""
+    if match := _THREE.fullmatch(text):
+        other = f"{float('.'.join(match.groups())):g}".replace(".", decimal_mark)
+        return f"{match[1]}{match[2]} or {other}, whichever it means"
+    match = _WITH_UNIT.fullmatch(text)
+    bare = re.sub(r"[\s'’]", "", match[1]).replace(",", ".") if match else ""
     return bare if bare != text.replace(",", ".") else ""
 
 
@@ -498,6 +498,6 @@ def read_features(
         what = f"{path} lacks the column{'s' * (len(lacking) > 1)} {few(lacking)}"
         raise DataError(f"{what}; it needs {few(names)}. Leave the cells of unknown values empty.")
     used = {name.lower() for name in names}
-    kept = {name: cells for name, cells in sheet.cells.items() if name.lower() not in used}
+    columns = {name: cells for name, cells in sheet.cells.items() if name.lower() not in used}
     texts = {name: sheet.texts(name) for name in categories}
-    return read_cells(sheet, names, categories), kept, texts
+    return read_cells(sheet, names, categories), columns, texts

@@ -230,9 +230,9 @@ class Candidates:
         """(n,) int64, 1 = nodule."""
         return self.value.astype(np.int64)
 
-    def some(self, kept: NDArray[Any]) -> Candidates:
+    def some(self, chosen: NDArray[Any]) -> Candidates:
         """Returns those at some places, or of which a mask (n,) is true."""
-        return Candidates(self.world[kept], self.value[kept], self.row[kept], self.source)
+        return Candidates(self.world[chosen], self.value[chosen], self.row[chosen], self.source)
 
 
 def read_points(path: Path, last: str | None) -> dict[str, Candidates]:
@@ -342,9 +342,9 @@ def places(grid: Geometry, world: Floats, spacing: Sequence[float]) -> Floats:
     return np.asarray((locate(grid, world)[:, [1, 0, 2]] + 0.5) * old / np.array(spacing))
 
 
-def world_of(grid: Geometry, found: Floats, spacing: Sequence[float]) -> Floats:
+def world_of(grid: Geometry, places: Floats, spacing: Sequence[float]) -> Floats:
     """Undoes :func:`places`."""
-    voxels = (found * np.array(spacing) / _old_spacing(grid) - 0.5)[:, [1, 0, 2]]
+    voxels = (places * np.array(spacing) / _old_spacing(grid) - 0.5)[:, [1, 0, 2]]
     affine = itk.LPS @ grid.affine
     return np.asarray(voxels @ affine[:3, :3].T + affine[:3, 3])
 

@@ -49,8 +49,8 @@ def fill(network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     """Puts the weights into a network, which keeps its own integer counters, and returns it."""
     names = network.state_dict(keep_vars=True)
     # Tied weights are one tensor under several names, of which the file may hold any one.
-    given = {id(t): weights[n] for n, t in names.items() if n in weights}
+    values = {id(t): weights[n] for n, t in names.items() if n in weights}
     counters = {n: t for n, t in names.items() if not t.is_floating_point()}
-    tied = {n: given[id(t)] for n, t in names.items() if id(t) in given}
+    tied = {n: values[id(t)] for n, t in names.items() if id(t) in values}
     network.load_state_dict({**counters, **tied, **weights})
     return network.eval()

@@ -141,7 +141,7 @@ class BoxInference(Inference):
         scores, boxes = logits[:, :count], logits[:, count:].unflatten(1, (count, 6))
         return scores.movedim(1, -1).flatten(1), boxes.movedim((1, 2), (-2, -1)).flatten(1, 4)
 
-    def found(self, logits: Tensor, size: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    def boxes_of(self, logits: Tensor, size: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """Returns every scan's boxes ``(n, 6)``, within it, and scores, the best first."""
         choose = BoxSelector(
             apply_sigmoid=True,
@@ -151,9 +151,9 @@ class BoxInference(Inference):
             detections_per_img=self.boxes,
         )
         anchors = self.grid(logits)
-        found = []
+        boxes_of_images = []
         for scores, codes in zip(*self.by_anchor(logits.float()), strict=True):
             boxes = CODER.decode_single(codes, anchors)
-            kept, score, _ = choose.select_boxes_per_image([boxes], [scores[:, None]], list(size))
-            found.append((kept, score))
-        return found
+            chosen, score, _ = choose.select_boxes_per_image([boxes], [scores[:, None]], list(size))
+            boxes_of_images.append((chosen, score))
+        return boxes_of_images

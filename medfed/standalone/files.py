@@ -194,7 +194,7 @@ def json_text(content: object) -> str:
         inf
     """
     text = json.dumps(content, indent=1, default=dict)  # of other mappings than dict
-    return _NO_NUMBER.sub(lambda found: _JSON.get(found[0], found[0]), text)
+    return _NO_NUMBER.sub(lambda match: _JSON.get(match[0], match[0]), text)
 
 
 def write_json(path: Path, content: object, sync: bool = False) -> None:

@@ -80,13 +80,13 @@ class Source(NamedTuple):
 
 
 log = logging.getLogger(__name__)
-_SAID: dict[tuple[Path, str], set[Path]] = {}
+_WARNED: dict[tuple[Path, str], set[Path]] = {}
 _NAMED = 3  # folders that lines name: data with a folder per patient have thousands
 
 
 def say_once(path: Path, what: str) -> None:
     """Says what is odd about a file, for one file of a folder and the first folders of the data."""
-    folders = _SAID.setdefault((path.absolute().parents[:3][-1], what), set())
+    folders = _WARNED.setdefault((path.absolute().parents[:3][-1], what), set())
     if path.parent not in folders and len(folders) < _NAMED:
         folders.add(path.parent)
         last = " Further such files are not named." if len(folders) == _NAMED else ""

@@ -53,8 +53,8 @@ def map_codes(facts: Facts) -> dict[str, int] | None:
         >>> map_codes({**facts, "activation": "softmax"}), map_codes(facts)
         ({'liver': 1, 'tumour': 2}, None)
     """
-    given = facts["input"].get("regions") or {}
-    regions = {name: given.get(name, [1]) for name in facts["labels"]}
+    channels = facts["input"].get("regions") or {}
+    regions = {name: channels.get(name, [1]) for name in facts["labels"]}
     codes = label_codes(regions)
     if facts.get("activation") == "softmax":
         return codes or {name: number for number, name in enumerate(regions, start=1)}

@@ -120,7 +120,7 @@ def mix_outputs(outputs: Sequence[Tensor], membership: Tensor, activation: Activ
 def _computed_once(layers: Sequence[nn.Module]) -> Iterator[None]:
     """Lets layers reuse their output for the same input; dropout is then the same for all."""
     # An instance's own forward is found before that of its class.
-    kept = [
+    shared = [
         (attributes, {n: attributes[n] for n in attributes if n == "forward"})
         for attributes in map(vars, layers)
     ]
@@ -129,20 +129,20 @@ def _computed_once(layers: Sequence[nn.Module]) -> Iterator[None]:
     try:
         yield
     finally:
-        for attributes, before in kept:
+        for attributes, before in shared:
             attributes.pop("forward")
             attributes.update(before)
 
 
 def _once(function: Callable[..., Any]) -> Callable[..., Any]:
-    seen: list[tuple[tuple[Any, ...], Any]] = []
+    results: list[tuple[tuple[Any, ...], Any]] = []
 
     def remembering(*inputs: Any) -> Any:
-        for known, output in seen:
+        for known, output in results:
             if [*map(id, known)] == [*map(id, inputs)]:
                 return output
-        seen.append((inputs, function(*inputs)))
-        return seen[-1][1]
+        results.append((inputs, function(*inputs)))
+        return results[-1][1]
 
     return remembering
 

@@ -39,8 +39,8 @@ def _visible(text: str) -> str:
     if text.isascii():
         return text
     same = unicodedata.normalize("NFKC", text)
-    seen = (c for c in same if unicodedata.category(c) != "Cf" and not "\ufe00" <= c <= "\ufe0f")
-    return fold("".join(seen))
+    letters = (c for c in same if unicodedata.category(c) != "Cf" and not "\ufe00" <= c <= "\ufe0f")
+    return fold("".join(letters))
 
 
 def _as_number(text: str) -> str:
@@ -56,8 +56,8 @@ def _as_number(text: str) -> str:
 @lru_cache(1 << 16)
 def likeness(text: str) -> str:
     """A key equal for spellings that differ in case, in a number's format, or in hidden signs."""
-    seen = _visible(fold(text))
-    return _as_number(unicodedata.normalize("NFC", seen.casefold()))
+    letters = _visible(fold(text))
+    return _as_number(unicodedata.normalize("NFC", letters.casefold()))
 
 
 def _difference(one: str, other: str) -> str:

@@ -45,19 +45,19 @@ class Voting:
         self.head = head
         self.entering: Tensor | None = None
 
-    def enter(self, _: nn.Module, given: tuple[Any, ...]) -> None:
+    def enter(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Sees what enters the head."""
         if not self.head.training:
-            (self.entering,) = given
+            (self.entering,) = inputs
 
-    def answer(self, network: nn.Module, given: tuple[Any, ...], output: Any) -> Tensor | None:
+    def answer(self, network: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor | None:
         """Mixes the network's probabilities with the neighbours' shares, as log-probabilities."""
         z, self.entering = self.entering, None
         features, labels, vote = (getattr(self.head, name) for name in (FEATURES, LABELS, VOTE))
         if network.training or z is None or not len(features):
             return None
         near, order = nearest(z.flatten(2).mean(2) if z.ndim > 2 else z, features)
-        outputs = heads(output, given[0])[0]
+        outputs = heads(output, inputs[0])[0]
         shares = votes(near, labels[order], vote[0], vote[1], outputs.shape[1])
         return mix_outputs([outputs, shares.log()], torch.stack([1 - vote[2], vote[2]]), "softmax")
 
@@ -93,8 +93,8 @@ def store_in(names: Iterable[str]) -> str | None:
         >>> store_in(["body.weight", "head.neighbours_features"]), store_in(["head.weight"])
         ('head', None)
     """
-    found = [name for name in names if name.endswith(f".{FEATURES}")]
-    return found[0].removesuffix(f".{FEATURES}") if found else None
+    stores = [name for name in names if name.endswith(f".{FEATURES}")]
+    return stores[0].removesuffix(f".{FEATURES}") if stores else None
 
 
 def with_store_of(network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:

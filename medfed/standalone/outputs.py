@@ -48,8 +48,8 @@ def only_logits(network: nn.Module) -> nn.Module:
     """Lets a network answer the output alone that counts in evaluation, and returns it."""
     place = -1 if last_counts(network) else 0
 
-    def first(_: nn.Module, given: Any, answer: Any) -> Tensor:
-        return heads(answer, given[0])[place]
+    def first(_: nn.Module, inputs: Any, answer: Any) -> Tensor:
+        return heads(answer, inputs[0])[place]
 
     network.register_forward_hook(first)
     return network

@@ -49,11 +49,11 @@ def read_picture(file: Path, color: Color) -> tuple[Pixels, int | None]:
         _check_opaque(picture, file)
         white = 65535 if picture.mode.startswith("I;16") else None
         if white or picture.mode in ("I", "F"):  # Pillow's conversion to 8 bits would clip these
-            grey = np.asarray(_shown(picture)).astype(np.float32)
+            grey = np.asarray(_windowed(picture)).astype(np.float32)
             pixels = np.stack([grey] * (1 if color == "grey" else 3))
         else:
             white = 255
-            plain = np.asarray(_shown(picture).convert("L" if color == "grey" else "RGB"))
+            plain = np.asarray(_windowed(picture).convert("L" if color == "grey" else "RGB"))
             pixels = np.moveaxis(np.atleast_3d(plain), -1, 0).astype(np.float32)
     if not np.isfinite(pixels).all():
         raise DataError(f"{file} has NaN or infinite pixels; repair or remove it.")
@@ -94,10 +94,10 @@ def read_mask(file: Path) -> NDArray[np.int64]:
         indexed = picture.mode == "P" and _color(picture) == "rgb"
         if not indexed:
             _check_opaque(picture, file)
-        shown = _shown(picture)
-        if shown.mode in ("P", "PA", "LA") and not indexed:
-            shown = shown.convert("L")
-        values = np.asarray(shown)
+        upright = _windowed(picture)
+        if upright.mode in ("P", "PA", "LA") and not indexed:
+            upright = upright.convert("L")
+        values = np.asarray(upright)
     if values.ndim == 3:
         if (values[..., :3] != values[..., :1]).any():
             what = f"{file} is a picture with colours; a mask has one label value per pixel"
@@ -192,7 +192,7 @@ def rows_from_top(image: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(np.rot90(image, 1, axes=(-2, -1)))
 
 
-def _shown(picture: Image.Image) -> Image.Image:
+def _windowed(picture: Image.Image) -> Image.Image:
     """The picture, rotated by its EXIF orientation."""
     from PIL import ImageOps
 
@@ -230,7 +230,7 @@ def read_image(file: Path, size: Sequence[int], color: str, white: int = 65535) 
     from PIL import Image
 
     with opened(file) as picture:
-        plain = _eight_bits(_shown(picture), white).convert("L" if color == "grey" else "RGB")
+        plain = _eight_bits(_windowed(picture), white).convert("L" if color == "grey" else "RGB")
     height, width = size
     if plain.size != (width, height):
         plain = plain.resize((width, height), Image.Resampling.BILINEAR)

@@ -166,13 +166,13 @@ class Predictor:
             probabilities[..., part + below] = one.permute(1, 2, 3, 0)
         return probabilities
 
-    def classify(self, seen: Tensor, source: object) -> Tensor:
+    def classify(self, inputs: Tensor, source: object) -> Tensor:
         """Classifies samples ``(N, ...)``, or predicts their outcome.
 
         With a threshold also 1 or 0 for the second class; and for each class whether it is in the
         set, or the ends of the interval.
         """
-        answers = torch.cat([self.answer(part, source) for part in seen.split(self.batch_size)])
+        answers = torch.cat([self.answer(part, source) for part in inputs.split(self.batch_size)])
         parts = [answers]
         if self.level is not None:
             parts.append((answers[:, 1:2] >= self.level).to(answers))
@@ -190,7 +190,7 @@ class Predictor:
         logits = self._logits(image, source).cpu()
         count = len(self.inference.anchors)
         self._check(logits, 7 * count, f"{count} anchors", source)
-        return self.inference.found(logits, image.shape[2:])[0]
+        return self.inference.boxes_of(logits, image.shape[2:])[0]
 
     def answer(
         self, image: Tensor, source: object, grid: Tensor | None = None, size: Sequence[int] = ()

@@ -58,8 +58,8 @@ class Preparation:
 
     def of(self, there: Sequence[bool]) -> Preparation:
         """Returns the preparation of some of the channels: each keeps its rule."""
-        kept = zip(self.rules, there, strict=True)
-        return replace(self, rules=tuple(rule for rule, has in kept if has))
+        pairs = zip(self.rules, there, strict=True)
+        return replace(self, rules=tuple(rule for rule, has in pairs if has))
 
     @property
     def keeps_grid(self) -> bool:

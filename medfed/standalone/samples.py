@@ -57,18 +57,18 @@ def _unusual_cells(
     place = {at: number for number, at in enumerate(columns.numeric)}
     for at, name in enumerate(columns.names):
         for row, value in enumerate(rows[:, at].tolist()):
-            said = None
+            sentence = None
             if np.isnan(value):
                 if name not in columns.indicators:
-                    said = "is missing, which it never was in training"
+                    sentence = "is missing, which it never was in training"
             elif name in columns.categories:
                 if value < 0:
                     known = few([*columns.categories[name]], 4)
-                    said = f"is {texts[name][row]!r:.60}, unknown in training ({known})"
+                    sentence = f"is {texts[name][row]!r:.60}, unknown in training ({known})"
             elif lowest is not None and highest is not None:
-                said = _outside(value, lowest[place[at]], highest[place[at]])
-            if said:
-                unusual.setdefault(row + 1, []).append(f"{name} {said}")
+                sentence = _outside(value, lowest[place[at]], highest[place[at]])
+            if sentence:
+                unusual.setdefault(row + 1, []).append(f"{name} {sentence}")
     return dict(sorted(unusual.items()))
 
 
@@ -95,8 +95,8 @@ def _predict_rows(predictor: Predictor, source: Path, output: Path) -> None:
     columns, limits = Columns.from_facts(facts), {k: facts[k] for k in _CELLS if facts.get(k)}
     rows, others, texts = read_features(source, columns.names, columns.categories, **limits)
     unusual = _unusual_cells(rows, columns, predictor.facts, texts)
-    seen = torch.from_numpy(inputs_of(rows, columns, predictor.facts)) * predictor.present
-    answers = predictor.classify(seen, source).tolist()
+    inputs = torch.from_numpy(inputs_of(rows, columns, predictor.facts)) * predictor.present
+    answers = predictor.classify(inputs, source).tolist()
     _warn(unusual, source, output)
     warnings = ["; ".join(unusual.get(n + 1, ())) for n in range(len(rows))]
     names, taken = list[str](), {n.lower() for n in ("row", "warning", *predictor.columns)}

@@ -34,12 +34,12 @@ def walk(
 ) -> Iterator[Path]:
     """Yields the files below a folder and the folders that are one input each; no predictions."""
     left_out = None if apart_from is None else apart_from.resolve()
-    seen: set[Path] = set()  # links may lead in circles
+    visited: set[Path] = set()  # links may lead in circles
 
     def visit(folder: Path) -> Iterator[Path]:
-        if folder.resolve() in seen:
+        if folder.resolve() in visited:
             return
-        seen.add(folder.resolve())
+        visited.add(folder.resolve())
         for path in sorted(folder.iterdir()):
             if not is_visible(path.name):
                 continue
@@ -311,8 +311,8 @@ def read_scan(scan: ScanFiles, facts: Facts, tolerance: float | None) -> Scan:
         at = [names.index(name) for name in there]
         of = [paths[n] for n in at] if len(paths) == len(names) else paths
         volumes.check_varied(loaded[at], there, of)
-        seen = prepare(loaded, names, facts, geometry.spacing, scan.path)
-        return Scan(*seen, geometry, paths[0], there)
+        image = prepare(loaded, names, facts, geometry.spacing, scan.path)
+        return Scan(*image, geometry, paths[0], there)
 
 
 def prepare(
@@ -322,18 +322,18 @@ def prepare(
     channels = list(facts["channels"])
     prepared = Preparation.from_record(facts, len(channels))
     # A scan may lack channels that the client lacks, too; each of the others keeps its rule.
-    given = [name for name in channels if name in names]
-    rules = tuple(prepared.rules[channels.index(name)] for name in given)
-    chosen = voxels[[names.index(name) for name in given]]
+    channels_there = [name for name in channels if name in names]
+    rules = tuple(prepared.rules[channels.index(name)] for name in channels_there)
+    chosen = voxels[[names.index(name) for name in channels_there]]
     of_these = replace(prepared, rules=rules)
     of_these.doubt(chosen, path)
     if any(rule.name == _NONZERO and of.all() for rule, of in zip(rules, chosen, strict=True)):
         say_once(path, _NO_ZEROS)
-    seen, grid = of_these.apply(chosen, spacing)
-    image = torch.zeros(len(channels), *seen.shape[1:])
-    for name in set(facts["present"]) & set(given):
-        image[channels.index(name)] = seen[given.index(name)]
-    body = (seen != 0).any(dim=0)
+    image_part, grid = of_these.apply(chosen, spacing)
+    image = torch.zeros(len(channels), *image_part.shape[1:])
+    for name in set(facts["present"]) & set(channels_there):
+        image[channels.index(name)] = image_part[channels_there.index(name)]
+    body = (image_part != 0).any(dim=0)
     if not body.any():
         raise DataError(f"{path} {BLANK}.")
     return image, body, None if prepared.keeps_grid else grid

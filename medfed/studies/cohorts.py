@@ -40,7 +40,7 @@ from medfed.standalone.predictor import Predictor
 from medfed.standalone.samples import inputs_of, pixels_of
 from medfed.standalone.scans import axes_of, check_spacing, prepare
 from medfed.studies.plan import Plan
-from medfed.studies.rows import ALARMS, FOUND, LESIONS, OF, OUTCOME, Floats, Rows
+from medfed.studies.rows import ALARMS, DETECTED, LESIONS, OF, OUTCOME, Floats, Rows
 
 Opener = Callable[[Path], Predictor]
 Models = Mapping[str, Predictor]
@@ -74,12 +74,12 @@ class Cohort:
 
     data: Any
     client: str
-    asked: Plan | None = None  # the plan; ``None``: all columns of all patients
+    questions: Plan | None = None  # the plan; ``None``: all columns of all patients
     splits: Sequence[Split] | None = None  # of whom, if not as the plan says
 
     def __post_init__(self) -> None:
         self.plan: plans.ClientPlan = self.data.plans[self.client]
-        splits = self.splits or (SPLITS if self.asked is None else self.asked.splits)
+        splits = self.splits or (SPLITS if self.questions is None else self.questions.splits)
         self.patients = [name for split in splits for name in self.plan.patients[split]]
         if isinstance(self.data, SegmentationDataModule):
             self.cases = self.data.cases_among(self.patients)
@@ -108,7 +108,7 @@ class Cohort:
         categories, survival = dict[str, tuple[str, ...]](), None
         if isinstance(self.data, SegmentationDataModule):
             listed = {*self.listed, OUTCOME}
-            is_read = self.asked is None or not {*self.asked.columns} <= listed
+            is_read = self.questions is None or not {*self.questions.columns} <= listed
             lines = [self._measured(case) for case, _ in self.cases] if is_read else []
             columns |= {n: np.array([line[n] for line in lines]) for n in (lines or [{}])[0]}
         elif isinstance(self.data, Luna16ScansDataModule):
@@ -233,9 +233,9 @@ class Cohort:
             if data.millimetres:
                 names += [f"HD95 of {name} in mm" for name in data.class_names]
         elif isinstance(data, Luna16ScansDataModule):
-            evaluation = None if self.asked is None else self.asked.evaluate
+            evaluation = None if self.questions is None else self.questions.evaluate
             levels = [] if evaluation is None else evaluation.thresholds
-            names = [f"{what}{level:g}" for what in (FOUND, ALARMS) for level in levels]
+            names = [f"{what}{level:g}" for what in (DETECTED, ALARMS) for level in levels]
         else:
             samples = self.samples
             is_classes = samples.labels.ndim == 1 and not samples.continuous and len(labels) > 2
@@ -258,7 +258,7 @@ class Cohort:
                 f"The model {name} finds lesions; list the scores from which a box counts as "
                 "thresholds, such as evaluate: {thresholds: [0.1, 0.3, 0.5]}."
             )
-        levels = np.array(self.asked.evaluate.thresholds)[:, None]  # type: ignore[union-attr]
+        levels = np.array(self.questions.evaluate.thresholds)[:, None]  # type: ignore[union-attr]
         spec = ct.ScanSpec(facts["input"]["spacing"], facts["normalization"]["hu"])
         spacing = torch.tensor(spec.spacing)
         for series in self.patients:

@@ -24,12 +24,12 @@ from medfed.standalone.errors import DataError, few
 from medfed.studies import describing, parts
 from medfed.studies.parts import Estimates, Floats, State, Sums, Table, Whole, Word
 from medfed.studies.plan import Evaluation, Plan
-from medfed.studies.rows import ALARMS, FOUND, LESIONS, OF, Rows
+from medfed.studies.rows import ALARMS, DETECTED, LESIONS, OF, Rows
 
 _ERROR = "absolute error"
-_HARMS = {"Brier score": 1, "Dice": -1, "concordance": -1, _ERROR: 1, FOUND: -1}
+_HARMS = {"Brier score": 1, "Dice": -1, "concordance": -1, _ERROR: 1, DETECTED: -1}
 """By what a hospital is worse off: the number that grows, or that falls."""
-_SHARES = ("AUROC", "accuracy", "Brier score", "Dice", "concordance", FOUND)
+_SHARES = ("AUROC", "accuracy", "Brier score", "Dice", "concordance", DETECTED)
 _POSITIVE = ("log loss", _ERROR, "root mean squared error", "HD95", ALARMS)
 Measured = Mapping[str, tuple[float, float]]
 """By the name of a number; of a difference from the reference it begins with ``−``."""
@@ -39,19 +39,19 @@ FEW = f"fewer than {LEAST} patients, or than {CATEGORY} of a class"
 class Scores(msgspec.Struct, frozen=True):
     """Predictions against the outcome."""
 
-    asked: Evaluation
+    settings: Evaluation
     plan: Plan  # the plan, for the categories of columns
 
     @property
     def name(self) -> str:
         """See the protocol."""
-        return f"evaluation of {', '.join(self.asked.scores)}"
+        return f"evaluation of {', '.join(self.settings.scores)}"
 
     def estimate(self, rows: Rows) -> Estimates:
         """Returns a hospital's numbers by score and group, or why it has none."""
-        each = {name: self._predictions(rows, name) for name in self.asked.scores}
+        each = {name: self._predictions(rows, name) for name in self.settings.scores}
         of_all, groups = Estimates(), {"": np.ones(len(rows.patients), bool)}
-        for by in self.asked.by:
+        for by in self.settings.by:
             names = self.plan.groups(by)
             code = rows.coded(by, names)
             groups |= {f", {by}: {group}": code == n for n, group in enumerate(names)}
@@ -62,10 +62,10 @@ class Scores(msgspec.Struct, frozen=True):
                 if patients < max(LEAST, self.plan.least) or of.are_few(known):
                     of_all[name + group] = FEW
                     continue
-                numbers, reference = of.numbers(known), each[self.asked.reference or name]
+                numbers, reference = of.numbers(known), each[self.settings.reference or name]
                 if of.p.shape != reference.p.shape:
                     raise DataError(
-                        f"{name} and its reference {self.asked.reference} predict other things; "
+                        f"{name} and its reference {self.settings.reference} predict other things; "
                         "compare scores of one kind."
                     )
                 both = known & reference.known
@@ -78,7 +78,7 @@ class Scores(msgspec.Struct, frozen=True):
     def _predictions(self, rows: Rows, name: str) -> Predictions:
         """What a score says, and how it is judged."""
         scores = {n.partition(OF)[2]: c for n, c in rows.columns.items() if n.startswith(name + OF)}
-        names, outcome = [*scores], self.asked.outcome
+        names, outcome = [*scores], self.settings.outcome
         p = np.stack([*scores.values()], axis=1) if names else rows.column(name)[:, None]
         classes = self.plan.groups(outcome) or rows.categories.get(outcome, ())
         if names and classes and {*classes} <= {*names}:
@@ -103,7 +103,7 @@ class Scores(msgspec.Struct, frozen=True):
         return Predictions(p, y, y, _of_probabilities)
 
     def _outcome(self, rows: Rows) -> Floats:
-        name, groups = self.asked.outcome, self.plan.groups(self.asked.outcome)
+        name, groups = self.settings.outcome, self.plan.groups(self.settings.outcome)
         y = rows.coded(name, groups) if groups else rows.column(name)
         if len(groups) > 2 or (~np.isnan(y) & (y != 0) & (y != 1)).any():
             known = rows.categories.get(name, groups)
@@ -118,8 +118,8 @@ class Scores(msgspec.Struct, frozen=True):
         """Returns the mean of hospitals, every hospital, the harm list, and who is missing."""
         measured: dict[str, dict[str, Measured]] = {}
         missing: list[list[Word]] = []
-        for hospital, found in each.items():
-            for score, numbers in found.items():
+        for hospital, scores in each.items():
+            for score, numbers in scores.items():
                 if isinstance(numbers, str):
                     missing.append([score, hospital, numbers])
                 else:
@@ -144,7 +144,7 @@ class Scores(msgspec.Struct, frozen=True):
             Table("Means of hospitals", ["score", "number", *parts.MEANS], means),
             Table("Every hospital", ["score", "hospital", "patients", *names], single, bars, first),
         ]
-        if self.asked.reference is not None:
+        if self.settings.reference is not None:
             tables.append(self._harm(measured))
         if missing:
             tables.append(Table("Too few to evaluate", ["score", "hospital", "why"], missing))
@@ -156,7 +156,7 @@ class Scores(msgspec.Struct, frozen=True):
         names = dict.fromkeys(n.removeprefix("− ") for *_, of in every for n in of if n[0] == "−")
         what = next((n for w in _HARMS for n in names if n.startswith(w)), "Brier score")
         worse = next(sign for w, sign in _HARMS.items() if what.startswith(w))
-        margin = self.asked.margin
+        margin = self.settings.margin
         rows = [
             (score, hospital, int(of["patients"][0]), of[f"− {what}"])
             for score, hospital, of in every
@@ -176,7 +176,7 @@ class Scores(msgspec.Struct, frozen=True):
                 needed = f"; about {math.ceil(patients * times)} patients would"
                 verdict = f"cannot tell{needed if times > 1 else ': it is near the margin'}"
             lines.append([score, hospital, patients, *bars[-1][1:], parts.p_value(p), verdict])
-        label = f"{what} − that of {self.asked.reference}"
+        label = f"{what} − that of {self.settings.reference}"
         head = ["score", "hospital", "patients", label]
         head += ["lower 95 %", "upper 95 %", "p (Holm)", "verdict"]
         return Table("Who would be harmed", head, lines, bars, label)
@@ -225,7 +225,7 @@ class Detections(msgspec.Struct, frozen=True):
         lesions = rows.column(LESIONS)
         each = [
             [rows.column(f"{self.score}{OF}{what}{level:g}") for level in self.thresholds]
-            for what in (FOUND, ALARMS)
+            for what in (DETECTED, ALARMS)
         ]
         hits, alarms = (np.nan_to_num(np.array(of)).T for of in each)
         counts = np.column_stack([np.ones(len(lesions)), lesions, hits * lesions[:, None], alarms])

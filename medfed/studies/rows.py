@@ -15,7 +15,7 @@ OUTCOME = "outcome"
 """The column of the answer, whatever the table calls it."""
 OF = ": "
 """Stands between the name of a model and that of one of its scores, such as a Dice."""
-LESIONS, FOUND, ALARMS = "lesions", "lesions found from ", "false alarms from "
+LESIONS, DETECTED, ALARMS = "lesions", "lesions found from ", "false alarms from "
 """Columns of scans: how many lesions they have; and a model's scores, which end in a threshold."""
 
 

@@ -85,7 +85,7 @@ def simulated(plan: Plan, hospitals: Mapping[str, Rows]) -> tuple[list[Table], l
             lost = patients - sum(len(np.unique(one.patients)) for one in designs)
             of = f"{part.name} on {', '.join(part.model.of)}: {lost} of {patients} patients"
             remarks += [f"{of} have a missing or unlisted cell and are left out."] * bool(lost)
-        tables += answered(part, partial(_asked, hospitals, remarks))
+        tables += answered(part, partial(_answers, hospitals, remarks))
     return tables, list(dict.fromkeys(remarks))
 
 
@@ -101,7 +101,7 @@ def whole_numbers(plan: Plan, hospitals: Sequence[Rows]) -> Iterator[str]:
                 yield f"{what} are up to 1 too high: {mend} marks."
 
 
-def _asked(
+def _answers(
     hospitals: Mapping[str, Rows], remarks: list[str], part: Part | Separate, _: int, state: State
 ) -> Whole | dict[str, Estimates]:
     """Hospitals' estimates, or their total, with remarks on what they would refuse or clip."""

@@ -167,8 +167,8 @@ def test_what_is_seen_is_taken_or_left_out(layout, tmp_path):
             if p
         )
     }
-    assert account.seen == len(shown)
-    assert account.seen == account.taken + sum(n for n, _ in account.left_out.values())
+    assert account.total == len(shown)
+    assert account.total == account.taken + sum(n for n, _ in account.left_out.values())
     by_reason = {}
     for why, (count, first) in account.left_out.items():
         assert (path if path.is_dir() else path.parent).joinpath(first).is_file()
@@ -176,7 +176,7 @@ def test_what_is_seen_is_taken_or_left_out(layout, tmp_path):
         by_reason[reason] = by_reason.get(reason, 0) + count
     others = 2 if layout is classes else 1
     assert by_reason == {**left, "another kind of file": others}
-    assert f"{account.taken} of {account.seen} files are taken" in account.sentence()
+    assert f"{account.taken} of {account.total} files are taken" in account.sentence()
     assert "notes.txt" in account.sentence()
     if layout in (classes, image_table, two_series):
         module.setup()
@@ -212,8 +212,8 @@ def test_rows_and_cells_are_taken_or_left_out(layout, tmp_path):
     run = ["partition=round_robin", "partition.num_clients=2", f"data.path={path}", *keys]
     module = build(described(run).data)
     module.plan()
-    assert [(account.taken, account.seen) for account in module.accounts] == counts
+    assert [(account.taken, account.total) for account in module.accounts] == counts
     for account in module.accounts:
-        assert account.seen == account.taken + sum(n for n, _ in account.left_out.values())
+        assert account.total == account.taken + sum(n for n, _ in account.left_out.values())
         assert account.sentence().startswith(account.where)
         assert path == Path(account.where) or Path(account.where).parent == path

@@ -23,7 +23,7 @@ from tests.integration.runs import run
 @pytest.fixture(autouse=True)
 def settled(monkeypatch):
     """Files that tests have just made count as old; no result of another test is there."""
-    monkeypatch.setattr(last_read, "_SETTLED", -(10**18))
+    monkeypatch.setattr(last_read, "_CLOCK_STEP", -(10**18))
     monkeypatch.setattr(last_read, "_last", [])
 
 

@@ -311,7 +311,7 @@ def test_rows_and_cells_seen_are_those_taken_and_left_out(seed, mark, tmp_path, 
         seen = list(csv.reader(file, delimiter=delimiter))[1:]
     kept = [row for row in seen if row[3] in ("yes", "no")]
     rows, cells_ = read.accounts
-    assert (rows.seen, rows.taken) == (len(seen), len(kept)) == (rows.record()["seen"], rows.taken)
+    assert (rows.total, rows.taken) == (len(seen), len(kept)) == (rows.record()["seen"], rows.taken)
     words = sum(any(r) and r[3] == "NA" for r in seen)
     named = f' ("NA" in {words} cells)' if words else ""
     assert {why: n for why, (n, _) in rows.left_out.items()} == {
@@ -326,7 +326,7 @@ def test_rows_and_cells_seen_are_those_taken_and_left_out(seed, mark, tmp_path, 
     }
     values = [cell for row in kept for cell in row[1:3]]
     known = [cell for cell in values if cell in ("40", "7.5")]
-    assert (cells_.seen, cells_.taken) == (len(values), len(known))
+    assert (cells_.total, cells_.taken) == (len(values), len(known))
     assert cells_.taken == np.isfinite(read.features).sum()
     assert caplog.text.count("is read as Latin-1") == (mark == "latin-1")
 

@@ -136,7 +136,7 @@ def test_what_the_user_sets_wins(root):
     plan = data.agreed.plan
     assert (plan.patch_size, plan.batch_size, plan.spacing) == ((16, 16, 8), 3, (9, 9, 12))
     assert data.preparation.rules[0].name == "zscore"
-    assert {*data.given} == {"patch_size", "batch_size", "spacing"}
+    assert {*data.fixed} == {"patch_size", "batch_size", "spacing"}
     flat = module(root, "data.spatial_dims=2", "data.patch_size=[32,16]")
     flat.setup()
     assert flat.agreed.plan.configuration == "2d"

@@ -138,7 +138,13 @@ def test_a_partition(table):
     assert len(plain.clients) == 2
     json.dumps(data.splits())
     rows, cells = data.accounts
-    assert (rows.where, rows.taken, rows.seen, cells.taken, cells.seen) == (table, 60, 60, 120, 120)
+    assert (rows.where, rows.taken, rows.total, cells.taken, cells.total) == (
+        table,
+        60,
+        60,
+        120,
+        120,
+    )
 
 
 def test_a_partition_that_deals(table):
@@ -165,7 +171,7 @@ def test_a_reader_of_images(tmp_path):
     whole = torch.cat([b["image"] for c in data.clients.values() for b in c.eval_batches("train")])
     assert whole.shape[1:] == (1, 8, 8)
     (account,) = data.accounts
-    assert (account.where, account.taken, account.seen) == (path, 1, 1)
+    assert (account.where, account.taken, account.total) == (path, 1, 1)
 
 
 @pytest.fixture
@@ -191,7 +197,7 @@ def test_a_reader_of_volumes(volumes, tmp_path):
     Path(volumes, "notes.txt").touch()
     Path(volumes, ".hidden.txt").touch()
     (account,) = data.accounts
-    assert (account.taken, account.seen) == (6, 7)
+    assert (account.taken, account.total) == (6, 7)
     assert account.left_out == {".txt: another kind of file": (1, "notes.txt")}
     facts = data.preprocessing("hospital_0")
     assert facts["spacing"] == [1.0, 1.0, 2.0]

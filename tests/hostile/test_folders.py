@@ -26,7 +26,7 @@ from rich.table import Table
 
 import medfed
 from medfed.commands.main import main
-from medfed.common.console import Terminal, file_names, shown
+from medfed.common.console import Terminal, file_names, short
 from medfed.common.figures import save_figures
 from medfed.config.compose import described, load
 from medfed.config.description import checked
@@ -261,9 +261,9 @@ def test_file_names_are_safe_and_unique():
 def test_names_are_shown_as_they_are(name):
     console = Terminal(file=io.StringIO(), width=200)
     table = Table("client")
-    table.add_row(shown(name))
+    table.add_row(short(name))
     console.print(table)
-    assert shown(name).rstrip() in console.file.getvalue()
+    assert short(name).rstrip() in console.file.getvalue()
     assert "\x1b" not in console.file.getvalue()
 
 
@@ -330,7 +330,7 @@ def test_the_progress_bar_shows_names():
     progress = RoundProgress(None, Terminal(file=io.StringIO(), force_terminal=True, width=120))
     assert progress.console.is_terminal
     for name in NAMES.values():
-        progress.console.print(shown(name))
+        progress.console.print(short(name))
 
 
 def test_two_trainings_in_one_folder(tmp_path, monkeypatch):

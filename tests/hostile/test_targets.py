@@ -83,7 +83,7 @@ ALLOWED = (
 @sweep("target", REFUSED)
 def test_only_what_is_on_the_list(target):
     with pytest.raises(ConfigError) as caught:
-        check_targets({"model": {"_target_": target}}, found=True)
+        check_targets({"model": {"_target_": target}}, exists=True)
     assert str(caught.value).startswith("model._target_=")
     assert NOT_ON_THE_LIST in str(caught.value)
     assert "plugins=FOLDER" in str(caught.value)
@@ -92,7 +92,7 @@ def test_only_what_is_on_the_list(target):
 def test_what_is_on_the_list_passes():
     for target in ALLOWED:
         fetching = {"pretrained": False} if target.endswith(".EfficientNetBN") else {}
-        check_targets({"model": {"_target_": target, **fetching}}, found=True)
+        check_targets({"model": {"_target_": target, **fetching}}, exists=True)
 
 
 @sweep(
@@ -106,7 +106,7 @@ def test_what_is_on_the_list_passes():
 )
 def test_no_network_fetches_weights(node):
     with pytest.raises(ConfigError, match="would fetch or load trained weights"):
-        check_targets(node, found=True)
+        check_targets(node, exists=True)
 
 
 # Where a name can stand. The command would leave a file behind.
@@ -243,4 +243,4 @@ def test_a_plugin_folder_gives_what_it_defines_and_nothing_else(tmp_path, monkey
     assert type(build(config.cohort)).__name__ == "Weekly"
     for target in ("weekly_cohort.torch.load", "weekly_cohort.system"):
         with pytest.raises(ConfigError, match=NOT_ON_THE_LIST):
-            check_targets({"cohort": {"_target_": target}}, found=True)
+            check_targets({"cohort": {"_target_": target}}, exists=True)

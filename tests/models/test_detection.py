@@ -92,7 +92,7 @@ def test_the_map_of_the_right_numbers_gives_the_lesions(task):
     codes[own >= 0] = CODER.encode_single(label[0, own[own >= 0], :6], anchors[own >= 0])
     codes = codes.view(16, 16, 12, 3, 6)
     logits = torch.cat([score.movedim(-1, 0), codes.movedim((-2, -1), (0, 1)).flatten(0, 1)])[None]
-    ((found, scores),) = task.inference.found(logits, (32, 32, 24))
+    ((found, scores),) = task.inference.boxes_of(logits, (32, 32, 24))
     assert len(found) == 2
     order = found[:, 0].argsort()
     torch.testing.assert_close(found[order], label[0, :, :6], rtol=1e-5, atol=1e-4)

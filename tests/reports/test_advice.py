@@ -149,7 +149,7 @@ def test_the_hospital_that_disagrees_stays_alone_and_a_tiny_one_is_left_open(don
     command = command[command.index("medfed train") :].strip("`. ")
     assert "experiment=clinical_pfednet" in command
     assert page == markdown(found, command)
-    decide = [ids for client, ids in found.asked.patients.items() if client != "tiny"]
+    decide = [ids for client, ids in found.pilot_data.patients.items() if client != "tiny"]
     assert fedavg.gain.patients == sum(map(len, decide))  # those behind the number beside it
     known = found.methods["fedavg"].hospitals["odd"]
     assert f"| {known.text} | {known.p:.3f} | stays alone |" in page
@@ -176,7 +176,7 @@ def test_what_is_said_is_what_the_cells_hold(done, folder):
     content = json.loads((where / "advice.json").read_text())
     cost = content["methods"]["fedavg"]["cost"]
     assert cost["bytes_up"] + cost["bytes_down"] == pytest.approx(sent, abs=1)
-    assert content["pilot"]["test_patients_left_out"] == found.asked.kept_out
+    assert content["pilot"]["test_patients_left_out"] == found.pilot_data.kept_out
 
 
 def test_nothing_is_run_twice_and_nothing_is_overwritten(done, folder, monkeypatch):
@@ -244,14 +244,14 @@ def test_planted_gains_are_found(shifts, use, shown, rivals, done, folder, monke
     planted_task = {"scores": planted, "clients": tuple("abcd"), "small": {}, "fewest": {}}
     task = replace(found.task, **planted_task, overlap=0.25)
     monkeypatch.setattr(choice, "task_of", lambda *_: task)
-    group = pilots(found.asked, ["local"], folder / "planted", None)[0]
+    group = pilots(found.pilot_data, ["local"], folder / "planted", None)[0]
     (cell, *_) = group.final(0)
     results = {cell.place: {"cpu_seconds": 7.2}}
     of_names = (replace(group, method=Method.of(name)) for name in names)
     progress = [Progress(one, results, 0, [cell]) for one in of_names]
-    asked = replace(found.asked, patients={c: ["x"] * 50 for c in "abcd"})
+    asked = replace(found.pilot_data, patients={c: ["x"] * 50 for c in "abcd"})
     told = choice.choose(asked, progress)
-    assert (told.use, told.shown, told.rivals) == (use, shown, rivals)
+    assert (told.use, told.leader, told.rivals) == (use, shown, rivals)
     assert told.methods["local"].cost.cpu_hours == pytest.approx(0.002)
     for name, shift in shifts.items():
         gain = told.methods[name].gain

@@ -307,8 +307,8 @@ def _make_item(read: Read, item: Item, index: int, folder: Path, sync: bool = Tr
     """Makes one item, sealed last, or keeps it if it is whole and its sources have not changed."""
     seal = folder / ITEMS / f"{index:05d}.json"
     sources = item.sources()
-    if (kept := _kept(seal, index, item, sources)) is not None:
-        return kept
+    if (old_entry := _valid_entry(seal, index, item, sources)) is not None:
+        return old_entry
     try:
         hashes = [files.sha256(path) for path in item.hashed]
         arrays = read(*item.args)
@@ -328,7 +328,7 @@ def _make_item(read: Read, item: Item, index: int, folder: Path, sync: bool = Tr
     return entry
 
 
-def _kept(seal: Path, index: int, item: Item, sources: list[list[Any]]) -> Entry | None:
+def _valid_entry(seal: Path, index: int, item: Item, sources: list[list[Any]]) -> Entry | None:
     """Returns the entry of an item that an earlier process has finished."""
     try:
         entry = Entry(**json.loads(seal.read_text()))

@@ -240,8 +240,8 @@ class BratsCohort(cohort.VolumeCohort):
         super().__post_init__()
         check_not_negative("data.generated.outline", self.outline)
         for name in ("strength", "blur"):
-            given = cohort.check_range(f"data.generated.{name}", getattr(self, name))
-            object.__setattr__(self, name, given)
+            bounds = cohort.check_range(f"data.generated.{name}", getattr(self, name))
+            object.__setattr__(self, name, bounds)
 
     @property
     def what(self) -> str:

@@ -192,19 +192,19 @@ class VolumeCohort(ScanCohort):
             nib.save(nib.Nifti1Image(data, affine), folder / part / f"{case}.nii.gz")
 
 
-def check_range(key: str, given: Sequence[float]) -> Range:
+def check_range(key: str, ends: Sequence[float]) -> Range:
     """Returns a range of a trait over the hospitals.
 
     Example:
         >>> check_range("data.generated.blur", [0.1, 0.9])
         (0.1, 0.9)
     """
-    if len(given) != 2 or not 0 < given[0] <= given[1]:
+    if len(ends) != 2 or not 0 < ends[0] <= ends[1]:
         raise ConfigError(
-            f"{key}={list(given)} must be two positive numbers, of the hospital that has the least "
+            f"{key}={list(ends)} must be two positive numbers, of the hospital that has the least "
             "and of the one that has the most."
         )
-    return float(given[0]), float(given[1])
+    return float(ends[0]), float(ends[1])
 
 
 def smooth_noise(rng: Rng, shape: tuple[int, ...], width: float) -> Array:

@@ -289,21 +289,21 @@ def answer(
         >>> answer(RoundRobin(1), "availability", ["a"], ["T1", "T2"], 0, size=2)
         {'a': tensor([True, True])}
     """
-    given: Any = getattr(partition, name)(clients, *facts)
+    result: Any = getattr(partition, name)(clients, *facts)
     known = [*clients]
     while isinstance(partition, Wrapped) and getattr(type(partition), name) is vars(Wrapped)[name]:
         known, partition = [*partition.among(known)], partition.assignment  # which answers
     take, form = _FORMS[name]
     who, form = f"{type(partition).__name__}.{name}", form.format(size)
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{who} returns {given!r:.60}; it must return {{client: {form}}}.")
-    if odd := [client for client in given if client not in known]:
+    if not isinstance(result, Mapping):
+        raise ConfigError(f"{who} returns {result!r:.60}; it must return {{client: {form}}}.")
+    if odd := [client for client in result if client not in known]:
         what = f"{who} names {odd[0]!r:.60}, which is no client{did_you_mean(str(odd[0]), known)}"
         raise ConfigError(f"{what}; the clients are {few(known)}.")
-    if name == "availability" and (lost := [c for c in clients if c not in given]):
+    if name == "availability" and (lost := [c for c in clients if c not in result]):
         raise ConfigError(f"{who} leaves out {few(lost)}; it must give every client {form}.")
     taken: dict[str, Any] = {}
-    for client, value in given.items():
+    for client, value in result.items():
         try:
             taken[client] = take(value, size)
         except (TypeError, ValueError):

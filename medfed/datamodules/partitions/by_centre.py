@@ -46,20 +46,20 @@ class ByCentre(Partition):
         if self.patients is None:
             return assigned
         least, most = self.patients
-        kept = {name: ids for name, ids in assigned.items() if least <= len(ids) <= most}
-        if not kept:
+        chosen = {name: ids for name, ids in assigned.items() if least <= len(ids) <= most}
+        if not chosen:
             sizes = sorted(map(len, assigned.values()))
             what = f"partition.patients={[least, most]}: no hospital has so many patients"
             raise ConfigError(f"{what}; they have {sizes[0]} to {sizes[-1]}.")
-        return kept
+        return chosen
 
     def remark(self, patients: Sequence[Patient]) -> str:
         """See `Partition.remark`."""
         if self.patients is None:
             return ""
-        kept, every = self.assign(patients, 0), {p.centre for p in patients}
-        count = f"{sum(map(len, kept.values())):,} of {len(patients):,} patients"
-        who = f"{len(kept)} of {len(every)} hospitals, with {count}"
+        centres, every = self.assign(patients, 0), {p.centre for p in patients}
+        count = f"{sum(map(len, centres.values())):,} of {len(patients):,} patients"
+        who = f"{len(centres)} of {len(every)} hospitals, with {count}"
         return f"{who}, take part (partition.patients={[*self.patients]})."
 
 

@@ -64,8 +64,8 @@ def thin(labels: ArrayLike, shares: Sequence[float], seed: int) -> Ints:
     members = [np.flatnonzero(values == k) for k in range(len(shares))]
     counts = largest_fit([len(m) for m in members], shares)
     pairs = enumerate(zip(members, counts, strict=True))
-    kept = [numpy_rng(seed, "thin", k).permutation(of)[:count] for k, (of, count) in pairs]
-    return np.sort(np.concatenate(kept)).astype(np.int64)
+    remaining = [numpy_rng(seed, "thin", k).permutation(of)[:count] for k, (of, count) in pairs]
+    return np.sort(np.concatenate(remaining)).astype(np.int64)
 
 
 def deal_whole(counts: Ints, targets: Floats, seed: int, spare: bool = True) -> Ints:

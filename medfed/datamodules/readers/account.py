@@ -18,7 +18,7 @@ class Account:
     left_out: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
     @property
-    def seen(self) -> int:
+    def total(self) -> int:
         """How many there were."""
         return self.taken + sum(count for count, _ in self.left_out.values())
 
@@ -32,13 +32,13 @@ class Account:
         if not self.left_out:
             return f"{self.where}: all {self.taken} {self.what} are taken."
         reasons = [(f"{n} {why}", f" ({x})" * bool(x)) for why, (n, x) in self.left_out.items()]
-        taken = f"{self.taken} of {self.seen} {self.what} are taken"
+        taken = f"{self.taken} of {self.total} {self.what} are taken"
         return f"{self.where}: {taken}; left out: {few([*map(''.join, reasons)], 6)}."
 
     def record(self) -> dict[str, Any]:
         """Returns the account as JSON."""
         left_out = {why: {"count": n, "first": x} for why, (n, x) in self.left_out.items()}
-        counts = {"seen": self.seen, "taken": self.taken, "left_out": left_out}
+        counts = {"seen": self.total, "taken": self.taken, "left_out": left_out}
         return {"where": self.where, "what": self.what, **counts}
 
 
@@ -48,15 +48,15 @@ def account_of(
     """Counts the files of a folder, or beside a table, and says why some are left out."""
     used = {*taken}
     if path.is_dir():
-        seen = visible_files(path)
+        files = visible_files(path)
     else:
         beside = {file.parent for file in used} - {path.parent}
-        seen = sorted({f for folder in beside for f in folder.glob("*") if f.is_file()} | {path})
-        seen = [file for file in seen if is_visible(file.name)]
+        files = sorted({f for folder in beside for f in folder.glob("*") if f.is_file()} | {path})
+        files = [file for file in files if is_visible(file.name)]
         used.add(path)
     whole, base = {os.path.normpath(file) for file in used}, path if path.is_dir() else path.parent
     groups: dict[str, tuple[int, str]] = {}
-    for file in seen:
+    for file in files:
         if os.path.normpath(file) not in whole:
             name = file.name.lower()
             ending = next((e for e in endings if name.endswith(e)), None)
@@ -66,5 +66,5 @@ def account_of(
             count, first = groups.get(reason, (0, os.path.relpath(file, base)))
             groups[reason] = count + 1, first
     most = sorted(groups.items(), key=lambda of: (-of[1][0], of[0]))
-    taken_here = len(seen) - sum(count for count, _ in groups.values())
+    taken_here = len(files) - sum(count for count, _ in groups.values())
     return Account(str(path), "files", taken_here, dict(most))

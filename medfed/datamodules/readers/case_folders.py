@@ -36,8 +36,8 @@ class FolderReader(CaseReader):
         **more: Any,
     ) -> None:
         modalities, regions = modalities or _FILES, regions or _WHOLE
-        for key, given, such in (("modalities", modalities, _FILES), ("regions", regions, _WHOLE)):
-            if not isinstance(given, Mapping):
+        for key, files, such in (("modalities", modalities, _FILES), ("regions", regions, _WHOLE)):
+            if not isinstance(files, Mapping):
                 what = str(such).replace("'", "")
                 raise ConfigError(f"data.reader.{key} is a map; write data.reader.{key}='{what}'.")
         names = check_names("channel", channels or list(modalities), list(modalities))

@@ -38,8 +38,8 @@ def _listed_labels(labels: object, path: Path) -> Regions:
             regions = {name: (value,) for value, name in by_value if value}
             assert len(regions) == len([value for value, _ in by_value if value])
         else:
-            for name, given in labels.items():
-                values = tuple(given) if isinstance(given, list | tuple) else (given,)
+            for name, label in labels.items():
+                values = tuple(label) if isinstance(label, list | tuple) else (label,)
                 assert values
                 assert all(type(v) is int and 0 <= v < 256 for v in values)
                 if values != (0,):

@@ -52,15 +52,15 @@ def read_heart(
         never_zero = np.isin(FEATURES, _NEVER_ZERO) & zeros_missing
         missing = (table.features == -9) | ((table.features == 0) & never_zero)
         cells = np.where(missing, np.nan, table.features)[:, taken]
-        kept = np.full(len(cells), not complete) | ~np.isnan(cells).any(axis=1)
+        rows = np.full(len(cells), not complete) | ~np.isnan(cells).any(axis=1)
         parts[name] = Table(
             tuple(FEATURES[at] for at in taken),
-            cells[kept],
-            table.labels[kept],
+            cells[rows],
+            table.labels[rows],
             ("no disease", "disease"),
-            patients=[f"{name}_{row}" for row in (1 + np.flatnonzero(kept)).tolist()],
-            files=[file] * int(kept.sum()),
-            accounts=counted(file, cells[kept], int((~kept).sum())),
+            patients=[f"{name}_{row}" for row in (1 + np.flatnonzero(rows)).tolist()],
+            files=[file] * int(rows.sum()),
+            accounts=counted(file, cells[rows], int((~rows).sum())),
         )
     return join_tables(parts)
 

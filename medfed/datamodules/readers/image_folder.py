@@ -123,27 +123,27 @@ def read_image_table(
                 "data.reader.label, or the labels by data.reader.classes."
             )
         labels = np.array([names.index(t) if t in names else -1 for t in cells["label"]])
-        kept = np.flatnonzero(labels >= 0).tolist()
+        rows = np.flatnonzero(labels >= 0).tolist()
     else:
         cells = listed_columns(sheet, columns, ("image",))
         names = check_names("finding", findings, sheet.columns)
         labels = _finding_labels(sheet, names, uncertain)
-        kept = list(range(len(labels)))
+        rows = list(range(len(labels)))
     official = official_splits(sheet, split)
-    of = {role: [texts[n] for n in kept] for role, texts in cells.items()}
+    of = {role: [texts[n] for n in rows] for role, texts in cells.items()}
     of["image"] = slashed(path.parent, (file.replace("{}", name) for name in of["image"]))
     files = [path.parent / name for name in of["image"]]
     lost = next((n for n, file in enumerate(files) if not file.is_file()), None)
     if lost is not None:
         mend = "copy it there, or say by data.reader.file where the files of such names lie"
         what = f"{files[lost]} does not exist; {mend}, such as 'images/{{}}.jpg'"
-        raise sheet.bad(kept[lost], f": {what}.")
+        raise sheet.bad(rows[lost], f": {what}.")
     if len(set(files)) < len(files):
         twice = next(name for name in of["image"] if of["image"].count(name) > 1)
         raise DataError(f"{path} names {twice} in two rows; remove one.")
     patients = of.get("patient") or persons_of(of["image"], patient_pattern, path)
-    splits, centres = [official[n] for n in kept if official], of.get("centre", ())
-    samples = Samples(labels[kept], len(names), patients, centres, splits, files)
+    splits, centres = [official[n] for n in rows if official], of.get("centre", ())
+    samples = Samples(labels[rows], len(names), patients, centres, splits, files)
     return _decoded(samples, names, size, color, path)
 
 

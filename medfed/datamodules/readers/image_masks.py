@@ -88,13 +88,13 @@ def _from_folders(path: Path, folders: tuple[str, str], pattern: str | None) -> 
 
 def _check(pairs: Sequence[Pair]) -> None:
     """Refuses files that are missing, and contradictory entries."""
-    seen: dict[Path, str] = {}
+    owners: dict[Path, str] = {}
     first: dict[str, Pair] = {}
     for pair in pairs:
         if lost := [file for file in (pair.image, pair.mask) if not file.is_file()]:
             mend = "add the file, mend the name, or leave the row out"
             raise DataError(f"{pair.place}: {lost[0]} does not exist; {mend}.")
-        if (before := seen.setdefault(pair.image.resolve(), pair.place)) != pair.place:
+        if (before := owners.setdefault(pair.image.resolve(), pair.place)) != pair.place:
             raise DataError(f"{pair.place}: {pair.image} is already in {before}; remove one.")
         if (other := first.setdefault(pair.patient, pair)).centre != pair.centre:
             what = f"{pair.place}: patient {pair.patient} is at {pair.centre}, but in {other.place}"

@@ -11,7 +11,7 @@ import time
 from medfed.datamodules.extending import *
 
 _MOST = 2**30  # bytes of features or images that stay after a run
-_SETTLED = 2 * 10**9  # nanoseconds from the change of a file until its time tells a further one
+_CLOCK_STEP = 2 * 10**9  # nanoseconds from the change of a file until its time tells a further one
 _log = logging.getLogger("medfed")
 _last: list[Any] = []  # key, states of the files, result, and messages of one call
 
@@ -44,8 +44,8 @@ def read_once(
         _log.removeHandler(heard)
     states = _states(path, result)
     array = result.images if hasattr(result, "images") else result.features
-    settled = all(max(times) < began - _SETTLED for _, *times in states.values())
-    if states and settled and array.nbytes <= _MOST:
+    unchanged = all(max(times) < began - _CLOCK_STEP for _, *times in states.values())
+    if states and unchanged and array.nbytes <= _MOST:
         array.flags.writeable = False  # a change would reach the next run
         _last[:] = [(key, states, result, heard.buffer)]
     return result

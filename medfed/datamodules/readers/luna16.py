@@ -50,8 +50,8 @@ def _subsample(points: ByScan, ratio: float | None, seed: int) -> dict[str, Cand
     others = [keys[series][~of] for series, of in nodules.items()]
     count = round(ratio * sum(int(of.sum()) for of in nodules.values()))
     first = np.sort(np.concatenate([np.empty(0, np.uint64), *others]))[:count]
-    kept = {s: of.some(nodules[s] | np.isin(keys[s], first)) for s, of in points.items()}
-    return {series: of for series, of in kept.items() if len(of)}
+    chosen = {s: of.some(nodules[s] | np.isin(keys[s], first)) for s, of in points.items()}
+    return {series: of for series, of in chosen.items() if len(of)}
 
 
 def mix(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -52,8 +52,8 @@ def check_rows(data: Any, classes: int) -> None:
         )
     object.__setattr__(data, "labels", labels)
     for name in ("patients", "centres", "splits", "files"):
-        given = () if (held := getattr(data, name)) is None else held
-        known = [None if v is None or v != v else v for v in given]  # NaN is none
+        cells = () if (array := getattr(data, name)) is None else array
+        known = [None if v is None or v != v else v for v in cells]  # NaN is none
         values = [v if v is None or isinstance(v, Path) else tidy(str(v)) for v in known]
         if len(values) != len(labels) and (values or name == "patients"):
             what = f"{len(values)} {name} and {len(labels)} labels"
@@ -181,8 +181,8 @@ def select_rows(
     case = np.repeat(np.arange(len(rows), dtype=np.int64), list(map(len, rows)))
     if shares is None:
         return index, case
-    kept = thin(labels[index], shares, seed)
-    return index[kept], case[kept]
+    chosen = thin(labels[index], shares, seed)
+    return index[chosen], case[chosen]
 
 
 @dataclass(frozen=True)

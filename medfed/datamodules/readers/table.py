@@ -21,7 +21,7 @@ _NUMBERED = 10  # rows from which 1, 2, 3 ... are taken for row numbers
 
 
 def find_kinds(
-    sheet: Sheet, names: Sequence[str], categorical: Sequence[str] | Literal["auto"], given: bool
+    sheet: Sheet, names: Sequence[str], categorical: Sequence[str] | Literal["auto"], explicit: bool
 ) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
     """Says which columns are features, and which of these hold categories.
 
@@ -48,15 +48,15 @@ def find_kinds(
         rows = len(texts) - texts.count(None)
         first = int(texts[:1] == ["1"])
         numbered = texts == [str(n) for n in range(first, first + len(texts))]
-        if not given and numbered and len(texts) >= _NUMBERED:
+        if not explicit and numbered and len(texts) >= _NUMBERED:
             left_out[name] = "row numbers"
-        elif not given and known and all(map(csv_files.is_date, known)):
+        elif not explicit and known and all(map(csv_files.is_date, known)):
             left_out[name] = "dates or times"
         elif name not in coded and (not known or any(map(csv_files.like_a_number, known))):
             continue
         elif len(known) > _MOST_FOUND or (len(known) > 2 and 2 * len(known) > rows):
             what = f"{len(known)} different texts in {rows} rows"
-            if given:
+            if explicit:
                 mend = "leave it out of data.features, or name it in data.categorical"
                 why = f"column {name} has {what}, which is no feature"
                 raise DataError(f"{sheet.path}: {why}; {mend}.")
@@ -70,13 +70,13 @@ def find_kinds(
         listed = few([f"{name} ({why})" for name, why in left.items()], 8)
         keys = "data.features, data.categorical or data.ages"
         log.warning("%s: left out %s; set %s to change this.", sheet.path, listed, keys)
-    kept = tuple(name for name in names if name not in left_out)
-    _check_features(sheet, kept)
+    columns = tuple(name for name in names if name not in left_out)
+    _check_features(sheet, columns)
     for name, of in categories.items():
         for twice in alike(of)[:1]:
             both = " and ".join(map(repr, twice))
             log.warning("%s, column %s: %s count as different categories.", sheet.path, name, both)
-    return kept, categories
+    return columns, categories
 
 
 def _say_codes(sheet: Sheet, coded: Mapping[str, str], auto: bool) -> None:
@@ -245,12 +245,12 @@ def read_csv(
     alone; an empty list takes none, see `find_kinds`. `classes`: those of a federation that the
     table joins, though its rows may lack some. `options`: see `CsvOptions`.
     """
-    given = CsvOptions(**options)
-    time, centre, patient, split = given.time, given.centre, given.patient, given.split
-    sheet = Sheet.read(path, given.header, missing_words(given.missing), given.limits)
+    settings = CsvOptions(**options)
+    time, centre, patient, split = settings.time, settings.centre, settings.patient, settings.split
+    sheet = Sheet.read(path, settings.header, missing_words(settings.missing), settings.limits)
     answers = {"data.event": label, "data.time": time} if time else {"data.label": label}
     for key, answer in answers.items():
-        if answer.lower() in {f.lower() for f in given.features or ()}:
+        if answer.lower() in {f.lower() for f in settings.features or ()}:
             what = f"data.features names {answer}, which is {key}"
             raise ConfigError(f"{what}: the model would see the answer.")
     roles = {**answers, "data.centre": centre, "data.patient": patient, "data.split": split}
@@ -260,36 +260,36 @@ def read_csv(
 
     used = sum((columns(key, [name]) for key, name in roles.items() if name), ())
     columns(", ".join(key for key, name in roles.items() if name), used)
-    used += columns("data.drop", given.drop) if given.drop else ()
-    dates = [columns("data.ages", pair) for pair in (given.ages or {}).items()]
+    used += columns("data.drop", settings.drop) if settings.drop else ()
+    dates = [columns("data.ages", pair) for pair in (settings.ages or {}).items()]
     years = [f"years from {begin} to {end}" for end, begin in dates]
     sheet = sheet.aged(years)
     gone = {*used, *sum(dates, ())}
     names = tuple(c for c in sheet.columns if c not in gone)
-    if given.features is not None:
-        wanted = [*given.features, *(name for name in years if name not in given.features)]
+    if settings.features is not None:
+        wanted = [*settings.features, *(name for name in years if name not in settings.features)]
         names = columns("data.features", wanted)
     whole = sheet
-    labels_of = given.positive, given.negative
-    if given.outcome == "classes" and given.positive is None and classes is None:
+    labels_of = settings.positive, settings.negative
+    if settings.outcome == "classes" and settings.positive is None and classes is None:
         _check_ticks(sheet, label)
-    if given.unlabelled == "drop":
+    if settings.unlabelled == "drop":
         both = [_label(str(value)) for values in labels_of for value in values or ()]
         known = None if None in labels_of else {*both}
         for answer in answers.values():
             sheet = sheet.labelled(answer, known if answer == label else None)
-    sheet = sheet.placed(centre or "", given.unplaced)
-    names, categories = find_kinds(sheet, names, categorical, given.features is not None)
+    sheet = sheet.placed(centre or "", settings.unplaced)
+    names, categories = find_kinds(sheet, names, categorical, settings.features is not None)
     _say_words(whole, [*filter(None, (*answers.values(), centre, patient)), *categories])
     labels, named = (
         (_outcomes(sheet, label), (label,))
-        if given.outcome == "continuous"
+        if settings.outcome == "continuous"
         else _survival(sheet, label, time, *labels_of)
         if time
         else _classes(sheet, label, *labels_of, classes)
     )
     rows = [f"row_{number - 1}" for number in sheet.numbers]
-    words = [word for word in given.missing if as_number(str(word)) == float("inf")]
+    words = [word for word in settings.missing if as_number(str(word)) == float("inf")]
     whose = replace(sheet, missing=missing_words(words))
     patients = whose.names(patient) if patient else rows
     centres = whose.names(centre, csv_files.NOWHERE.format("data")) if centre else ()
@@ -307,14 +307,14 @@ def read_csv(
 
 def _say_words(sheet: Sheet, names: Sequence[str]) -> None:
     """Says which usual words of the columns are read as missing cells, and how to keep them."""
-    found = [
+    remarks = [
         (f'"{word}" in {count} cells of {name[:60]}', f"not {word}")
         for name in names
         for word, count in sheet.words_missing(name).items()
         if word.lower() in csv_files.MISSING
     ]
-    if found:
-        listed, keys = zip(*found, strict=True)
+    if remarks:
+        listed, keys = zip(*remarks, strict=True)
         text = "%s: read as missing: %s; 'data.missing=[%s]' keeps such a word as a category."
         log.warning(text, sheet.path, few(listed, 8), ",".join(dict.fromkeys(keys)))
 
@@ -368,7 +368,7 @@ def counted(path: Path, features: NDArray[np.float64], left: int = 0) -> tuple[A
 
     Example:
         >>> rows, cells = counted(Path("a.csv"), np.array([[1.0, np.nan]]), 2)
-        >>> rows.seen, rows.taken, cells.seen, cells.taken
+        >>> rows.total, rows.taken, cells.total, cells.taken
         (3, 1, 2, 1)
     """
     gone, cells = int(np.isnan(features).sum()), f"cells of {features.shape[1]} features"
@@ -605,16 +605,16 @@ def _ask_label(guess: looks.Guess, sheet: Sheet, label: str, answers: looks.Answ
 def _ask_missing(guess: looks.Guess, lacking: Names, sheet: Sheet, columns: set[str]) -> None:
     """Asks which words stand for missing cells; ``none`` among words is probably a category."""
     kinds = {c: texts for c, texts in looks.distinct(sheet).items() if c in columns}
-    kept = {
-        name: found
+    answers = {
+        name: counts
         for name, texts in kinds.items()
         if 0 < len(texts) <= _MOST_FOUND and not any(map(csv_files.like_a_number, texts))
-        if (found := {w: n for w, n in sheet.words_missing(name).items() if w in _CATEGORIES})
+        if (counts := {w: n for w, n in sheet.words_missing(name).items() if w in _CATEGORIES})
     }
-    words = sorted({word for found in kept.values() for word in found})
+    words = sorted({word for counts in answers.values() for word in counts})
     questions = [f"Do {few(lacking, 12)} among numbers stand for missing cells?"] * bool(lacking)
     if words:
-        where = few([f"{sum(of.values())} cells of {c}" for c, of in kept.items()], 8)
+        where = few([f"{sum(of.values())} cells of {c}" for c, of in answers.items()], 8)
         no = [f"not {word}" for word in words]
         questions.append(f"Is {few(words)} in {where} a category ({few(no)}), or a missing cell?")
     if questions:

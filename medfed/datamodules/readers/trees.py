@@ -80,35 +80,35 @@ def list_of(
     if not masks or not others:
         what = f"{'each' if masks else 'no'} name of a volume has a word for a mask, such as mask"
         raise DataError(f"{path}: {what}, label, seg or gt; {_LISTED}.")
-    found: dict[Path, dict[str, Path]] = {}
+    folders: dict[Path, dict[str, Path]] = {}
     why = f"{path}: names of volumes do not tell which image belongs to {masks[0]}; {_LISTED}."
     for words_of in (_words, _different_words, _pieces):
         words = {file: words_of(texts[file].lower()) for file in files}
         images = {image: words[image] for image in others}
-        own = _in_all({m: words[m] for m in masks}).difference(*images.values()) | looks.INSIDE
-        cases = {mask: tuple(w for w in words[mask] if w not in own) for mask in masks}
+        common = _in_all({m: words[m] for m in masks}).difference(*images.values()) | looks.INSIDE
+        cases = {mask: tuple(w for w in words[mask] if w not in common) for mask in masks}
         stems = {image: words_of(stem_of(image).lower()) for image in others}
         # Folders such as images.
         alike = _in_all(images).difference(*stems.values(), *cases.values())
         images = {image: tuple(w for w in of if w not in alike) for image, of in images.items()}
         spelled = {image: {w.lower(): w for w in words_of(texts[image])} for image in others}
         try:
-            found = _contrasts(cases, images, spelled, stems)
+            folders = _contrasts(cases, images, spelled, stems)
         except DataError as error:
             why = str(error)
-        if 2 * len(found) > len(masks):
+        if 2 * len(folders) > len(masks):
             break
     words_of = _pieces if words_of is _pieces else _words
-    counts = Counter(name for of in found.values() for name in of)
+    counts = Counter(name for of in folders.values() for name in of)
     # What one mask has is no contrast, perhaps an image of another mask, which is missing.
-    channels = [name for name, count in counts.items() if count > 1 and 2 * count >= len(found)]
-    if len(found) < 2 or not channels:
+    channels = [name for name, count in counts.items() if count > 1 and 2 * count >= len(folders)]
+    if len(folders) < 2 or not channels:
         raise DataError(why)
-    cases = {mask: cases[mask] for mask in sorted(found)}
-    facts = _facts(path, cases, own, centre, patient)
+    cases = {mask: cases[mask] for mask in sorted(folders)}
+    facts = _facts(path, cases, common, centre, patient)
     index: dict[str, Any] = {"modality": {str(n): name for n, name in enumerate(channels)}}
     for mask, (split, more) in zip(cases, facts, strict=True):
-        of = found[mask]
+        of = folders[mask]
         there = [of[name] for name in channels if name in of]
         _check_case(mask, cases[mask], {image: words_of(texts[image].lower()) for image in there})
         names = [of[c].relative_to(path).as_posix() if c in of else None for c in channels]
@@ -183,23 +183,23 @@ def _contrasts(
         beyond |= {(mask, image): rest[mask].values() for mask in best}
     twins = ""
     for whole in (False, True):  # pre/T1 and orig/T1 differ in their folders alone
-        found: dict[Path, dict[str, Path]] = {}
+        folders: dict[Path, dict[str, Path]] = {}
         for (mask, image), more in beyond.items():
             words = dict.fromkeys(w for w in more if whole or w in stems[image])
             name = "_".join(spelled[image][word] for word in words) or "image"
-            if (twin := found.setdefault(mask, {}).setdefault(name, image)) != image:
+            if (twin := folders.setdefault(mask, {}).setdefault(name, image)) != image:
                 twins = f"{twin} and {image} are alike beside {mask}; {_LISTED}."
                 break
         else:
-            return found
+            return folders
     raise DataError(twins)
 
 
 def _facts(
-    path: Path, cases: Words, own: set[str], centre: str | None, patient: str | None
+    path: Path, cases: Words, common: set[str], centre: str | None, patient: str | None
 ) -> list[tuple[str, dict[str, str]]]:
     """Returns the split of each mask, and its hospital and patient, by the folders around it."""
-    masks, not_places = [*cases], own | {"labeled", "labelled"}
+    masks, not_places = [*cases], common | {"labeled", "labelled"}
     folders = [mask.relative_to(path).parts[:-1] for mask in masks]
     folders = [tuple(f for f in of if not looks.words(f) <= not_places) for of in folders]
     levels = [[*level] for level in zip(*folders, strict=False)]  # those that all masks have

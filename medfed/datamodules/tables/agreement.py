@@ -398,11 +398,11 @@ class Ends(Fact):
         # A client without a value has ends of 0, which must not count; nor does a constant column.
         varies = ~empty & (high > low)
         used = np.where(varies.any(axis=0), varies, ~empty)
-        kept = {n: np.where(used, values, np.nan) for n, values in ends.items()}
-        middle = {n: _median(values) for n, values in kept.items()}
+        limits = {n: np.where(used, values, np.nan) for n, values in ends.items()}
+        middle = {n: _median(values) for n, values in limits.items()}
         centre = (middle[names[0]] + middle[names[-1]]) / 2
         reach = np.maximum(middle[names[-1]] - middle[names[0]], np.abs(centre) * 1e-9)
-        far = {n: np.abs(values - centre) > _BEYOND * reach for n, values in kept.items()}
+        far = {n: np.abs(values - centre) > _BEYOND * reach for n, values in limits.items()}
         most = used.sum(axis=0) > 2  # of two nobody knows which is wrong
         claims.remark(np.any([*far.values()], axis=0) & most, _BEYOND, self.settings.numeric)
         if self.settings.normalization == "standard":
@@ -414,7 +414,7 @@ class Ends(Fact):
         return answer
 
 
-class Kept(Fact):
+class Unadjusted(Fact):
     """The columns that ComBat does not adjust."""
 
     def ask(self, rows: TrainRows, agreed: Mapping[str, Any]) -> dict[str, Any]:
@@ -426,7 +426,7 @@ class Kept(Fact):
     def merge(self, messages: Messages, agreed: dict[str, Any], claims: Claims) -> dict[str, Any]:
         """See the base class: those that have at most two everywhere, and the covariates."""
         every = [{*one["kept"], *(self.settings.covariates or ())} for one in messages]
-        return {"kept": [n for n in self.settings.numeric if all(n in kept for kept in every)]}
+        return {"kept": [n for n in self.settings.numeric if all(n in names for names in every)]}
 
 
 class Moments(Fact):
@@ -475,10 +475,13 @@ class Moments(Fact):
                 each = np.array([one[name] for one in messages], float).reshape(*count.shape, size)
                 bound = most if name == "x" else most * reach.max(initial=0)
                 claims.refuse(np.abs(each) > bound, "products of columns that no data have")
-            kept = np.isin(self.settings.numeric, agreed["kept"])
+            plain = np.isin(self.settings.numeric, agreed["kept"])
             within = _pooled_fit(messages, median, k)
-            fitted = {"mean": np.where(kept, mean, within[0]), "sd": np.where(kept, sd, within[1])}
-            fitted["slopes"] = np.where(kept[:, None], 0.0, within[2]).ravel()
+            fitted = {
+                "mean": np.where(plain, mean, within[0]),
+                "sd": np.where(plain, sd, within[1]),
+            }
+            fitted["slopes"] = np.where(plain[:, None], 0.0, within[2]).ravel()
         return {name: values.tolist() for name, values in fitted.items()}
 
 
@@ -492,7 +495,7 @@ def _steps(settings: AgreementSettings) -> list[list[Fact]]:
         (settings.continuous, OutcomeScale, {"outcome": SUMS}, {"outcome": SCALE}),
         (settings.intervals, Cuts, {"events": BINS}, {"cuts": settings.intervals}),
         (settings.pooled, Ends, {"count": len(numbers), **ends}, ends),
-        (combat, Kept, {"kept": numbers}, {"kept": numbers}),
+        (combat, Unadjusted, {"kept": numbers}, {"kept": numbers}),
     ]
     first: list[Fact] = [kind(settings, *forms) for is_on, kind, *forms in table if is_on]
     if not auto and not first:
@@ -524,8 +527,8 @@ def client_side(settings: AgreementSettings, rows: TrainRows) -> Half[Agreement]
         scaling = Standard(low, high, median, np.array(agreed["mean"]), np.array(agreed["sd"]))
         if settings.covariates is not None:
             slopes = np.array(agreed["slopes"]).reshape(len(median), len(settings.positions))
-            kept = np.isin(settings.numeric, agreed["kept"])
-            combat = Combat(scaling, slopes, settings.positions, kept)
+            plain = np.isin(settings.numeric, agreed["kept"])
+            combat = Combat(scaling, slopes, settings.positions, plain)
     elif settings.pooled:
         least, most = (np.array(agreed[end]) for end in settings.ends)
         scaling = MinMax(least, most, settings.normalization == "exact_minmax")

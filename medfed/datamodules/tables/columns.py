@@ -196,8 +196,8 @@ def outcome_remarks(mean: float, sd: float) -> list[str]:
             f"The outcome (data.label) is about {mean:.8g} and deviates by {sd:.2g}, which single "
             f"precision would round; subtract a constant such as {mean:.3g} from the column."
         )
-    shown = "less than tables show; change its unit."
-    return [f"The outcome deviates by {sd:.2g}, {shown}"] * (sd < 0.01)
+    advice = "less than tables show; change its unit."
+    return [f"The outcome deviates by {sd:.2g}, {advice}"] * (sd < 0.01)
 
 
 def class_remarks(classes: Names, mend: str) -> list[str]:

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from medfed import standalone
-from medfed.common.console import in_markdown, shown
+from medfed.common.console import in_markdown, short
 from medfed.common.schemas import parse_json
 from medfed.common.untrusted import reading
 from medfed.delivery.bundle import metadata, onnx_file, weights
@@ -55,7 +55,7 @@ from medfed.standalone.neighbours import with_store_of
 from medfed.standalone.outputs import only_logits
 
 FOLDERS = ("configs", "models", "scripts", "docs")
-_OWN = re.compile(
+_BUNDLE_FILE = re.compile(
     r"configs/(metadata|inference|manifest)\.json|models/(model\.(pt|onnx)|packed\.pt)|scripts/\w+\.py"
     r"|docs/(README|model_card)\.md"
 )
@@ -98,7 +98,7 @@ def _check_files(folder: Path, hashes: Mapping[str, str], whole: bool) -> None:
 
 def foreign(folder: Path) -> list[str]:
     """Lists what lies in a bundle's folder that exporting it anew would lose, such as masks."""
-    return sorted(name for name, _ in _walk(folder, ()) if not _OWN.fullmatch(name))
+    return sorted(name for name, _ in _walk(folder, ()) if not _BUNDLE_FILE.fullmatch(name))
 
 
 def _files(folder: Path) -> Iterator[str]:
@@ -248,7 +248,7 @@ def _saved_as_onnx(path: Path, network: nn.Module, facts: Mapping[str, Any]) -> 
         onnx_file.save_onnx(path, network, onnx_file.trace_shape(facts), any_size)
     except onnx_file.NotTraceableError as error:
         path.unlink(missing_ok=True)
-        client, why = shown(str(facts["client"])), str(error).rstrip(".")
+        client, why = short(str(facts["client"])), str(error).rstrip(".")
         _log.warning("No ONNX file of %s: %s; models/model.pt has the weights.", client, why)
         return False
     return True

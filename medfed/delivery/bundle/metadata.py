@@ -303,9 +303,9 @@ def _rules_of_network(facts: Facts) -> Iterator[tuple[bool, str]]:
     yield outputs == wanted, f"{outputs!r:.40} outputs have {len(facts.labels)} labels"
     slices = (source.adjacent_slices if isinstance(source, Volumes) else None) or 1
     yield slices % 2 == 1, "input.adjacent_slices must be an odd number"
-    seen = slices * len(facts.channels)
-    inputs = inner.get("in_channels", seen)
-    yield inputs == seen, f"{inputs!r:.40} inputs have {seen} channels"
+    planes = slices * len(facts.channels)
+    inputs = inner.get("in_channels", planes)
+    yield inputs == planes, f"{inputs!r:.40} inputs have {planes} channels"
 
 
 def _is_prepared(facts: Facts, count: int) -> bool:

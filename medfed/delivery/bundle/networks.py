@@ -134,9 +134,9 @@ def packages_of(plain: Any) -> dict[str, str]:
         >>> list(packages_of({"_target_": "monai.networks.nets.SegResNet"}))
         ['monai']
     """
-    modules = [import_module(_found(str(n[_TARGET])).__module__) for n in _nodes(plain)]
-    held = [value for module in modules for value in vars(module).values()]
-    names = [str(getattr(v, "__module__", None) or getattr(v, "__name__", "")) for v in held]
+    modules = [import_module(_imported(str(n[_TARGET])).__module__) for n in _nodes(plain)]
+    objects = [value for module in modules for value in vars(module).values()]
+    names = [str(getattr(v, "__module__", None) or getattr(v, "__name__", "")) for v in objects]
     names += [type(layer).__module__ for layer in build_network(plain).modules()]
     tops = {name.partition(".")[0] for name in [*names, *(m.__name__ for m in modules)]}
     known = _distributions()
@@ -175,7 +175,7 @@ that you add by plugins=FOLDER.
         for node in nodes:
             if node[_TARGET] not in TARGETS:
                 plain_values = {k: v for k, v in node.items() if not isinstance(v, Mapping | list)}
-                check_targets(plain_values, found=True)
+                check_targets(plain_values, exists=True)
         return _called(plain)  # type: ignore[no-any-return]
     except Exception as error:  # whatever MONAI raises on arguments that do not fit
         raise CheckpointError(
@@ -206,11 +206,11 @@ def bounded(entries: int, numbers: int) -> Iterator[None]:
 
 def check_state(network: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Compares shapes, so that a network of other sizes is refused before it takes memory."""
-    kept = network.state_dict(keep_vars=True)
-    filled = {id(kept[name]) for name in state if name in kept}
+    entries = network.state_dict(keep_vars=True)
+    filled = {id(entries[name]) for name in state if name in entries}
     absent = [n for n, t in float_entries(network).items() if id(t) not in filled]
     for name in (*absent, *state):
-        ends = _form(kept.get(name)), _form(state.get(name))
+        ends = _form(entries.get(name)), _form(state.get(name))
         if ends[0] != ends[1]:
             raise RuntimeError(f"{name} is {ends[0]} in the network and {ends[1]} in the file")
 
@@ -240,27 +240,27 @@ def _plain(value: Any, place: str) -> Any:
 def _plain_node(node: Mapping[str, Any], place: str) -> Plain:
     target = str(node[_TARGET])
     arguments = {str(k): v for k, v in node.items() if not str(k).startswith("_")}
-    if given := node.get("_args_"):
-        arguments = _named(target, given, place) | arguments
+    if positional := node.get("_args_"):
+        arguments = _named(target, positional, place) | arguments
     ours = {here: there for there, here in TARGETS.items()}
     mode = {_MODE: "callable"} if node.get("_partial_") else {}
     values = {k: _plain(v, f"{place}.{k}") for k, v in arguments.items()}
     return {_TARGET: ours.get(target, target), **mode, **values}
 
 
-def _named(target: str, given: Sequence[Any], place: str) -> Plain:
+def _named(target: str, positional: Sequence[Any], place: str) -> Plain:
     """Positional arguments by their names, as MONAI wants them."""
-    signature = inspect.signature(_found(target))
-    kinds = {p.kind for p in list(signature.parameters.values())[: len(given)]}
+    signature = inspect.signature(_imported(target))
+    kinds = {p.kind for p in list(signature.parameters.values())[: len(positional)]}
     if not kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}:
         raise ConfigError(
             f"{place}._args_ of {target} have no names, which a bundle needs; build it in a "
             "function of your own, in a folder that you add by plugins=FOLDER."
         )
-    return dict(zip(signature.parameters, given, strict=False))
+    return dict(zip(signature.parameters, positional, strict=False))
 
 
-def _found(target: str) -> Any:
+def _imported(target: str) -> Any:
     module, _, name = TARGETS.get(target, target).rpartition(".")
     return getattr(import_module(module), name)
 
@@ -274,7 +274,7 @@ def _called(value: Any) -> Any:
     arguments = {k: _called(v) for k, v in value.items() if k not in (_TARGET, _MODE)}
     if _TARGET not in value:
         return arguments
-    thing = _found(str(value[_TARGET]))
+    thing = _imported(str(value[_TARGET]))
     return partial(thing, **arguments) if value.get(_MODE) == "callable" else thing(**arguments)
 
 

@@ -68,14 +68,14 @@ class OnnxNetwork(nn.Module):
         return torch.from_numpy(logits)
 
 
-def _unlike_axes(given: Sequence[int], wanted: Sequence[object]) -> str:
+def _unlike_axes(shape: Sequence[int], wanted: Sequence[object]) -> str:
     """Names the axes whose size is another than the wanted one, which may be a word for any.
 
     Example:
         >>> _unlike_axes((3, 32, 48), (3, "size_2", 32))
         'axis 3 has 48 instead of 32'
     """
-    pairs = enumerate(zip(given, wanted, strict=False), start=1)
+    pairs = enumerate(zip(shape, wanted, strict=False), start=1)
     unlike = [(n, a, b) for n, (a, b) in pairs if isinstance(b, int) and b != a]
     return ", ".join(f"axis {n} has {a} instead of {b}" for n, a, b in unlike)
 
@@ -195,7 +195,7 @@ def _trace(network: nn.Module, shape: tuple[int, ...]) -> bytes:
             warnings.simplefilter("ignore")
             # Logits of a segmentation have the input's sizes; others have none.
             rank = network(image).ndim
-            kept = {i: n for i, n in axes.items() if i < rank and (i == 0 or rank > 2)}
+            dynamic = {i: n for i, n in axes.items() if i < rank and (i == 0 or rank > 2)}
             torch.onnx.export(
                 network,
                 (image,),
@@ -204,7 +204,7 @@ def _trace(network: nn.Module, shape: tuple[int, ...]) -> bytes:
                 opset_version=OPSET,
                 input_names=[INPUT],
                 output_names=[OUTPUT],
-                dynamic_axes={INPUT: axes, OUTPUT: kept},
+                dynamic_axes={INPUT: axes, OUTPUT: dynamic},
                 # In evaluation mode the exporter would merge normalisation into the weights.
                 training=torch.onnx.TrainingMode.PRESERVE,
                 do_constant_folding=False,

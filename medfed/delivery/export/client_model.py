@@ -144,8 +144,8 @@ def choose_bits(network: nn.Module, bits: int, layers: Bits | None = None) -> di
         ({'1.weight': 2, '2.weight': 2}, {'1.weight': 4, '3.weight': 8})
     """
     weights = layer_weights(network)
-    given = {"bits": bits, **{f"layers.{p}": b for p, b in (layers or {}).items()}}
-    for name, value in given.items():
+    settings = {"bits": bits, **{f"layers.{p}": b for p, b in (layers or {}).items()}}
+    for name, value in settings.items():
         if value != FULL:
             check_bits(value, name, ", or 32 for none")
     chosen = dict.fromkeys(weights[1:-1], bits)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from medfed.common.console import file_names, say, shown, size, wide_console
+from medfed.common.console import file_names, say, short, size, wide_console
 from medfed.common.scores import mean_of_known
 from medfed.common.tables import Table
 from medfed.common.untrusted import read_tensors
@@ -56,8 +56,8 @@ class ExportOptions:
     @property
     def widths(self) -> list[int | None]:
         """The bits per weight that bundles are made with."""
-        given = self.bits if isinstance(self.bits, list) else [self.bits]
-        return list(dict.fromkeys(given))
+        choices = self.bits if isinstance(self.bits, list) else [self.bits]
+        return list(dict.fromkeys(choices))
 
     def __post_init__(self) -> None:
         check_fields("", self)
@@ -102,14 +102,14 @@ def _check_remembered(run: RunRecord, clients: Sequence[str], options: ExportOpt
     """Says which models hold features of patients, once the hospitals agree; else empty."""
     files = run.files("models", clients)
     sizes = {c: store_size(read_tensors(files[c])) for c in clients}
-    held = [
-        f"{shown(client)} ({size['cases']} training samples, {size['bytes']:,} bytes)"
+    remembered = [
+        f"{short(client)} ({size['cases']} training samples, {size['bytes']:,} bytes)"
         for client, size in sizes.items()
         if size["cases"]
     ]
-    if not held:
+    if not remembered:
         return ""
-    which = f"Features and labels of patients are in the models of {', '.join(held)}"
+    which = f"Features and labels of patients are in the models of {', '.join(remembered)}"
     ways = []
     if not options.patients_features:
         ways.append("set patients_features=true if the hospitals agree")
@@ -274,7 +274,7 @@ def _remarks(rows: Sequence[Facts], metric: str, mode: str, tolerance: float) ->
     """Says where fine-tuning was not kept, and where the test metric fell."""
 
     def named(row: Facts) -> str:
-        return f"{shown(row['client'])} ({_bits_of(row)} bits)"
+        return f"{short(row['client'])} ({_bits_of(row)} bits)"
 
     tuned = [r for r in rows if _scores(r)["finetuned"] is not None]
     if undone := [named(r) for r in tuned if r["quantization"]["kept"] != "finetuned"]:

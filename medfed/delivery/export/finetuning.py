@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import mse_loss
 
-from medfed.common.console import shown
+from medfed.common.console import short
 from medfed.common.processes import set_threads
 from medfed.common.tensors import Tensors
 from medfed.config.compose import build
@@ -203,7 +203,7 @@ def _repaired(
         tuning = bench.data, steps, rate, seed
         weights, books = distil(bench.network, trained, now.weights, plain.books, *tuning)
     except NonFiniteError:
-        _log.warning("Fine-tuning of %s diverged; set a smaller finetune_lr.", shown(bench.data.id))
+        _log.warning("Fine-tuning of %s diverged; set a smaller finetune_lr.", short(bench.data.id))
     else:
         repaired.append(replace(plain, weights=weights, books=books, stage="finetuned"))
     return repaired
@@ -235,7 +235,7 @@ def say_int8(
     bench.task.network = OnnxNetwork(path)
     after = bench.task.evaluate(data.eval_batches("val"))[bench.metric]
     text = "%s: models/model.onnx computes with 8-bit integers; validation %s %.4f, %.4f without."
-    _log.info(text, shown(data.id), bench.metric, after, before)
+    _log.info(text, short(data.id), bench.metric, after, before)
 
 
 def open_data(run: RunRecord) -> FederatedDataModule | None:

@@ -62,7 +62,7 @@ class RunRecord(RunFolder):
             getattr(run, content)
         check_plugins(run.config, folder)
         run.compare_plugins(run.config.plugins)
-        check_targets(run.config.plain(), found=True)
+        check_targets(run.config.plain(), exists=True)
         return run
 
     def chosen(self, wanted: str | Sequence[str]) -> list[str]:

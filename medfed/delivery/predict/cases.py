@@ -31,7 +31,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from medfed.common.console import say, shown
+from medfed.common.console import say, short
 from medfed.common.schemas import parse_json
 from medfed.common.untrusted import reading
 from medfed.datamodules.readers.account import account_of
@@ -138,9 +138,9 @@ class OutputFolder:
 
     def failed(self, case: Case, sentence: str) -> None:
         """Adds the row of a case that could not be predicted."""
-        kept = {name: self._rows.get(case.name, {}).get(name, "") for name in _BEFORE}
+        row = {name: self._rows.get(case.name, {}).get(name, "") for name in _BEFORE}
         now = {"case": case.name, "input": case.source.resolve(), "error": sentence}
-        self._add(case.name, {**kept, **now})
+        self._add(case.name, {**row, **now})
 
     def _files(self, case: str) -> dict[str, int]:
         """The bytes of the files that a row names."""
@@ -248,7 +248,7 @@ def _text(value: object) -> object:
 
 
 _log = logging.getLogger(__name__)
-_SHOWN = 40  # rows on the terminal
+_MOST_ROWS = 40  # rows on the terminal
 _AGAIN = "{done} of {all} are done and whole; the same command goes on from there."
 
 
@@ -286,8 +286,8 @@ def predict_cases(
             record = stack.enter_context(OutputFolder(options, bundle, named).open())
         waiting = [c for c in cases if record is None or not record.is_done(c)]
         if len(waiting) < len(cases):
-            kept = len(cases) - len(waiting)
-            say(console, f"{kept} of {len(cases)} {what} were predicted before; they stay.")
+            finished = len(cases) - len(waiting)
+            say(console, f"{finished} of {len(cases)} {what} were predicted before; they stay.")
 
         def one(case: Case) -> None:
             nonlocal left_out
@@ -296,11 +296,11 @@ def predict_cases(
             for sentence in warnings:
                 _log.warning("%s", sentence)
             sizes = case.write(folder) if record is None else record.predict(case, warnings)
-            left_out += len(table.rows) == _SHOWN
-            if len(table.rows) < _SHOWN:
+            left_out += len(table.rows) == _MOST_ROWS
+            if len(table.rows) < _MOST_ROWS:
                 digits = {n: _UNITS[_kind(n)][0] for n in named if _kind(n) in _UNITS}
                 texts = (f"{sizes[n]:.{count}f}" for n, count in digits.items())
-                table.add_row(shown(case.name), *texts, str(case.targets[0]))
+                table.add_row(short(case.name), *texts, str(case.targets[0]))
 
         def report() -> None:
             if done := [c.targets[0] for c in cases if record is not None and record.is_whole(c)]:
@@ -336,7 +336,7 @@ def _kind(column: str) -> str:
 
 def _table(named: Sequence[str], what: str) -> Table:
     kinds = {name: kind for name in named if (kind := _kind(name)) in _UNITS}
-    heads = [f"{shown(n.removesuffix(f'_{k}'))} ({_UNITS[k][1]})" for n, k in kinds.items()]
+    heads = [f"{short(n.removesuffix(f'_{k}'))} ({_UNITS[k][1]})" for n, k in kinds.items()]
     table = Table(what.removesuffix("s"))
     for head in heads:
         table.add_column(head, justify="right")

@@ -192,39 +192,39 @@ def mask_cases(predictor: Predictor, options: PredictOptions) -> tuple[list[Case
 def _case(
     predictor: Predictor,
     options: PredictOptions,
-    given: scans.ScanFiles | scans.PictureFile,
+    scan: scans.ScanFiles | scans.PictureFile,
     alone: bool,
 ) -> Case:
     """An input with all files that are written for it: the output itself, or in it, by its name."""
     output, facts, labels = Path(options.output), predictor.facts, predictor.labels
-    target = given.target(output, options.format) if options.into_folder else output
+    target = scan.target(output, options.format) if options.into_folder else output
     is_seg = target.suffix.lower() == SEG
-    if is_seg and alone and not given.path.is_dir():
-        raise ConfigError(f"{given.path} is no DICOM series, which a DICOM SEG needs; {_OTHER}.")
-    maps = given.maps(labels, target) if options.probabilities else []
-    drawn = [given.contours(target)] if options.picture else []
+    if is_seg and alone and not scan.path.is_dir():
+        raise ConfigError(f"{scan.path} is no DICOM series, which a DICOM SEG needs; {_OTHER}.")
+    maps = scan.maps(labels, target) if options.probabilities else []
+    drawn = [scan.contours(target)] if options.picture else []
 
     def write(folder: Path) -> dict[str, float | str]:
         place = folder / target.name
-        found = given.segment(predictor, options.spacing_tolerance)
-        masks = predictor.masks(found.regions)
-        if is_seg and isinstance(found, scans.SegmentedScan):
+        result = scan.segment(predictor, options.spacing_tolerance)
+        masks = predictor.masks(result.regions)
+        if is_seg and isinstance(result, scans.SegmentedScan):
             title = f"medfed, {facts['method']}"
             planes = {n: m.numpy() for n, m in zip(labels, masks, strict=True)}
-            _save_segments(planes, found.scan, place, title)
+            _save_segments(planes, result.scan, place, title)
         else:
-            found.save(facts, masks, place)
+            result.save(facts, masks, place)
         if maps:
-            found.save_maps(labels, found.regions, [folder / file.name for file in maps])
+            result.save_maps(labels, result.regions, [folder / file.name for file in maps])
         for path in drawn:
-            _draw(predictor, given, found, folder / path.name)
-        channels = found.scan.channels if isinstance(found, scans.SegmentedScan) else ()
-        sizes = _sizes(predictor, masks, found.regions, given.unit, found.factor)
+            _draw(predictor, scan, result, folder / path.name)
+        channels = result.scan.channels if isinstance(result, scans.SegmentedScan) else ()
+        sizes = _sizes(predictor, masks, result.regions, scan.unit, result.factor)
         return {**sizes, "channels": "+".join(channels)}
 
     masks = [target] if is_seg else [*mask_files(facts, target)]
-    others = partial(left_out, given) if isinstance(given, scans.ScanFiles) else list
-    return Case(given.id, given.path, given.files, write, (*masks, *maps, *drawn), others)
+    others = partial(left_out, scan) if isinstance(scan, scans.ScanFiles) else list
+    return Case(scan.id, scan.path, scan.files, write, (*masks, *maps, *drawn), others)
 
 
 def _sizes(
@@ -248,7 +248,7 @@ _OTHER = "to get a NIfTI mask, leave out format=dicomseg and end output with .ni
 
 def _draw(
     predictor: Predictor,
-    given: scans.ScanFiles | scans.PictureFile,
+    scan: scans.ScanFiles | scans.PictureFile,
     segmented: scans.SegmentedScan | scans.SegmentedPicture,
     path: Path,
 ) -> None:
@@ -257,7 +257,7 @@ def _draw(
     from medfed.models.contours import prediction_row
     from medfed.models.segmentation_meter import slice_with_most
 
-    title, aspect = given.id.rpartition("/")[2], 1.0
+    title, aspect = scan.id.rpartition("/")[2], 1.0
     if isinstance(segmented, scans.SegmentedScan):
         probabilities = segmented.regions
         (image, _, grid, geometry, *_), spacing = segmented.scan, segmented.scan.geometry.spacing
@@ -266,7 +266,7 @@ def _draw(
         number = slice_with_most(foreground.float())
         if not foreground.any():
             number = int((image != 0).any(dim=0).sum((0, 1)).argmax())
-        title = f"{given.id}, axial slice {number + 1} of {image.shape[-1]}"
+        title = f"{scan.id}, axial slice {number + 1} of {image.shape[-1]}"
         aspect = spacing[1] / spacing[0]
         image, probabilities = image[..., number], probabilities[..., number]
     else:

@@ -116,9 +116,9 @@ def check_place(options: PredictOptions) -> None:
 
 def check_targets(targets: Iterable[Path], overwrite: bool, inputs: Iterable[Path]) -> None:
     """Refuses to write over an input, or over what is there."""
-    kept = {path.resolve() for path in inputs}
+    sources = {path.resolve() for path in inputs}
     for target in targets:
-        if target.resolve() in kept:
+        if target.resolve() in sources:
             raise ConfigError(f"The output {target} is an input; choose another output.")
         if target.exists() and not overwrite:
             raise ConfigError(f"{target} is there already; set overwrite=true to replace it.")

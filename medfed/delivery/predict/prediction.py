@@ -95,5 +95,5 @@ def make_predictor(bundle: Bundle, options: PredictOptions) -> Predictor:
             f"threshold={options.threshold} is for regions that may overlap; this model gives "
             "each voxel to its likeliest class: leave it out."
         )
-    given = options.threshold, options.batch_size, str(bundle.folder)
-    return Predictor.of(network_of(bundle, options), bundle.facts, *given)
+    settings = options.threshold, options.batch_size, str(bundle.folder)
+    return Predictor.of(network_of(bundle, options), bundle.facts, *settings)

@@ -75,7 +75,7 @@ def adopt(config: Section) -> None:
     if not str(node["_target_"]).startswith(_NETS):
         why = "is no network of MONAI, and no code of a bundle is run; choose another bundle."
         raise ConfigError(f"{place}._target_={node['_target_']!s:.100} {why}")
-    check_targets(node, place, found=True)
+    check_targets(node, place, exists=True)
     facts, state = _facts(options, describe(node, place)), read_file(folder / options.weights)
     check_facts(facts, path, "mend the keys of medfed adopt")
     Bundle(folder, {"medfed": facts}, state, {}).network()  # whose refusals name this folder
@@ -97,8 +97,8 @@ def _resolved(value: Any, parser: ConfigParser, place: str) -> Any:
         return inside | ({"_target_": f"{_NETS}{inside['_target_']}"} if short else {})
     if not isinstance(value, str) or not value.startswith("@"):
         return value
-    found = parser.get(value[1:])
-    return value if found is None or _EVALUATED.search(json.dumps(found, default=str)) else found
+    other = parser.get(value[1:])
+    return value if other is None or _EVALUATED.search(json.dumps(other, default=str)) else other
 
 
 def _facts(options: AdoptOptions, plain: Facts) -> Facts:

@@ -208,8 +208,8 @@ class Pretrained:
                 "and data.normalize."
             )
         starts = tuple(_ADOPTED[what] for what in self.adopt)
-        kept = {k: v for k, v in weights.adopted.items() if k.startswith(starts)}
-        return replace(weights, adopted=kept)
+        entries = {k: v for k, v in weights.adopted.items() if k.startswith(starts)}
+        return replace(weights, adopted=entries)
 
 
 def _read_run(folder: Path, client: str | None) -> Weights:

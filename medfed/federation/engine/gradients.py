@@ -238,7 +238,7 @@ class StepGradient:
         statistics = self.network.statistics()
         forget(self.trained.values())
         others = {n: other for n, t in self.trained.items() if (other := at[n]) is not t}
-        kept = {n: self.trained[n].detach().clone() for n in others}
+        before = {n: self.trained[n].detach().clone() for n in others}
         overwrite(self.trained, others)
         del others  # `at` may have made them for this call alone
         # Fresh batches come from the stream of the steps, so no later step uses them again.
@@ -248,7 +248,7 @@ class StepGradient:
         loss = self.gradients.add(self.groups[fresh], self.trained, self.network, watch=watch)
         result = {n: gradient_of(t).contiguous() for n, t in self.trained.items()}
         forget(self.trained.values())  # the result has their memory
-        overwrite(self.trained, kept)
+        overwrite(self.trained, before)
         if self.taken or self.loss is not None:
             self.network.put_back(statistics)
         self.loss = loss if self.loss is None else self.loss
@@ -267,17 +267,17 @@ class WatchedForward:
     gradients: Gradients  # gives the precision, and counts the additional forward passes
     loss: Tensor = field(init=False)  # of the batch, under the live weights
     _inputs: tuple[Any, Any] = field(default=((), {}), init=False)
-    _seen: dict[str, Tensor] = field(default_factory=dict, init=False)
+    _tensors: dict[str, Tensor] = field(default_factory=dict, init=False)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Records the passes through the network and changes its outputs within the block."""
 
         def called(_: nn.Module, args: Any, kwargs: Any) -> None:
-            self._inputs, self._seen = (args, kwargs), {}
+            self._inputs, self._tensors = (args, kwargs), {}
 
         def answered(_: nn.Module, args: Any, output: Any) -> Any:
-            self._seen["outputs"] = output
+            self._tensors["outputs"] = output
             return None if self.outputs is None else self.outputs(output)
 
         hooks = [
@@ -294,7 +294,7 @@ class WatchedForward:
     def _watch_heads(self) -> Iterator[Any]:
         def entered(_: nn.Module, args: Any) -> None:
             if args:  # nothing enters what puts a layer's divided weights together
-                self._seen.setdefault("features", args[0])  # of the head's first layer
+                self._tensors.setdefault("features", args[0])  # of the head's first layer
 
         for module in modules_of(self.network, self.head).values() if self.term else ():
             yield module.register_forward_pre_hook(entered)
@@ -310,28 +310,28 @@ class WatchedForward:
 
     def __call__(self, weights: Mapping[str, Tensor], *, features: bool = False) -> Tensor:
         """See :class:`medfed.federation.client.Forward`."""
-        seen = self._seen if weights is self.trained else self._under(weights)
+        tensors = self._tensors if weights is self.trained else self._under(weights)
         if not features:
-            return seen["outputs"]
-        if "features" not in seen:
+            return tensors["outputs"]
+        if "features" not in tensors:
             raise ConfigError(
                 "The method needs the input of the network's head, and no layer is known as its "
                 "head; name its layers by model.personal."
             )
-        entering = seen["features"]
+        entering = tensors["features"]
         return entering.flatten(2).mean(2) if entering.ndim > 2 else entering
 
     def _under(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Passes the batch through the network with other weights, in evaluation mode."""
-        # The head's hooks write to _seen: the live pass's record is kept aside.
-        live, self._seen = self._seen, {}
+        # The head's hooks write to _tensors: the live pass's record is kept aside.
+        live, self._tensors = self._tensors, {}
         hooks = list(self._watch_heads())
         try:
             with torch.no_grad():
                 output = self._passed(weights, *self._inputs)
-            return {**self._seen, "outputs": output}
+            return {**self._tensors, "outputs": output}
         finally:
-            self._seen = live
+            self._tensors = live
             for hook in hooks:
                 hook.remove()
 

@@ -67,7 +67,7 @@ def obstacle(
         "the optimizer": other_rules,
         "dropout": any(isinstance(m, _DropoutNd) and m.p > 0 for m in network.modules()),
     }
-    return next((name for name, found in keeping.items() if found), None)
+    return next((name for name, obstructs in keeping.items() if obstructs), None)
 
 
 def record(step: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> Recorded:
@@ -158,9 +158,9 @@ class GraphedSteps:
             return "they draw random numbers"
         now = self.model.other.packed()
         before, after = (self.model.other.by_name(packed)[1] for packed in (other, now))
-        kept = torch.equal(*(NOTHING if rest is None else rest for rest in (before, after)))
-        kept = kept and self._addresses() == self._when[-1]
-        return None if kept else "the network changes more than tensors in place"
+        unchanged = torch.equal(*(NOTHING if rest is None else rest for rest in (before, after)))
+        unchanged = unchanged and self._addresses() == self._when[-1]
+        return None if unchanged else "the network changes more than tensors in place"
 
     def _put_state(self, values: Mapping[Any, Mapping[str, Tensor]]) -> None:
         for parameter, fields in self._state.items():

@@ -82,7 +82,7 @@ class LocalTrainer:
         # ``kept``: a model has the statistics of its training, else those of the client's data.
         self.normalization: splitting.Normalization = "kept"
         self.residents = Residents(self.budget.resident_gib * 2**30)
-        self._said = set[tuple[str, str]]()
+        self._warned = set[tuple[str, str]]()
 
     @property
     def probe(self) -> optimizers.OptimizerFactory:
@@ -209,8 +209,8 @@ class LocalTrainer:
         return graphed
 
     def _say_once(self, key: str, reason: str) -> None:
-        if (key, reason) not in self._said:
-            self._said.add((key, reason))
+        if (key, reason) not in self._warned:
+            self._warned.add((key, reason))
             _log.warning("local.%s=true has no effect on some steps: %s.", key, reason)
 
     def _descend(self, plan: TrainableSet) -> None:
@@ -233,7 +233,7 @@ class LocalTrainer:
         """Returns the gradient of the mean loss over an epoch, or its first batches."""
         plan = self._begin(data, over.get("update", "all"))
         sums = {n: t.new_zeros(t.shape) for n, t in plan.trained.items()}
-        seen = 0
+        count = 0
         with plan.training(0.0):
             for batch, size in self._pass(data, at, key, over.get("batches")):
                 forget(plan.parameters)
@@ -242,8 +242,8 @@ class LocalTrainer:
                 # in the order of the batches.
                 weight = size if self.gradients.private is None else 1
                 weighted_sum(sums, {n: gradient_of(t) for n, t in plan.trained.items()}, weight)
-                seen += weight
-        torch._foreach_div_(list(sums.values()), seen)
+                count += weight
+        torch._foreach_div_(list(sums.values()), count)
         return sums
 
     def mean_loss(
@@ -257,12 +257,12 @@ class LocalTrainer:
         """Returns the mean loss over an epoch, or its first batches, as in `gradient`."""
         if split == "val":
             return self.evaluated(data, at, split, batches)
-        total, seen = torch.zeros((), device=self.model.device, dtype=torch.float64), 0
+        total, count = torch.zeros((), device=self.model.device, dtype=torch.float64), 0
         with torch.no_grad():
             for batch, size in self._pass(data, at, key, batches):
                 total += self.gradients.loss_of(batch) * size
-                seen += size
-        return float(total) / seen
+                count += size
+        return float(total) / count
 
     def evaluated(
         self,
@@ -293,9 +293,9 @@ class LocalTrainer:
         self, data: ClientData, at: Mapping[str, Tensor], split: Split, limit: int | None
     ) -> Features:
         """Returns features and outputs; see :meth:`medfed.federation.client.Client.features`."""
-        rows, device, seen = list[Features](), self.model.device, 0
-        kept = self.normalization == "kept"
-        self.model.load(at if kept else self.reestimated(data, dict(at)))
+        rows, device, count = list[Features](), self.model.device, 0
+        normalizes = self.normalization == "kept"
+        self.model.load(at if normalizes else self.reestimated(data, dict(at)))
         self.network.eval()
         head, live, nothing = self.split.head, Tensors(), torch.zeros(())
         watch = WatchedForward(self.network, live, head, lambda *_: nothing, None, self.gradients)
@@ -308,10 +308,10 @@ class LocalTrainer:
                 z = watch(live, features=True) if head else outputs.flatten(1)[:, :0]
                 z = z.float() if z.dtype.itemsize < 4 else z
                 one = label if label.ndim == 1 else label.flatten(1)[:, :0]
-                first, seen = seen, seen + len(label)
-                alone = torch.arange(first, seen, device=device)
+                first, count = count, count + len(label)
+                alone = torch.arange(first, count, device=device)
                 rows.append(Features(z, one, moved.get("case", alone), outputs))
-                if limit is not None and seen >= limit:
+                if limit is not None and count >= limit:
                     break
         return Features(*(torch.cat(parts)[:limit] for parts in zip(*rows, strict=True)))
 

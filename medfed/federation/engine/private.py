@@ -131,11 +131,11 @@ class ClientPrivacy:
             )
         tensors = [t for named in reply.parts.values() for t in named.values()]
         norm = torch.stack(torch._foreach_norm(tensors)).norm() if tensors else torch.zeros(())
-        kept = float((self.clip / norm).clamp(max=1.0))
+        factor = float((self.clip / norm).clamp(max=1.0))
         noise = self.clip * self.sigma / math.sqrt(clients)
         random = FromSystem() if self.seed is None else FromSeed(derive_seed(self.seed, *key))
         parts = {
-            part: {n: kept * t + noise * random.normal(t) for n, t in named.items()}
+            part: {n: factor * t + noise * random.normal(t) for n, t in named.items()}
             for part, named in reply.parts.items()
         }
         return replace(reply, parts=parts)
@@ -187,7 +187,7 @@ class PrivateGradients:
             norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
             # A sum that is not finite would show that such a patient was drawn.
             finite = norms.isfinite() & losses.isfinite()
-            kept = (self.privacy.clip / norms).clamp(max=1.0).where(finite, 0.0)
+            factors = (self.privacy.clip / norms).clamp(max=1.0).where(finite, 0.0)
             if not bool(finite.all()):
                 _log.warning(
                     "%d patients of a draw count as zero: their gradients are not finite.",
@@ -199,9 +199,9 @@ class PrivateGradients:
                     for name, g in gradients.items()
                 }
             # Mixed precision would round the products, and a patient's could exceed the bound.
-            with torch.autocast(kept.device.type, enabled=False):
+            with torch.autocast(factors.device.type, enabled=False):
                 for name, gradient in gradients.items():
-                    sums[name] += torch.tensordot(kept, gradient, dims=1)
+                    sums[name] += torch.tensordot(factors, gradient, dims=1)
             total = total + losses.sum()
         for name, parameter in trained.items():
             if self._noise:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn
 
 from medfed.common import scores
-from medfed.common.console import Terminal, bar, only_news, shown, swept, visible
+from medfed.common.console import Terminal, bar, only_news, short, swept, visible
 from medfed.common.schemas import packed, unpacked
 from medfed.common.scores import Record
 from medfed.federation.aggregation import Outlier
@@ -213,8 +213,8 @@ class PersonalEvaluation(pl.Callback):
         values = self._values(metrics)
         score = {} if math.isnan(s := self.score(number)) else {SCORE: s}
         watched = (f"val/{self.metric}", f"val/{self.metric}_worst")
-        shown = {n: v for n, v in values.items() if self.shows_all or n in watched}
-        self._log(pl_module, shown | score)
+        logged = {n: v for n, v in values.items() if self.shows_all or n in watched}
+        self._log(pl_module, logged | score)
         if trainer.logger:
             trainer.logger.log_metrics(values | _curves("val", metrics), step=number)
 
@@ -347,7 +347,7 @@ def _curves(split: str, metrics: Mapping[str, Mapping[str, float]]) -> dict[str,
 
 
 def _divergence(clients: Sequence[str], number: int) -> str:
-    names = ", ".join(map(shown, clients[:3])) + (" and others" if len(clients) > 3 else "")
+    names = ", ".join(map(short, clients[:3])) + (" and others" if len(clients) > 3 else "")
     return (
         f"Round {number + 1}: training diverges: a loss of {names} is far above that of the "
         "untrained model. Such a round is not selected; lower optimizer.lr or set local.clip."
@@ -471,7 +471,7 @@ class RoundProgress(ProgressBar):
             return
         if not done:
             number = module.next_round + 1
-            self._bar.update(self._task, round=number, phase=phase, client=shown(client))
+            self._bar.update(self._task, round=number, phase=phase, client=short(client))
             return
         loss = module.federation.clients[client].loss
         # The other ranks have probably made the same progress.

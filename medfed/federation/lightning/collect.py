@@ -72,7 +72,7 @@ class Gathering:
     def __init__(self, turns: int, group: dist.ProcessGroup) -> None:
         self._left, self._group = turns, group
         self._made: SimpleQueue[Mapping[str, Any]] = SimpleQueue()
-        self._found: dict[str, Any] = {}
+        self._gathered: dict[str, Any] = {}
         self._error: Exception | None = None
         self._thread = Thread(
             target=self._carry, args=(turns,), name="medfed-gathering", daemon=True
@@ -82,7 +82,7 @@ class Gathering:
     def _carry(self, turns: int) -> None:
         try:
             for _ in range(turns):
-                self._found |= gather_named(self._made.get(), self._group)
+                self._gathered |= gather_named(self._made.get(), self._group)
         except Exception as error:
             self._error = error
 
@@ -98,4 +98,4 @@ class Gathering:
         self._thread.join()
         if self._error is not None:
             raise self._error
-        return self._found
+        return self._gathered

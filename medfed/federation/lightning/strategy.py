@@ -354,7 +354,7 @@ def assign(
         assigned[client] = loads.index(min(loads))
         loads[assigned[client]] += work[client]
     if owners is not None:
-        kept = [sum(w for c, w in work.items() if owners[c] == rank) for rank in range(ranks)]
-        if max(kept) <= max(WORTH_MOVING * max(loads), max(loads) + SECONDS):
+        steps = [sum(w for c, w in work.items() if owners[c] == rank) for rank in range(ranks)]
+        if max(steps) <= max(WORTH_MOVING * max(loads), max(loads) + SECONDS):
             return {c: owners[c] for c in work}
     return {c: assigned[c] for c in work}

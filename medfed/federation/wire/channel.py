@@ -53,7 +53,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.console import shown
+from medfed.common.console import short
 from medfed.common.seeding import derive_seed
 from medfed.common.tensors import (
     Layout,
@@ -222,8 +222,8 @@ class Link:
         if memory is None:
             memory = torch.zeros_like(flat)
         # Adds the losses; a reference or a shift is already at the other end.
-        own = flat if reuse else flat.clone()
-        vector = own.add_(memory, alpha=1 if mode == "residual" else -1)
+        copy = flat if reuse else flat.clone()
+        vector = copy.add_(memory, alpha=1 if mode == "residual" else -1)
         data = self.codec.encode(self._transformed(vector, round), rng)
         decoded = self.codec.decode(data, flat.numel()).to(vector)
         factor = 1.0
@@ -231,11 +231,11 @@ class Link:
             factor = closest_factor(vector, decoded)
             data = _FACTOR.pack(factor) + data
         received = self._advance(mode, memory, decoded, factor)
-        kept = received.memory
+        before = received.memory
         if mode == "residual":
             # Minus the received vector, so that the transform's losses come back, too.
-            kept = _checked(vector.sub_(received.values), "The residual")
-        return data, received, kept
+            before = _checked(vector.sub_(received.values), "The residual")
+        return data, received, before
 
     def decode(
         self, data: bytes, layout: Layout, kind: Kind, memory: Tensor | None, device: torch.device
@@ -497,7 +497,7 @@ class Channel:
             _log.warning(
                 "%s, round %d: %d numbers of the part %s are beyond channel.range=%g and were "
                 "clipped; set a larger range. Later rounds do not repeat this line.",
-                shown(place.client), place.round + 1, clipped, part, self.sums.range,
+                short(place.client), place.round + 1, clipped, part, self.sums.range,
             )  # fmt: skip
         return data
 
@@ -563,8 +563,8 @@ class Channel:
                     ) from error
             if direction == "down":
                 self._encoded[part] = tensors, known
-        if (kept := known[same].after) is not None:
-            after[key] = kept
+        if (latest := known[same].after) is not None:
+            after[key] = latest
         return known[same].encoded
 
     def _received(

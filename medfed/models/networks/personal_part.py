@@ -70,12 +70,12 @@ def _met(roots: Sequence[Any], image: Tensor, norms: set[int]) -> Iterator[int]:
     """Yields the ids of the parameters between outputs and the first layers, theirs included."""
     inputs = _inputs([n for n in roots if n is not None])
     alone = _parameters_alone(inputs, image)
-    todo, seen = [n for n in roots if n is not None], set()
+    todo, visited = [n for n in roots if n is not None], set()
     while todo:
         node = todo.pop()
-        if node in seen:
+        if node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         inside = {id(p): p for n in inputs[node] for p in alone.get(n, {}).values()}
         yield from inside
         layer = any(p.ndim > 1 and i not in norms for i, p in inside.items())

@@ -91,9 +91,11 @@ class Console:
     def reason(self, number: str) -> str:
         """Returns FLARE's reason why a job has not run: the sites' replies to the job."""
         about = self._call("get_job_meta", number)
-        said = [s for s in about.get("job_deploy_detail", ()) if not s.endswith(": OK")]
-        said = said or [s for s in about.get("schedule_history", ()) if not s.endswith("scheduled")]
-        return "; ".join(said[-5:]).replace("NVFLARE_ERROR: ", "")
+        words = [s for s in about.get("job_deploy_detail", ()) if not s.endswith(": OK")]
+        words = words or [
+            s for s in about.get("schedule_history", ()) if not s.endswith("scheduled")
+        ]
+        return "; ".join(words[-5:]).replace("NVFLARE_ERROR: ", "")
 
     def has_restarted(self, site: str) -> bool:
         """Returns whether a site answers and runs no process of a job."""

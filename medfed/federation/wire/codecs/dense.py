@@ -80,10 +80,10 @@ def pack_half(values: Array) -> tuple[bytes, memoryview]:
         >>> len(exponent), len(numbers.tobytes())
         (2, 4)
     """
-    given = torch.from_numpy(values)
-    largest = float(torch.stack(given.aminmax()).abs().max()) if len(values) else 0.0
+    tensor = torch.from_numpy(values)
+    largest = float(torch.stack(tensor.aminmax()).abs().max()) if len(values) else 0.0
     shift = _FP16_EXPONENT - math.frexp(largest)[1] if largest else 0
-    return struct.pack("<h", shift), _shifted(given, shift).half().numpy().data
+    return struct.pack("<h", shift), _shifted(tensor, shift).half().numpy().data
 
 
 def unpack_half(payload: Payload, length: int) -> Array:

@@ -59,10 +59,10 @@ class STC(Codec):
 
     def _pack(self, values: Array, rng: np.random.Generator) -> Iterable[Buffer]:
         indices = support.largest(values, support.count_of(self.sparsity, values.size))
-        kept = values[indices]
-        mu = float(np.abs(kept).mean(dtype=np.float64)) if kept.size else 0.0
+        entries = values[indices]
+        mu = float(np.abs(entries).mean(dtype=np.float64)) if entries.size else 0.0
         return struct.pack("<f", mu), *support.pack_support(
-            indices, values.size, kept < 0, self.runs
+            indices, values.size, entries < 0, self.runs
         )
 
     def _unpack(self, payload: Payload, length: int) -> Array:
