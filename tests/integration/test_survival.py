@@ -145,3 +145,25 @@ def test_sites_agree_on_the_intervals(trained, tmp_path):
     across(folder, Direct(sites), ["a", "b"], *TRAIN, f"data.path={tmp_path / 'a' / 'table.csv'}")
     run(simulated, *TRAIN, f"data.path={table}")
     assert same(simulated, folder) == []
+
+
+NO_TIME = ("data.time=null", "data.event=null")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        (),
+        ("model=mlp", "data.outcome=classes", "data.label=died", *NO_TIME),
+        ("model=mlp_regression", "data.outcome=continuous", "data.label=days", *NO_TIME),
+    ],
+    ids=["survival", "mlp", "mlp_regression"],
+)
+def test_the_default_method_trains_a_model_without_hidden_layers(keys, tmp_path):
+    typed = [key for key in TRAIN if not key.startswith("algorithm=")]
+    typed += [f"data.path={write(tmp_path / 'table.csv')}", "rounds=1", "local.steps=2"]
+    keys = (*typed, *keys, "model.network.hidden_channels=[]")
+    run(tmp_path / "run", *keys)
+    summary = read(tmp_path / "run" / "summary.json")
+    assert summary["algorithm"] == "pfednet"
+    assert summary["bytes_by_part"]["up/personal"] > 0
