@@ -33,12 +33,13 @@ def subsets(config: Section, folder: Path) -> None:
 
 
 def by(config: Section, folder: Path) -> None:
-    """Evaluates the run by subgroup, writes the scores and prints the table."""
+    """Evaluates the run by subgroups of each column, writes the scores and prints the table."""
     from medfed.run.evaluation import measure_subgroups, show_subgroups
 
     source = None if config.patients is None else Path(str(config.patients)).expanduser()
-    of = str(config.split), str(config.by), source, list(config.bands or ()), int(config.least)
-    show_subgroups(measure_subgroups(folder, *of), folder)
+    split, bands, least = str(config.split), listed(config.bands), int(config.least)
+    for column in map(str, listed(config.by)):
+        show_subgroups(measure_subgroups(folder, split, column, source, bands, least), folder)
 
 
 def across(config: Section, folder: Path) -> None:
@@ -53,7 +54,7 @@ def main(config: Section) -> None:
     """Evaluates the run and prints the table of its clients, or of hospitals that join it."""
     folder = Path(str(config.run))
     kinds = {"onboard": onboard, "subsets": subsets, "across": across, "by": by}
-    chosen = [name for name in kinds if config[name] not in (None, False)]
+    chosen = [name for name in kinds if config[name] not in (None, False, [])]
     if len(chosen) > 1:
         raise ConfigError(
             f"{' and '.join(chosen[:2])} are separate evaluations; set one of them to null."

@@ -290,10 +290,13 @@ def show_across(values: Mapping[str, Any], folder: Path, split: str) -> None:
 def show_subgroups(subgroups: Mapping[str, Any], folder: Path) -> None:
     """Writes ``subgroups_<split>_<column>.json``, prints the table, and names the worst one."""
     split, groups, column = (subgroups[key] for key in ("split", "groups", "column"))
-    metric = RunFolder(folder).summary["selection"][0]
     path = folder / f"subgroups_{split}_{file_names([column])[column]}.json"
     write_json(path, subgroups)
     enough = {name: one for name, one in groups.items() if "metrics" in one}
+    # A loss that selects the round, as of survival, is not that of patients together.
+    names = [RunFolder(folder).summary["selection"][0]]
+    names += [name for one in enough.values() for name in one["metrics"]]
+    metric = next((n for n in names if all(n in of["metrics"] for of in enough.values())), names[0])
     known = {name: one["metrics"].get(metric, np.nan) for name, one in enough.items()}
     ends = {name: scores.interval(one["intervals"].get(metric)) for name, one in enough.items()}
     rows = [[n, str(groups[n]["patients"]), scores.number(v), ends[n]] for n, v in known.items()]
