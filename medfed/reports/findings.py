@@ -105,6 +105,8 @@ def report_on(folders: Sequence[Path], metric: str | None = None, pictures: bool
     report.remark = " ".join(remarks)
     report.notes = sentences.lines_of(
         "notes_on_runs.txt",
+        task=task,
+        ceilings=CEILINGS,
         methods=named,
         references=references,
         **runs.facts_of(methods, newest[0].clients),

@@ -315,6 +315,9 @@ def test_equal_steps_with_other_passes_are_told(runs, tmp_path):
         in notes
     )
     assert "Forward-only passes per client differ: fedavg 0, local 3." in notes
+    assert "local takes 2.50 times the gradient passes of fedavg, so a gain may be" in notes
+    pooled = changed(dear, tmp_path / "pooled", algorithm="pooled")  # is no method to choose
+    assert not [n for n in report_on([runs / "fedavg_0", pooled]).notes if " takes " in n]
     table = read_csv(tmp_path / "out" / "comparison.csv")
     assert table["forward passes", "hospital_1", "local"]["value"] == "3.0"
     plain = report_on([runs / "fedavg_0", runs / "local_0"])
