@@ -292,6 +292,12 @@ def parse(overrides: Sequence[str], what: str) -> list[Override]:
         raise ConfigError(f"{what} cannot be read: {first_line(error)}.") from error
 
 
+# The keys that name the folders of commands without a run of their own.
+_FOLDERS = dict.fromkeys(("look", "study", "prepare"), "folder") | {"predict": "output"}
+_FOLDERS |= dict.fromkeys(("adopt", "advise", "audit", "benchmark", "compare"), "out")
+_FOLDERS |= dict.fromkeys(("export", "report"), "out")
+
+
 def compose_all(overrides: Sequence[str], name: str = "train") -> list[Composition]:
     """Composes the configurations of a command line in Hydra's spelling.
 
@@ -305,9 +311,8 @@ def compose_all(overrides: Sequence[str], name: str = "train") -> list[Compositi
     Raises:
         ConfigError: See :func:`load`.
     """
-    if name in ("look", "study", "prepare"):  # which make a folder only if all is well, not Hydra
-        at = "hydra.run.dir="
-        overrides = [f"folder={o.removeprefix(at)}" if o.startswith(at) else o for o in overrides]
+    if key := _FOLDERS.get(name):  # which make a folder only if all is well, not Hydra
+        overrides = [re.sub(r"^hydra\.run\.dir=", f"{key}=", o) for o in overrides]
     for override in overrides:
         key, assigns, _ = override.partition("=")
         if not key.startswith("~") and not (assigns and key.lstrip("+")):

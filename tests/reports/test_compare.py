@@ -17,10 +17,11 @@ from omegaconf import OmegaConf
 from medfed.common.scores import worst_value
 from medfed.common.untrusted import read_checkpoint
 from medfed.federation.lightning.checkpoint import last_whole
+from medfed.records.folder import Run
 from medfed.reports.comparison import compare_runs
 from medfed.reports.findings import report_on
 from medfed.reports.report import report_runs
-from medfed.reports.runs import find_runs, metrics_of
+from medfed.reports.runs import differences, find_runs, metrics_of
 from medfed.reports.sweeps import paths_of
 from medfed.run.intervals import over_clients
 from medfed.standalone.errors import CheckpointError, ConfigError
@@ -270,6 +271,29 @@ def test_differing_budgets_and_settings_are_told(runs, tmp_path):
     notes = " ".join(comparison.notes)
     assert "Gradient steps per client differ: fedavg 2, local steps=2 2, local steps=7 7" in notes
     assert "Settings besides the algorithm differ between methods: local.steps" in notes
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_a_key_that_one_version_lacks_is_no_setting_unless_somebody_typed_it(runs, tmp_path, typed):
+    old = changed(runs / "fedavg_0", tmp_path / "old", algorithm="local")
+    config = OmegaConf.load(runs / "local_0" / "config.yaml")
+    del config.local["graphs"]
+    del config.derived["out_channels"]
+    config.data.older = 3
+    OmegaConf.save(config, old / "config.yaml")
+    versions = json.loads((old / "versions.json").read_text())
+    (old / "versions.json").write_text(json.dumps(versions | {"commit": "a" * 40}))
+    if typed:
+        (old / "overrides.yaml").write_text("[+data.older=3]")
+    names = [Run(runs / "local_0"), Run(old)]
+    assert differences(*names) == differences(*names[::-1]) == ["data.older"] * typed
+    methods = [runs / "fedavg_0", old] + [runs / "local_0"] * typed
+    notes = " ".join(report_on(methods).notes)
+    assert "The runs are of several versions of medfed (" in notes
+    assert "aaaaaaaaaaaa" in notes
+    config.local.steps = 7  # which both know
+    OmegaConf.save(config, old / "config.yaml")
+    assert "local.steps" in differences(names[0], Run(old))
 
 
 def changed(run: Path, copy: Path, **changes) -> Path:
