@@ -292,12 +292,6 @@ def parse(overrides: Sequence[str], what: str) -> list[Override]:
         raise ConfigError(f"{what} cannot be read: {first_line(error)}.") from error
 
 
-# The keys that name the folders of commands without a run of their own.
-_FOLDERS = dict.fromkeys(("look", "study", "prepare"), "folder") | {"predict": "output"}
-_FOLDERS |= dict.fromkeys(("adopt", "advise", "audit", "benchmark", "compare"), "out")
-_FOLDERS |= dict.fromkeys(("export", "report"), "out")
-
-
 def compose_all(overrides: Sequence[str], name: str = "train") -> list[Composition]:
     """Composes the configurations of a command line in Hydra's spelling.
 
@@ -311,8 +305,10 @@ def compose_all(overrides: Sequence[str], name: str = "train") -> list[Compositi
     Raises:
         ConfigError: See :func:`load`.
     """
-    if key := _FOLDERS.get(name):  # which make a folder only if all is well, not Hydra
-        overrides = [re.sub(r"^hydra\.run\.dir=", f"{key}=", o) for o in overrides]
+    if name not in ("train", "deploy", "evaluate"):  # they make a folder only if all is well
+        places = {"look": "folder", "study": "folder", "prepare": "folder", "predict": "output"}
+        place = f"{places.get(name, 'out')}="
+        overrides = [re.sub(r"^hydra\.run\.dir=", place, o) for o in overrides]
     for override in overrides:
         key, assigns, _ = override.partition("=")
         if not key.startswith("~") and not (assigns and key.lstrip("+")):
