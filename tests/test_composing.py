@@ -7,11 +7,13 @@ import sys
 
 import hydra
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
 from medfed.config import allowed
 from medfed.config import compose as composer
-from medfed.config.compose import load
+from medfed.config.allowed import CONFIG_DIR
+from medfed.config.compose import compose_all, load
 from medfed.config.spelling import with_plugins
 from medfed.standalone.errors import ConfigError
 from tests import composing
@@ -101,3 +103,17 @@ def test_a_plugin_is_imported_as_it_is_on_disk_when_it_is_named(change, tmp_path
     finally:
         for name in ("plugged", "plugged_helper"):
             sys.modules.pop(name, None)
+
+
+OF_COMMANDS = [f.stem for f in CONFIG_DIR.glob("*.yaml") if f.stem not in ("train", "deploy")]
+
+
+@pytest.mark.parametrize("command", OF_COMMANDS)
+def test_the_folder_of_a_run_is_that_of_every_command_that_writes_one(command):
+    keys = yaml.safe_load((CONFIG_DIR / f"{command}.yaml").read_text())
+    place = next((key for key in ("out", "output", "folder") if key in keys), None)
+    if place is None:
+        assert command == "evaluate"  # writes into the run
+        return
+    (composed,) = compose_all(["hydra.run.dir=/a/b"], command)
+    assert composed.config[place] == "/a/b"

@@ -164,8 +164,7 @@ def advise_without(
     with writing(out, "choose another out=FOLDER"):
         alone, pilot = pilots(question, [ALONE, method], out, rounds)
         group = absences(pilot, [*question.patients], sets)
-        alone = absences(alone, [*question.patients], False)
-        alone = replace(alone, variants=(ALL,))
+        alone = replace(absences(alone, [*question.patients], False), variants=(ALL,))
         progress = runner.computed([group, alone], out, workers)
     results = [
         {variant: [r or {} for _, r in one.finals(variant)] for variant in one.group.variants}

@@ -308,9 +308,10 @@ def compose_all(overrides: Sequence[str], name: str = "train") -> list[Compositi
     Raises:
         ConfigError: See :func:`load`.
     """
-    if name in ("look", "study", "prepare"):  # which make a folder only if all is well, not Hydra
-        at = "hydra.run.dir="
-        overrides = [f"folder={o.removeprefix(at)}" if o.startswith(at) else o for o in overrides]
+    if name not in ("train", "deploy", "evaluate"):  # they make a folder only if all is well
+        places = {"look": "folder", "study": "folder", "prepare": "folder", "predict": "output"}
+        place = f"{places.get(name, 'out')}="
+        overrides = [re.sub(r"^hydra\.run\.dir=", place, o) for o in overrides]
     for override in overrides:
         key, assigns, _ = override.partition("=")
         if not key.startswith("~") and not (assigns and key.lstrip("+")):

@@ -1,4 +1,4 @@
-"""Pictures of ``report`` and ``compare``, drawn by Matplotlib.
+"""Pictures of ``report``, drawn by Matplotlib.
 
 Files hold a figure in the colours of paper. A page shows it as SVG, with hover texts, in colours
 that follow the page (light, dark, print).

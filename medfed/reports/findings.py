@@ -108,6 +108,8 @@ def report_on(folders: Sequence[Path], metric: str | None = None) -> Report:
     report.remark = " ".join(remarks)
     report.notes = sentences.lines_of(
         "notes_on_runs.txt",
+        task=task,
+        ceilings=CEILINGS,
         methods=named,
         references=references,
         **runs.facts_of(methods, newest[0].clients),

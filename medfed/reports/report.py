@@ -203,13 +203,11 @@ def print_tables(report: Report, console: Console | None = None) -> None:
         for title, table in tables.of_task(task, verdicts).items():
             console.print(table.printed(title))
         say(console, *task.left_out.values())
+    means = "Means of the test metrics, over hospitals and seeds"
     over_tasks = _over_tasks(report)
-    for kind, title in (("means", _MEANS), ("coverage", "Sets and intervals")):
+    for kind, title in (("means", means), ("coverage", "Sets and intervals")):
         if (whole := over_tasks[kind]) is not None:
             console.print(whole.printed(title))
-
-
-_MEANS = "Means of the test metrics, over hospitals and seeds"
 
 
 GENERATOR = '<meta name="generator" content="medfed">'

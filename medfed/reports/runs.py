@@ -19,6 +19,7 @@ from medfed.common import scores
 from medfed.common.console import short
 from medfed.config.compose import changed_keys
 from medfed.config.sections import has, leaves, select
+from medfed.config.spelling import key_of
 from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.records.folder import NOT_THE_EXPERIMENT, Run, RunFolder
 from medfed.standalone.errors import CheckpointError, ConfigError, did_you_mean, few
@@ -83,7 +84,20 @@ def differences(one: Run, other: Run) -> list[str]:
     # What followed from the data of a split is no choice.
     mine, others = ({**leaves(run.config), **run.config.get("derived", {})} for run in (one, other))
     changed = (c.split(": ")[0] for c in changed_keys(mine, others, _NO_METHOD))
-    return [key for key in changed if key.split(".")[-1] not in ("seed", "_convert_")]
+    kept = [key for key in changed if key.split(".")[-1] not in ("seed", "_convert_")]
+    if _version(one) == _version(other):
+        return kept
+    # A key of a section that both have, which one version lacks or fills in, and nobody has typed.
+    lone = mine.keys() ^ others.keys()
+    lone |= {*one.config.get("derived", ())} ^ {*other.config.get("derived", ())}
+    typed = {key_of(word) for run in (one, other) for word in run.overrides}
+    sections = [{key.rpartition(".")[0] for key in of} for of in (mine, others)]
+    lone = {key for key in lone - typed if key.rpartition(".")[0] in sections[0] & sections[1]}
+    return [key for key in kept if key not in lone]
+
+
+def _version(run: Run) -> str:
+    return f"{run.versions['medfed']} {run.versions['commit'][:12]}"
 
 
 def place(run: Run) -> Place:
@@ -316,6 +330,7 @@ def facts_of(methods: Runs, clients: Sequence[str]) -> dict[str, Any]:
         "improving": [f"{n} in {k} of {len(methods[n])} runs" for n, k in rising.items() if k],
         "unlike": {n: few(of) for n, runs in methods.items() if (of := _unlike(runs, clients))},
         "scores": [*dict.fromkeys(_score_notes(methods))],
+        "versions": sorted({_version(run) for of in methods.values() for run in of}),
     }
 
 

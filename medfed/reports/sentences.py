@@ -118,7 +118,9 @@ def _room(task: Task, verdicts: Verdicts, reference: str) -> str:
     if not gaps:
         return ""
     name = max(gaps, key=lambda n: gaps[n].mean)
-    largest, target = gaps[name].mean, _target_of(task, verdicts, reference)
+    # The gain worth knowing: as stated; else 0.02, or 2 % of a score without limits.
+    usual = 1.0 if all(map(math.isfinite, task.limits)) else abs(verdicts[reference].mean.mean)
+    largest, target = gaps[name].mean, task.target or 0.02 * usual
     over = f" over {LABELS.get(reference, reference)}"
     start, wanted = f"No method gains{over} here.", dict[str, float]()
     if largest > 0:
@@ -140,12 +142,6 @@ def _room(task: Task, verdicts: Verdicts, reference: str) -> str:
 
 
 _ENOUGH = 20  # splits: more make the estimated spread hardly more certain
-
-
-def _target_of(task: Task, verdicts: Verdicts, reference: str) -> float:
-    """Returns the gain worth knowing: as stated; else 0.02, or 2 % of a score without limits."""
-    usual = 1.0 if all(map(math.isfinite, task.limits)) else abs(verdicts[reference].mean.mean)
-    return task.target or 0.02 * usual
 
 
 def takes_to_show(task: Task, now: Difference, gain: float, comparisons: int) -> str:
@@ -239,7 +235,9 @@ def _shown_by(task: Task, verdicts: Verdicts, scarce: bool = False) -> Entry | N
         average = verdicts["fedavg"].against.get("local") if "fedavg" in verdicts else None
         gains = {"fedavg": average.turned} if average and average.verdict == "worse" else {}
     elif gains and scarce:
-        alike = [n for n, v in verdicts.methods.items() if _is_as_good(v, gains)]
+        # Better than all that the best is better than, and worse than nothing.
+        better = [(n, v) for n, v in verdicts.methods.items() if gains.keys() <= v.gains.keys()]
+        alike = [n for n, v in better if not v.is_worse]
         name = min(alike, key=lambda n: sum(verdicts[n].scores.sent))
         gains = verdicts[name].gains
     if not gains:
@@ -254,11 +252,6 @@ def _saving(task: Task, verdicts: Verdicts) -> Entry | None:
     if usual is None or saving is None or saving.name == usual.name:
         return None
     return saving if sum(saving.verdict.scores.sent) < saving.average else None
-
-
-def _is_as_good(verdict: Verdict, gains: Mapping[str, Gain]) -> bool:
-    """Whether it is better than all that the best is better than, and worse than nothing."""
-    return gains.keys() <= verdict.gains.keys() and not verdict.is_worse
 
 
 def card(tasks: Iterable[tuple[Task, Verdicts]]) -> Table:

@@ -32,6 +32,7 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
 from medfed.datamodules.patient_columns import patient_columns
 from medfed.datamodules.readers.base import check_names
+from medfed.datamodules.readers.table import in_order
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.client import Batch
 from medfed.federation.lightning.collect import warn
@@ -132,7 +133,7 @@ def measure_subgroups(
         each = np.array(names, dtype=object)[cases["case"].astype(int)]
         for name in {*each}:
             of_group[name][client] = {n: values[each == name] for n, values in cases.items()}
-    order = [*dict.fromkeys(named[p] for p in sorted(named, key=lambda p: _ordered(texts[p])))]
+    order = [*dict.fromkeys(named[p] for p in sorted(named, key=lambda p: in_order(texts[p])))]
     patients = {
         name: sum(len({*of["case"].tolist()}) for of in of_group[name].values())
         for name in (*order, "unknown")
@@ -145,12 +146,6 @@ def measure_subgroups(
             stats = case_statistics(replace(tested, cases=of_group[name]), experiment.config.seed)
             groups[name] |= {"metrics": stats["pooled"], "intervals": stats["intervals"]["pooled"]}
     return {"column": column, "split": split, "groups": groups}
-
-
-def _ordered(text: str) -> tuple[float, str]:
-    """By this numbers are in their order, and before words."""
-    value = as_number(text)
-    return value if abs(value) < np.inf else np.inf, text
 
 
 def values_of(data: FederatedDataModule, column: str, source: Path | None) -> dict[str, str]:
@@ -288,10 +283,13 @@ def show_across(values: Mapping[str, Any], folder: Path, split: str) -> None:
 def show_subgroups(subgroups: Mapping[str, Any], folder: Path) -> None:
     """Writes ``subgroups_<split>_<column>.json``, prints the table, and names the worst one."""
     split, groups, column = (subgroups[key] for key in ("split", "groups", "column"))
-    metric = RunFolder(folder).summary["selection"][0]
     path = folder / f"subgroups_{split}_{file_names([column])[column]}.json"
     write_json(path, subgroups)
     enough = {name: one for name, one in groups.items() if "metrics" in one}
+    # A loss that selects the round, as of survival, is not that of patients together.
+    metric, of_one = RunFolder(folder).summary["selection"][0], next(iter(enough.values()), None)
+    if of_one is not None and metric not in of_one["metrics"]:
+        metric = next(iter(of_one["metrics"]))
     known = {name: one["metrics"].get(metric, np.nan) for name, one in enough.items()}
     ends = {name: scores.interval(one["intervals"].get(metric)) for name, one in enough.items()}
     rows = [[n, str(groups[n]["patients"]), scores.number(v), ends[n]] for n, v in known.items()]
@@ -413,9 +411,6 @@ def without(client: ClientData, split: EvalSplit, keep: Tensor) -> Iterator[Batc
         yield {**batch, "image": image, "channels": channels}
 
 
-_FEW = 8  # clients with a column each
-
-
 def table_of(subsets: Subsets, metric: str) -> NDArray[np.float64]:
     """Returns a metric, a row per client and a last one of means, a column per subset."""
     known = [{s: m.get(metric) for s, m in of.items()} for of in subsets.metrics.values()]
@@ -437,7 +432,7 @@ def show_subsets(subsets: Subsets, folder: Path) -> None:
     lines = ([c, "+".join(s), counts[c] - len(s), *(m[n] for n in names)] for c, s, m in rows)
     write_text(run.subsets_csv(split), csv_text(["client", "channels", "missing", *names], lines))
     chosen = [n for n in dict.fromkeys(("dice", summary["selection"][0])) if n in names]
-    tables, apart = [table_of(subsets, metric) for metric in chosen], len(clients) <= _FEW
+    tables, apart = [table_of(subsets, metric) for metric in chosen], len(clients) <= 8
     title, of = f"{split} {scores.label_of(chosen[0])} with some channels", [*clients, "mean"]
     kinds = {"falls": scores.smaller_is_better(chosen[0]), "mean": True}
     figure = heat_map(tables[0], of, subsets.subsets, subsets.channels, title, **kinds)

@@ -236,12 +236,8 @@ def case_statistics(tested: SplitCases, seed: int) -> dict[str, Any]:
 
 def over_clients(clients: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Returns the statistics over clients of each metric."""
-    return {
-        n: scores.federation_statistics(
-            [m[n] for m in clients.values()], scores.smaller_is_better(n)
-        )
-        for n in next(iter(clients.values()))
-    }
+    each, falls = [*clients.values()], scores.smaller_is_better
+    return {n: scores.federation_statistics([m[n] for m in each], falls(n)) for n in each[0]}
 
 
 def doubts(summary: Mapping[str, Any], metric: str) -> dict[str, Any]:

@@ -306,10 +306,7 @@ def remarks(summary: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         "as_trained": [short(c) for c, p in points.items() if "slope" not in p],
         "variance": max((p.get("variance", math.nan) for p in points.values()), default=math.nan),
         "useless": sign * means[0] < sign * best,  # not if one of them is undefined
-        **{
-            function.__name__: function
-            for function in (few, scores.interval, scores.number, short, size, scores.span)
-        },
+        **{f.__name__: f for f in (few, scores.interval, scores.number, short, size, scores.span)},
     }
     text = filled(Path(__file__).parent / "templates" / "remarks.txt", **words)
     of_data, _, of_results = text.partition("====\n")

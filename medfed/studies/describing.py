@@ -137,6 +137,8 @@ class Column(msgspec.Struct, frozen=True):
             return f"below {first:g}" if quarter == first else f"from {last:g}"
         at = int(np.searchsorted(self.ends, quarter, "left"))
         low, high = self.ends[at - 1], self.ends[min(at, len(self.ends) - 1)]
+        if high - low == 1 and all(end % 1 == 0.5 for end in self.ends):  # bins of whole numbers
+            return high - 0.5
         return f"{low:g} to {high:g}" if high - low > spread else quarter
 
 

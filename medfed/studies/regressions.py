@@ -152,7 +152,8 @@ class Coefficients(msgspec.Struct, frozen=True):
             lines.append([name, b, e, *map(math.exp, ends), p])
         ratio = _RATIOS[self.model.family]
         head = ["term", *_FITTED, ratio, "lower 95 %", "upper 95 %", "p"]
-        title = f"{self.name[0].upper()}{self.name[1:]}, {int(whole[0])} patients"
+        common = ", a common intercept" * (self.model.intercept == "common")
+        title = f"{self.name[0].upper()}{self.name[1:]}{common}, {int(whole[0])} patients"
         return [Table(title, head, lines)]
 
 

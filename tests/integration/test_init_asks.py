@@ -296,6 +296,20 @@ def test_files_as_hospitals_have_them(case, tmp_path, capsys):
     assert "unexpected" not in said
 
 
+@pytest.mark.parametrize("names", ["age,days,event", "Alter,Tage,Ereignis"])
+@pytest.mark.parametrize("typed", [True, False])
+def test_survival_needs_no_label_beside_its_event(names, typed, tmp_path, capsys):
+    _, time, event = names.split(",")
+    path = survival(tmp_path)
+    path.write_text(path.read_text().replace("age,months_to_death,death", names))
+    keys = [f"data.label={event}"]
+    if typed:
+        keys = ["data.outcome=survival", f"data.time={time}", f"data.event={event}"]
+    data = guess(path, tmp_path / "into", "yes=true", *keys).data
+    assert (data.outcome, data.time, data.event) == ("survival", time, event)
+    assert "Which column is the label?" not in capsys.readouterr().out
+
+
 def test_hospitals_with_images_and_masks_are_no_classes(tmp_path):
     folder = folders_of_masks(tmp_path / "own")
     said = refused(tmp_path, folder)

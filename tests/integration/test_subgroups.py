@@ -164,6 +164,20 @@ def test_numbers_of_the_table_are_divided_into_bands(clinical):
     assert all("metrics" in one for one in whole["groups"].values())
 
 
+def test_several_columns_are_evaluated_one_after_the_other(clinical, tmp_path, capsys):
+    shutil.copytree(clinical, tmp_path / "run")
+    main([f"run={tmp_path / 'run'}", "by=[mean radius,mean texture]"])
+    printed = capsys.readouterr().out
+    for column in ("mean radius", "mean texture"):
+        (file,) = (tmp_path / "run").glob(f"subgroups_test_{column.replace(' ', '?')}*.json")
+        groups = json.loads(file.read_text())["groups"]
+        alone = measure_subgroups(clinical, "test", column)["groups"]
+        assert [(n, of["patients"]) for n, of in groups.items()] == [
+            (n, of["patients"]) for n, of in alone.items()
+        ]
+        assert f"subgroups_test_{column.replace(' ', '')}" in printed.replace(" ", "")
+
+
 def test_what_cannot_be_evaluated_so_is_one_sentence(clinical, tmp_path, capsys):
     with pytest.raises(ConfigError, match=r"by=mean_radius is no column of the data .did you mean"):
         measure_subgroups(clinical, "test", "mean_radius")

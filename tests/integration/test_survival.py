@@ -15,6 +15,7 @@ from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
 from medfed.reports.report import report_runs
 from medfed.run.assembly import read_data, task_for
+from medfed.run.evaluation import measure_subgroups, show_subgroups
 from medfed.standalone.errors import ConfigError, MedfedError
 from tests.integration.runs import run
 from tests.sites.direct import Direct
@@ -145,3 +146,35 @@ def test_sites_agree_on_the_intervals(trained, tmp_path):
     across(folder, Direct(sites), ["a", "b"], *TRAIN, f"data.path={tmp_path / 'a' / 'table.csv'}")
     run(simulated, *TRAIN, f"data.path={table}")
     assert same(simulated, folder) == []
+
+
+def test_subgroups_are_compared_by_concordance_as_their_loss_is_undefined(trained, capsys):
+    subgroups = measure_subgroups(trained / "run", "test", "sex")
+    show_subgroups(subgroups, trained / "run")
+    printed = capsys.readouterr().out
+    for name, one in subgroups["groups"].items():
+        assert "loss" not in one["metrics"]
+        assert f"{one['metrics']['cindex']:.4f}" in printed, name
+    assert "Worst by cindex: " in printed
+
+
+NO_TIME = ("data.time=null", "data.event=null")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        (),
+        ("model=mlp", "data.outcome=classes", "data.label=died", *NO_TIME),
+        ("model=mlp_regression", "data.outcome=continuous", "data.label=days", *NO_TIME),
+    ],
+    ids=["survival", "mlp", "mlp_regression"],
+)
+def test_the_default_method_trains_a_model_without_hidden_layers(keys, tmp_path):
+    typed = [key for key in TRAIN if not key.startswith("algorithm=")]
+    typed += [f"data.path={write(tmp_path / 'table.csv')}", "rounds=1", "local.steps=2"]
+    keys = (*typed, *keys, "model.network.hidden_channels=[]")
+    run(tmp_path / "run", *keys)
+    summary = read(tmp_path / "run" / "summary.json")
+    assert summary["algorithm"] == "pfednet"
+    assert summary["bytes_by_part"]["up/personal"] > 0

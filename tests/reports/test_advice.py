@@ -273,6 +273,17 @@ def test_a_pilot_of_small_hospitals_names_no_number_of_patients():
     assert gain.why.startswith("fewer than two hospitals have 10 test patients")
 
 
+def test_no_difference_is_detected_that_the_metric_cannot_have():
+    found = difference([0.5, -0.4, 0.3])
+    assert found.detectable > 1
+    metrics = ("auroc", "rmse")
+    whys = [
+        gain_of(replace(pilot(3), metric=m), found, "undecided", 3, 40, 0.5).why for m in metrics
+    ]
+    assert whys[0].startswith("the pilot would miss even the largest difference that the metric")
+    assert whys[1].startswith("the pilot detects differences of 1.5 or more")
+
+
 def test_a_hospital_alone_has_nobody_to_learn_with(folder, done):
     (folder / "one.json").write_text(json.dumps({"clients": {"north": SPLITS["north"]}}))
     with pytest.raises(DataError, match=r"only one hospital \(north\), and a federation takes two"):

@@ -17,9 +17,10 @@ from omegaconf import OmegaConf
 from medfed.common.scores import worst_value
 from medfed.common.untrusted import read_checkpoint
 from medfed.federation.lightning.checkpoint import last_whole
+from medfed.records.folder import Run
 from medfed.reports.findings import report_on
 from medfed.reports.report import report_runs
-from medfed.reports.runs import find_runs, metrics_of
+from medfed.reports.runs import differences, find_runs, metrics_of
 from medfed.reports.sweeps import paths_of
 from medfed.run.intervals import over_clients
 from medfed.standalone.errors import CheckpointError, ConfigError
@@ -265,6 +266,29 @@ def test_differing_budgets_and_settings_are_told(runs, tmp_path):
     assert "Settings besides the algorithm differ between methods: local.steps" in notes
 
 
+@pytest.mark.parametrize("typed", [False, True])
+def test_a_key_that_one_version_lacks_is_no_setting_unless_somebody_typed_it(runs, tmp_path, typed):
+    old = changed(runs / "fedavg_0", tmp_path / "old", algorithm="local")
+    config = OmegaConf.load(runs / "local_0" / "config.yaml")
+    del config.local["graphs"]
+    del config.derived["out_channels"]
+    config.data.older = 3
+    OmegaConf.save(config, old / "config.yaml")
+    versions = json.loads((old / "versions.json").read_text())
+    (old / "versions.json").write_text(json.dumps(versions | {"commit": "a" * 40}))
+    if typed:
+        (old / "overrides.yaml").write_text("[+data.older=3]")
+    names = [Run(runs / "local_0"), Run(old)]
+    assert differences(*names) == differences(*names[::-1]) == ["data.older"] * typed
+    methods = [runs / "fedavg_0", old] + [runs / "local_0"] * typed
+    notes = " ".join(report_on(methods).notes)
+    assert "The runs are of several versions of medfed (" in notes
+    assert "aaaaaaaaaaaa" in notes
+    config.local.steps = 7  # which both know
+    OmegaConf.save(config, old / "config.yaml")
+    assert "local.steps" in differences(names[0], Run(old))
+
+
 def changed(run: Path, copy: Path, **changes) -> Path:
     shutil.copytree(run, copy)
     summary = summary_of(copy) | changes
@@ -308,6 +332,9 @@ def test_equal_steps_with_other_passes_are_told(runs, tmp_path):
         in notes
     )
     assert "Forward-only passes per client differ: fedavg 0, local 3." in notes
+    assert "local takes 2.50 times the gradient passes of fedavg, so a gain may be" in notes
+    pooled = changed(dear, tmp_path / "pooled", algorithm="pooled")  # is no method to choose
+    assert not [n for n in report_on([runs / "fedavg_0", pooled]).notes if " takes " in n]
     table = read_csv(tmp_path / "out" / "comparison.csv")
     assert table["forward passes", "hospital_1", "local"]["value"] == "3.0"
     plain = report_on([runs / "fedavg_0", runs / "local_0"])

@@ -529,7 +529,7 @@ def test_quartiles_of_whole_numbers_are_those_of_the_numbers():
         words = table(found, name)
         for title, share in (("lower quartile", 0.25), ("median", 0.5), ("upper quartile", 0.75)):
             true = np.quantile(counts[name], share, method="inverted_cdf")
-            assert words[title][0] == pytest.approx(true, abs=0.5)
+            assert words[title][0] == true
     assert plan.groups("codes") == ("1234567", "1234568")
     _, (said,) = simulated(Plan({"nodes": [0, 1, 2, 3, 9]}), {"a": rows, "b": rows, "c": rows})
     assert said.startswith("nodes holds whole numbers, and its bins begin at them")

@@ -539,8 +539,12 @@ def _check_labels(sheet: Sheet, values: Sequence[str], wanted: set[str], known: 
 
 
 # Columns of survival: when, and whether it happened.
-_TIME = re.compile(r"(.*[\W_])?(time|days?|months?|survival|duration|tte)([\W_].*)?", re.IGNORECASE)
-_EVENT = re.compile(r"event|status|dead|death|died|relapse|recurrence|progress", re.IGNORECASE)
+_TIME = re.compile(
+    r"(.*[\W_])?(time|days?|months?|survival|duration|tte|tage?|zeit)([\W_].*)?", re.I
+)
+_EVENT = re.compile(
+    r"event|status|dead|death|died|relapse|recurrence|progress|ereignis|tod", re.IGNORECASE
+)
 _CATEGORIES = ("none", "NONE", "null")  # no program's None or NaN: perhaps a grade, or zero
 _NEVER = ("-9", "-99", "-999", "-9999")  # of columns whose other numbers are not below 0
 
@@ -562,7 +566,8 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         guess.ask("data.header", "The first line holds numbers. What are the names of the columns?")
         return guess
     dropped = answers.get("data.drop") or []
-    label = looks.label_of(guess, sheet, "data.label", answers, dropped)
+    label_key = "data.event" if "data.event" in answers else "data.label"
+    label = looks.label_of(guess, sheet, label_key, answers, dropped)
     looks.roles(guess, sheet, "data.", answers, [str(label), *dropped])
     centre = {**guess.keys, **answers}.get("data.centre")
     used = {str(label), *dropped, *guess.keys.values(), answers.get("data.patient")}
