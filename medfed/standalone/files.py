@@ -104,7 +104,7 @@ write it again.
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """Lists the files below a folder, sorted; hidden files and folders do not count.
+    """Lists the files below a folder and its links, sorted; hidden ones do not count.
 
     Example:
         >>> import tempfile
@@ -115,8 +115,14 @@ def visible_files(folder: Path) -> list[Path]:
         >>> [file.name for file in visible_files(folder)]
         ['b.png']
     """
-    files = (f for f in folder.rglob("*") if all(map(is_visible, f.relative_to(folder).parts)))
-    return sorted(file for file in files if not file.is_dir())
+    found: list[Path] = []
+    for place, folders, files in os.walk(folder, followlinks=True):
+        around = os.path.realpath(place) + os.sep
+        inner = {name: os.path.realpath(os.path.join(place, name)) + os.sep for name in folders}
+        # A link to a folder around it would never end.
+        folders[:] = [n for n in folders if is_visible(n) and not around.startswith(inner[n])]
+        found += [Path(place, name) for name in files if is_visible(name)]
+    return sorted(found)
 
 
 def slashed(folder: Path, names: Iterable[str]) -> list[str]:

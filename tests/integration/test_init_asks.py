@@ -298,9 +298,11 @@ def test_files_as_hospitals_have_them(case, tmp_path, capsys):
 
 def test_hospitals_with_images_and_masks_are_no_classes(tmp_path):
     folder = folders_of_masks(tmp_path / "own")
+    for file in folder.glob("*/masks/*.png"):
+        Image.fromarray(255 * np.eye(24, 20, dtype=np.uint8)).save(file)
     said = refused(tmp_path, folder)
-    assert "each hold images and masks. Are they classes, or hospitals? (classes, hospi" in said
-    assert "write an images.csv with" in refused(tmp_path, folder, "data.reader.outer=hospitals")
+    assert "What is it? (image_masks, image_folder)" in said
+    assert "Are these hospitals (" in said
 
 
 TABLES = {ids, capitals, no_hospital, no_label, codes, survival, wide_text}

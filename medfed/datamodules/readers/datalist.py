@@ -396,7 +396,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     files = [path] if path.suffix.lower() == ".json" else sorted(path.glob("[!.]*.json"))
     index = {f: read_json(f) for f in files if f.name != "centres.json"}
     lists = [f for f, content in index.items() if isinstance(content.get("training"), list)]
-    usual, placed, grouped, by = path / "dataset.json", list[str](), False, "data.reader.centre"
+    usual, placed, grouped = path / "dataset.json", list[str](), False
     if usual in index and (usual not in lists or _is_numbered(path, index[usual]["training"])):
         every = looks.visible(path / "labelsTr")
         masks = [file for file in every if suffix_of(file)]
@@ -422,30 +422,19 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     ):
         guess, content, names = looks.Guess("datalist", path), {}, [stem_of(f) for f in masks]
     elif path.is_dir():
-        centre, person = (_entry_of(role, answers) for role in ("centre", "patient"))
+        guess = looks.Guess("datalist", path)
         try:
-            content = trees.list_of(path, centre, person) or {}
+            content, entries, grouped = trees.asked(guess, answers)
         except DataError as error:
             return looks.Guess("datalist", path, sure=False, refused=error)
         if not content:
             return None
-        entries = [entry for name in _LISTS for entry in content.get(name, ())]
         masks = [path / entry["label"] for entry in entries]
         names = _names_of([path / _first(entry) for entry in entries])
-        placed = [entry.get(centre or "", "") for entry in entries]
-        guess = looks.Guess("datalist", path, sure=any(placed))
-        folders = trees.list_of(path, trees.FOLDER, None) or {}
-        tops = [e.get(trees.FOLDER, "") for name in _LISTS for e in folders.get(name, ())]
-        if any(places := placed if any(placed) else tops):
-            best = "centre" if any(placed) else "null"
-            text, choices = f"Are these hospitals ({_counted(places)})?", (trees.FOLDER, looks.NO)
-            guess.ask(by, text, best, choices)
+        placed = [entry.get(trees.entry_of("centre", answers) or "", "") for entry in entries]
+        guess.sure = any(placed)
         contrasts = few([*content["modality"].values()], 6)
         guess.took.append(("images of a mask", contrasts, "probably: their names"))
-        people = [e["patient"] for e in entries if "patient" in e]
-        if (grouped := bool(people)) and trees.are_groups(people):
-            text = f"Is each of these folders one patient ({_counted(people)})?"
-            guess.ask("data.reader.patient", text, None, ("patient", looks.NO))
     else:
         return None
     if "data.reader.patient" not in guess.keys and not grouped:
@@ -461,16 +450,6 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     elif "labels" not in content and masks:
         looks.regions(guess, masks)
     return guess
-
-
-def _entry_of(role: str, answers: looks.Answers) -> str | None:
-    """The entry of a list that names the hospital or patient."""
-    key = answers.get(f"data.reader.{role}", role)
-    return None if key in (None, "null") else str(key)
-
-
-def _counted(names: Sequence[str]) -> str:
-    return few([f"{name} {n}" for name, n in Counter(names).items()], 6)
 
 
 def _first(entry: Any) -> str:

@@ -1,6 +1,6 @@
-"""Pictures with masks: a CSV that names them, or the folders ``images`` and ``masks``.
+"""Pictures with masks: a CSV that names them, or folders of both, also of hospitals and splits.
 
-Both also give each picture's patient and hospital.
+They also give each picture's patient and hospital.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from torch.nn import functional
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks, trees
 from medfed.datamodules.readers.centres import named_centres
+from medfed.datamodules.readers.persons import COLUMN
 from medfed.datamodules.readers.samples import channel_names
 from medfed.standalone import pictures
 from medfed.standalone.pictures import SUFFIXES, Color
 
 _INDEX = "images.csv"
+_WRITE = f"write an {_INDEX} with the columns image, mask, patient and centre"
 ByName = Mapping[str, str]
+ByRole = Mapping[str, str | None]
 
 
 class Pair(NamedTuple):
@@ -30,22 +33,22 @@ class Pair(NamedTuple):
     patient: str
     centre: str | None  # the hospital; None if none is named
     place: str  # the place in the list, for error sentences
+    split: Split | None = None  # its official split
 
 
 def _list_pairs(
-    path: Path, columns: ByName, pattern: str | None, unplaced: str, others: ByName
+    path: Path, columns: ByRole, pattern: str | None, unplaced: str, others: ByName
 ) -> list[Pair]:
     """Lists pictures and masks, and checks that all files exist."""
     index = path / _INDEX if path.is_dir() else path
     if index.is_file():
-        sheet = Sheet.read(index).placed(columns["centre"], unplaced)
+        sheet = Sheet.read(index).placed(columns["centre"] or "", unplaced)
         pairs = _from_csv(sheet, columns, pattern)
-    elif (folders := trees.folders_of(path)) is not None:
-        pairs = _from_folders(path, folders, pattern)
-    else:
+    elif paired := _of_two_folders(path):
+        pairs = _from_folders(path, paired, pattern)
+    elif not (pairs := _from_tree(path, columns, pattern)):
         what = f"{path} is no CSV file and has neither {_INDEX} nor the folders images and masks"
-        mend = f"write an {_INDEX} with the columns image, mask, patient and centre"
-        raise DataError(f"{what}; {mend}.")
+        raise DataError(f"{what}; {_WRITE}.")
     known = {p.centre for p in pairs if p.centre is not None}
     if strange := next((centre for centre in others if centre not in known), None):
         what = f"names {strange}, which is no centre{did_you_mean(strange, known)}"
@@ -58,32 +61,76 @@ def _list_pairs(
     return pairs
 
 
-def _from_csv(sheet: Sheet, columns: Mapping[str, str], pattern: str | None) -> list[Pair]:
+def _from_csv(sheet: Sheet, columns: ByRole, pattern: str | None) -> list[Pair]:
     index = sheet.path
     cells = listed_columns(sheet, columns, ("image", "mask"))
     names = (slashed(index.parent, cells[role]) for role in ("image", "mask"))
     images, masks = ([index.parent / name for name in of] for of in names)
-    patients = cells.get("patient") or persons_of(cells["image"], pattern, index)
+    patients = cells.get("patient") or persons_of(cells["image"], pattern, index, COLUMN)
     centres: Sequence[str | None] = cells.get("centre") or [None] * len(patients)
     places = [f"{index}, data row {number}" for number in sheet.numbers]
     return [*map(Pair, images, masks, patients, centres, places)]
 
 
-def _from_folders(path: Path, folders: tuple[str, str], pattern: str | None) -> list[Pair]:
+def _of_two_folders(path: Path) -> dict[str, tuple[Path, Path]]:
+    """The pairs of two folders with equal names; none where no name is in both."""
+
     def stem(file: Path) -> str:
         return file.stem.removesuffix("_0000") if file.parent.name == "imagesTr" else file.stem
 
-    paired = trees.paired(path, folders, looks.is_picture, stem)
+    if (folders := trees.folders_of(path)) is None:
+        return {}
+    stems = [set(map(stem, filter(looks.is_picture, looks.visible(path / f)))) for f in folders]
+    if all(stems) and stems[0].isdisjoint(stems[1]):
+        return {}
+    return trees.paired(path, folders, looks.is_picture, stem)
+
+
+def _from_folders(
+    path: Path, paired: Mapping[str, tuple[Path, Path]], pattern: str | None
+) -> list[Pair]:
     names = [image.name for image, _ in paired.values()]
     centres = named_centres(path, paired)
-    of = zip(names, persons_of(names, pattern, path), strict=True)
+    of = zip(names, persons_of(names, pattern, path, _PATTERN), strict=True)
     persons = [Path(who).stem if who == name else who for name, who in of]
-    if pattern is None and persons == [*paired]:
-        mend = 'Where one has several, set data.reader.patient_pattern, such as "^(p[0-9]+)_".'
-        log.warning("%s: every picture counts as a patient. %s", path, mend)
     return [
         Pair(image, mask, person, centres.get(name), str(image))
         for (name, (image, mask)), person in zip(paired.items(), persons, strict=True)
+    ]
+
+
+def _from_tree(path: Path, columns: ByRole, pattern: str | None) -> list[Pair]:
+    """The pairs that names tell in folders of hospitals, patients, splits, pictures and masks."""
+    role = None if pattern else columns["patient"]
+    try:
+        listed = trees.list_of(path, columns["centre"], role, looks.picture_suffix) or {}
+    except DataError as error:
+        raise DataError(str(error).replace(trees.LISTED, _WRITE)) from error
+    # Splits without cases get training cases.
+    entries = [
+        (e, None if s == "train" else s) for s, n in trees.LISTS.items() for e in listed.get(n, ())
+    ]
+    if len(kinds := [*listed.get("modality", {}).values()]) > 1:
+        raise DataError(f"{path}: masks have several pictures each, {few(kinds)}; {_WRITE}.")
+    names = [entry["image"][0] for entry, _ in entries]
+    taken = {*names, *(entry["label"] for entry, _ in entries)}
+    every = [file for file in visible_files(path) if looks.is_picture(file)] if listed else []
+    if alone := [file for file in every if file.relative_to(path).as_posix() not in taken]:
+        what = f"{alone[0]} has no picture or mask (of {len(alone)} alone)"
+        raise DataError(f"{what}; add it, remove the file, or {_WRITE}.")
+    known = all(role in entry for entry, _ in entries)
+    persons = [] if known else persons_of(names, pattern, path, _PATTERN)
+    centres = named_centres(path, [Path(name).stem for name in names])
+    return [
+        Pair(
+            path / name,
+            path / entry["label"],
+            entry[role] if known else persons[at],
+            entry.get(columns["centre"], centres.get(Path(name).stem)),
+            str(path / name),
+            split,
+        )
+        for at, (name, (entry, split)) in enumerate(zip(names, entries, strict=True))
     ]
 
 
@@ -97,14 +144,17 @@ def _check(pairs: Sequence[Pair]) -> None:
             raise DataError(f"{pair.place}: {lost[0]} does not exist; {mend}.")
         if (before := seen.setdefault(pair.image.resolve(), pair.place)) != pair.place:
             raise DataError(f"{pair.place}: {pair.image} is already in {before}; remove one.")
-        if (other := first.setdefault(pair.patient, pair)).centre != pair.centre:
-            what = f"{pair.place}: patient {pair.patient} is at {pair.centre}, but in {other.place}"
-            mend = "a patient belongs to one hospital: give different people different ids"
-            raise DataError(f"{what} at {other.centre}; {mend}.")
+        other = first.setdefault(pair.patient, pair)
+        for here, there in ((pair.centre, other.centre), (pair.split, other.split)):
+            if here != there:
+                what = f"{pair.place}: patient {pair.patient} is at {here}, but in {other.place}"
+                mend = "belongs to one hospital and split: give different people different ids"
+                raise DataError(f"{what} at {there}; a patient {mend}.")
 
 
 log = logging.getLogger(__name__)
 
+_PATTERN = 'Where one has several, set data.reader.patient_pattern, such as "^(p[0-9]+)_".'
 _WHITE = (1, 255, 65535)  # what a mask of one region has inside it
 
 
@@ -113,9 +163,10 @@ class ImageMasksReader(VolumeReader):
 
     Smaller pictures are padded with 0 to the largest, and `spacing` is NaN, as pictures do not
     state it. `path`: a CSV file, a folder with ``images.csv``, or one with the folders ``images``
-    and ``masks``, whose files have equal names but for the ending. `scale`: resamples by this
-    factor. `regions`: label values of every region, such as ``{vessel: [1], disc: [2, 3]}``; or, of
-    masks that are 0 outside, a list of the region's name; None names it ``foreground``.
+    and ``masks``, whose files have equal names but for the ending, or such as `trees` reads.
+    `scale`: resamples by this factor. `regions`: label values of every region, such as ``{vessel:
+    [1], disc: [2, 3]}``; or, of masks that are 0 outside, a list of the region's name; None names
+    it ``foreground``.
     """
 
     endings = SUFFIXES
@@ -126,8 +177,8 @@ class ImageMasksReader(VolumeReader):
         path: Path,
         image: str = "image",
         mask: str = "mask",
-        patient: str = "patient",
-        centre: str = "centre",
+        patient: str | None = "patient",
+        centre: str | None = "centre",
         patient_pattern: str | None = None,
         other_masks: Mapping[str, str] | None = None,
         color: Color | None = None,
@@ -157,7 +208,10 @@ class ImageMasksReader(VolumeReader):
     def patients(self) -> list[Patient]:
         """See `Reader.patients`."""
         every = sorted(self._pairs.items())
-        return [Patient(name, dict(_files(pairs)), pairs[0].centre) for name, pairs in every]
+        return [
+            Patient(name, dict(_files(pairs)), pairs[0].centre, split=pairs[0].split)
+            for name, pairs in every
+        ]
 
     def read(self, patient: Patient) -> dict[str, Tensor]:
         """See `VolumeReader.read`."""
@@ -277,9 +331,14 @@ def _padded(picture: Tensor, size: Sequence[int]) -> Tensor:
     return functional.pad(picture, (0, height, 0, width))
 
 
+def _folders_of_pictures(path: Path) -> set[str]:
+    files = filter(looks.is_picture, visible_files(path))
+    return {part for file in files for part in file.relative_to(path).parts[:-1]}
+
+
 def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     """Guesses by a CSV that names pictures twice, or by two folders; see `looks`."""
-    guess = looks.Guess("image_masks", path)
+    guess, grouped = looks.Guess("image_masks", path), False
     if (index := looks.index_of(path)) is not None:
         sheet, (image, *others) = index
         if not others:
@@ -290,13 +349,21 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         guess.reads(image=image, mask=mask)
         looks.roles(guess, sheet, "data.reader.", answers, [image, *others])
         images, masks = (looks.files_in(sheet, column) for column in (image, mask))
+        looks.regions(guess, masks, white=True)
+    elif path.is_dir() and any(map(looks.may_be_mask, _folders_of_pictures(path))):
+        try:
+            if paired := _of_two_folders(path):
+                images, masks = map(list, zip(*paired.values(), strict=True))
+            else:
+                entries, grouped = trees.asked(guess, answers, looks.picture_suffix)[1:]
+                images = [path / entry["image"][0] for entry in entries]
+                masks = [path / entry["label"] for entry in entries]
+            looks.regions(guess, masks, white=True)
+        except DataError as error:
+            return looks.Guess("image_masks", path, sure=False, refused=error)
+        if not grouped:
+            guess.ask_names([file.name for file in images], answers)
     else:
-        folders = trees.folders_of(path) or ()
-        both = [list(filter(looks.is_picture, looks.visible(path / name))) for name in folders]
-        if not both or not all(both):
-            return None
-        images, masks = both
-        guess.ask_names([file.name for file in images], answers)
+        return None
     looks.colours(guess, images, compare=True)
-    looks.regions(guess, masks, white=True)
     return guess

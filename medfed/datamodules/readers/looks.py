@@ -26,6 +26,7 @@ FIRST = 10  # files that are looked into
 MANY = 10  # different numbers of a label above which it is a measurement
 INSIDE = {"seg", "segmentation", "label", "labels", "mask", "masks", "gt", "roi", "truth", "msk"}
 INSIDE |= {"segmentations", "wmh", "dseg", "maske", "masken", "masque", "annotation", "annotations"}
+INSIDE |= {"groundtruth", "labelstr", "manual"}
 _PLACE = r"^([^\W\d_]+)[_-]?\d"  # the beginning that may be the hospital
 _PLACES = 50  # different texts of a column above which they are no hospitals
 _NO_PLACES = {*"mfwd", *("male", "female", "man", "woman", "yes", "no", "true", "false", "y", "n")}
@@ -134,6 +135,11 @@ def may_be_mask(name: str) -> bool:
 def is_picture(path: Path) -> bool:
     """Says whether a path is a picture."""
     return path.suffix.lower() in pictures.SUFFIXES and path.is_file()
+
+
+def picture_suffix(path: Path) -> str:
+    """Returns the suffix of a picture; empty for another file."""
+    return path.suffix if is_picture(path) else ""
 
 
 @lru_cache(8)  # several readers look at it

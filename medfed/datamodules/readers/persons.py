@@ -22,6 +22,7 @@ KNOWN = {
     "slides or images of TCGA": r"^(TCGA-\w\w-\w{4})(?!\w)",
     "time points of ISBI 2015": r"^((?:training|test)\d\d)_\d\d(?!\d)",
 }
+COLUMN = "Where one has several, name the column by data.reader.patient=COLUMN."
 BEGINNINGS = (r"^(.*?\d+)[_-]", r"^(.+)[_-][^_-]+$")  # of names, that may be the patient
 _ENOUGH = 10  # different beginnings of names, however many names there are
 _SIDE = re.compile(r"^(.*[^a-z]|)(left|right|od|os|l|r)$", re.IGNORECASE)
@@ -29,8 +30,11 @@ _OTHER = {"left": "right", "od": "os", "l": "r"}
 _OTHER |= {there: here for here, there in _OTHER.items()}
 
 
-def persons_of(names: Sequence[str], pattern: str | None, where: Path) -> list[str]:
-    """Returns the patient of every case or picture, by a pattern's group or known names."""
+def persons_of(names: Sequence[str], pattern: str | None, where: Path, mend: str = "") -> list[str]:
+    """Returns the patient of every case or picture, by a pattern's group or known names.
+
+    `mend`: what to do if each is a patient of its own and that is wrong.
+    """
     files = [PurePosixPath(name) for name in names]
     if pattern is not None:
         pairs = zip(files, names, strict=True)
@@ -52,12 +56,12 @@ def persons_of(names: Sequence[str], pattern: str | None, where: Path) -> list[s
             "'data.reader.patient_pattern=\"(.*)\"' makes each a patient of its own.",
             *(where, len(names), len(set(persons)), kind, first, second, twice),
         )
-    else:
-        _say_alike([file.name for file in files], where)
+    elif not _say_alike([file.name for file in files], where) and mend:
+        log.warning("%s: every picture counts as a patient. %s", where, mend)
     return persons
 
 
-def _say_alike(names: Sequence[str], where: Path) -> None:
+def _say_alike(names: Sequence[str], where: Path) -> bool:
     """Says where names, each of which counts as a patient, seem to be of fewer."""
     for pattern in BEGINNINGS:
         begins = [match[1] for name in names if (match := re.match(pattern, name))]
@@ -71,7 +75,8 @@ def _say_alike(names: Sequence[str], where: Path) -> None:
                 "set 'data.reader.patient_pattern=\"%s\"'.",
                 *(where, len(names), first, second, person, pattern),
             )
-            return
+            return True
+    return False
 
 
 def _pairs(files: Sequence[PurePosixPath], persons: list[str]) -> list[str]:
