@@ -1,5 +1,6 @@
 """Pictures with masks: lists and folders, patients, regions, and what must not pass."""
 
+import io
 import itertools
 import logging
 import os
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 from medfed.commands.init import guessed
 from medfed.common.seeding import numpy_rng
@@ -20,8 +22,10 @@ from medfed.datamodules.partitions.by_label import QuantitySkew
 from medfed.datamodules.readers.image_folder import read_image_folder
 from medfed.datamodules.readers.image_masks import ImageMasksReader
 from medfed.datamodules.segmentation import ImageMasksDataModule
+from medfed.run.cohort import cohort_record, print_cohort
 from medfed.standalone import pictures
 from medfed.standalone.errors import ConfigError, DataError
+from medfed.standalone.files import visible_files
 from tests.datamodules.picture_files import cohort, picture, write_index
 from tests.sweeps import sweep
 
@@ -146,6 +150,33 @@ def test_folders_of_pictures_and_masks_are_pairs_and_no_classes(tree, tmp_path):
     if tree != "beside" and not hospital:
         with pytest.raises(DataError, match="seems to hold masks, not pictures of a class"):
             read_image_folder(tmp_path / "data")
+
+
+def test_a_hospital_with_empty_masks_alone_is_noted(tmp_path, rows):
+    for row in rows:
+        if row["centre"] == "centre_1":
+            size = pictures.picture_header(tmp_path / row["mask"])[:2]
+            Image.new("1", size).save(tmp_path / row["mask"])
+    data = module(tmp_path)
+    data.setup()
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_cohort(cohort_record(data), console)
+    (line,) = [of for of in console.export_text().splitlines() if "no foreground" in of]
+    assert "centre_1" in line
+
+
+def test_links_to_folders_are_read_and_never_end(tmp_path):
+    cohort(tmp_path / "store")
+    (tmp_path / "store" / "images.csv").unlink()
+    (tmp_path / "store" / "loop").symlink_to(tmp_path / "store")
+    (tmp_path / "data").mkdir()
+    for name in ("centre_0", "centre_1"):
+        (tmp_path / "data" / name).symlink_to(tmp_path / "store" / name)
+    assert len(visible_files(tmp_path / "store")) == 24
+    assert {p.centre for p in ImageMasksReader(tmp_path / "data").patients()} == {
+        "centre_0",
+        "centre_1",
+    }
 
 
 def test_masks_of_no_picture_are_no_pairs(tmp_path):

@@ -89,14 +89,11 @@ def _of_two_folders(path: Path) -> dict[str, tuple[Path, Path]]:
 def _from_folders(
     path: Path, paired: Mapping[str, tuple[Path, Path]], pattern: str | None
 ) -> list[Pair]:
-    names = [image.name for image, _ in paired.values()]
-    centres = named_centres(path, paired)
+    images, masks = zip(*paired.values(), strict=True)
+    names, centres = [image.name for image in images], named_centres(path, paired)
     of = zip(names, persons_of(names, pattern, path, _PATTERN), strict=True)
     persons = [Path(who).stem if who == name else who for name, who in of]
-    return [
-        Pair(image, mask, person, centres.get(name), str(image))
-        for (name, (image, mask)), person in zip(paired.items(), persons, strict=True)
-    ]
+    return [*map(Pair, images, masks, persons, map(centres.get, paired), map(str, images))]
 
 
 def _from_tree(path: Path, columns: ByRole, pattern: str | None) -> list[Pair]:
@@ -106,32 +103,24 @@ def _from_tree(path: Path, columns: ByRole, pattern: str | None) -> list[Pair]:
         listed = trees.list_of(path, columns["centre"], role, looks.picture_suffix) or {}
     except DataError as error:
         raise DataError(str(error).replace(trees.LISTED, _WRITE)) from error
-    # Splits without cases get training cases.
-    entries = [
-        (e, None if s == "train" else s) for s, n in trees.LISTS.items() for e in listed.get(n, ())
-    ]
     if len(kinds := [*listed.get("modality", {}).values()]) > 1:
         raise DataError(f"{path}: masks have several pictures each, {few(kinds)}; {_WRITE}.")
+    entries = [(e, s) for s, name in trees.LISTS.items() for e in listed.get(name, ())]
     names = [entry["image"][0] for entry, _ in entries]
-    taken = {*names, *(entry["label"] for entry, _ in entries)}
-    every = [file for file in visible_files(path) if looks.is_picture(file)] if listed else []
-    if alone := [file for file in every if file.relative_to(path).as_posix() not in taken]:
-        what = f"{alone[0]} has no picture or mask (of {len(alone)} alone)"
+    images, masks = [path / name for name in names], [path / e["label"] for e, _ in entries]
+    if listed and (
+        alone := {*filter(looks.is_picture, visible_files(path))}.difference(images, masks)
+    ):
+        what = f"{min(alone)} has no picture or mask (of {len(alone)} alone)"
         raise DataError(f"{what}; add it, remove the file, or {_WRITE}.")
     known = all(role in entry for entry, _ in entries)
-    persons = [] if known else persons_of(names, pattern, path, _PATTERN)
-    centres = named_centres(path, [Path(name).stem for name in names])
-    return [
-        Pair(
-            path / name,
-            path / entry["label"],
-            entry[role] if known else persons[at],
-            entry.get(columns["centre"], centres.get(Path(name).stem)),
-            str(path / name),
-            split,
-        )
-        for at, (name, (entry, split)) in enumerate(zip(names, entries, strict=True))
-    ]
+    persons = [e[role] for e, _ in entries] if known else persons_of(names, pattern, path, _PATTERN)
+    stems = [image.stem for image in images]
+    named = map(named_centres(path, stems).get, stems)
+    centres = [e.get(columns["centre"], of) for (e, _), of in zip(entries, named, strict=True)]
+    # Splits without cases get training cases.
+    splits = [None if split == "train" else split for _, split in entries]
+    return [*map(Pair, images, masks, persons, centres, map(str, images), splits)]
 
 
 def _check(pairs: Sequence[Pair]) -> None:
