@@ -128,10 +128,6 @@ class DatalistReader(CaseReader):
         if self._file.exists():
             self._index = read_json(self._file)
             self._listed = self._list(fold)
-        elif isinstance(regions, Mapping) and (pair := trees.folders_of(path)):
-            self._file, self._index = path / pair[0], dict[str, Any]()
-            pairs = trees.paired(path, pair, is_volume, _stem).values()
-            self._listed = self._split([_Case([image], mask, {}) for image, mask in pairs], fold)
         elif isinstance(regions, Mapping) and (listed := trees.list_of(path, centre, patient)):
             self._file = path / Path(listed["training"][0]["label"]).parts[0]
             self._index = listed
@@ -284,11 +280,6 @@ def _case_of(file: Path) -> str:
     return re.sub(r"_\d{4}$", "", stem_of(file))
 
 
-def _stem(file: Path) -> str:
-    """The name of a case by its first file."""
-    return stem_of(file).removesuffix("_0000")
-
-
 def _names_of(files: Sequence[Path]) -> list[str]:
     """The stems of files, with the names of folders where stems repeat."""
     names = [stem_of(file).removesuffix("_0000") for file in files]
@@ -412,15 +403,11 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         entries = [e for e in content.get("training") or () if isinstance(e, Mapping)]
         masks = [file.parent / e["label"] for e in entries if isinstance(e.get("label"), str)]
         images = filter(None, map(_first, entries))
-        names = [_stem(Path(image)) for image in images]
+        names = [trees.stem(Path(image)) for image in images]
         sheet, others = looks.sheet_of_entries(file, entries), ("image", "label", "fold")
         looks.roles(guess, sheet, "data.reader.", answers, others)
         if centre := {**guess.keys, **answers}.get("data.reader.centre"):
             placed = [str(e.get(centre, "")) for e in entries if _first(e)]
-    elif (pair := trees.folders_of(path)) and (
-        masks := [file for file in looks.visible(path / pair[1]) if is_volume(file)]
-    ):
-        guess, content, names = looks.Guess("datalist", path), {}, [stem_of(f) for f in masks]
     elif path.is_dir():
         guess = looks.Guess("datalist", path)
         try:
@@ -432,9 +419,9 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         masks = [path / entry["label"] for entry in entries]
         names = _names_of([path / _first(entry) for entry in entries])
         placed = [entry.get(trees.entry_of("centre", answers) or "", "") for entry in entries]
-        guess.sure = any(placed)
-        contrasts = few([*content["modality"].values()], 6)
-        guess.took.append(("images of a mask", contrasts, "probably: their names"))
+        guess.sure = any(placed) or "modality" not in content
+        if contrasts := few([*content.get("modality", {}).values()], 6):
+            guess.took.append(("images of a mask", contrasts, "probably: their names"))
     else:
         return None
     if "data.reader.patient" not in guess.keys and not grouped:

@@ -44,9 +44,7 @@ def _list_pairs(
     if index.is_file():
         sheet = Sheet.read(index).placed(columns["centre"] or "", unplaced)
         pairs = _from_csv(sheet, columns, pattern)
-    elif paired := _of_two_folders(path):
-        pairs = _from_folders(path, paired, pattern)
-    elif not (pairs := _from_tree(path, columns, pattern)):
+    elif not (pairs := _from_folders(path, columns, pattern)):
         what = f"{path} is no CSV file and has neither {_INDEX} nor the folders images and masks"
         raise DataError(f"{what}; {_WRITE}.")
     known = {p.centre for p in pairs if p.centre is not None}
@@ -72,51 +70,31 @@ def _from_csv(sheet: Sheet, columns: ByRole, pattern: str | None) -> list[Pair]:
     return [*map(Pair, images, masks, patients, centres, places)]
 
 
-def _of_two_folders(path: Path) -> dict[str, tuple[Path, Path]]:
-    """The pairs of two folders with equal names; none where no name is in both."""
-
-    def stem(file: Path) -> str:
-        return file.stem.removesuffix("_0000") if file.parent.name == "imagesTr" else file.stem
-
-    if (folders := trees.folders_of(path)) is None:
-        return {}
-    stems = [set(map(stem, filter(looks.is_picture, looks.visible(path / f)))) for f in folders]
-    if all(stems) and stems[0].isdisjoint(stems[1]):
-        return {}
-    return trees.paired(path, folders, looks.is_picture, stem)
-
-
-def _from_folders(
-    path: Path, paired: Mapping[str, tuple[Path, Path]], pattern: str | None
-) -> list[Pair]:
-    images, masks = zip(*paired.values(), strict=True)
-    names, centres = [image.name for image in images], named_centres(path, paired)
-    of = zip(names, persons_of(names, pattern, path, _PATTERN), strict=True)
-    persons = [Path(who).stem if who == name else who for name, who in of]
-    return [*map(Pair, images, masks, persons, map(centres.get, paired), map(str, images))]
-
-
-def _from_tree(path: Path, columns: ByRole, pattern: str | None) -> list[Pair]:
-    """The pairs that names tell in folders of hospitals, patients, splits, pictures and masks."""
+def _from_folders(path: Path, columns: ByRole, pattern: str | None) -> list[Pair]:
+    """The pairs that names tell in folders of pictures, masks, hospitals, patients or splits."""
     role = None if pattern else columns["patient"]
     try:
-        listed = trees.list_of(path, columns["centre"], role, looks.picture_suffix) or {}
+        listed = trees.list_of(path, columns["centre"], role, looks.is_picture) or {}
     except DataError as error:
         raise DataError(str(error).replace(trees.LISTED, _WRITE)) from error
     if len(kinds := [*listed.get("modality", {}).values()]) > 1:
         raise DataError(f"{path}: masks have several pictures each, {few(kinds)}; {_WRITE}.")
     entries = [(e, s) for s, name in trees.LISTS.items() for e in listed.get(name, ())]
-    names = [entry["image"][0] for entry, _ in entries]
-    images, masks = [path / name for name in names], [path / e["label"] for e, _ in entries]
-    if listed and (
-        alone := {*filter(looks.is_picture, visible_files(path))}.difference(images, masks)
+    below = [entry["image"][0] for entry, _ in entries]
+    images, masks = [path / name for name in below], [path / e["label"] for e, _ in entries]
+    if "modality" in listed and (
+        lost := {*filter(looks.is_picture, visible_files(path))}.difference(images, masks)
     ):
-        what = f"{min(alone)} has no picture or mask (of {len(alone)} alone)"
+        what = f"{min(lost)} has no picture or mask (of {len(lost)} alone)"
         raise DataError(f"{what}; add it, remove the file, or {_WRITE}.")
-    known = all(role in entry for entry, _ in entries)
-    persons = [e[role] for e, _ in entries] if known else persons_of(names, pattern, path, _PATTERN)
-    stems = [image.stem for image in images]
-    named = map(named_centres(path, stems).get, stems)
+    names = [image.name for image in images]
+    names = names if len({*names}) == len(names) else below
+    persons = [e.get(role) for e, _ in entries]
+    if None in persons or not persons:
+        of = zip(names, persons_of(names, pattern, path, _PATTERN), strict=True)
+        persons = [str(Path(who).with_suffix("")) if who == name else who for name, who in of]
+    cases = [trees.stem(image) for image in images]
+    named = map(named_centres(path, cases).get, cases)
     centres = [e.get(columns["centre"], of) for (e, _), of in zip(entries, named, strict=True)]
     # Splits without cases get training cases.
     splits = [None if split == "train" else split for _, split in entries]
@@ -341,12 +319,9 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         looks.regions(guess, masks, white=True)
     elif path.is_dir() and any(map(looks.may_be_mask, _folders_of_pictures(path))):
         try:
-            if paired := _of_two_folders(path):
-                images, masks = map(list, zip(*paired.values(), strict=True))
-            else:
-                entries, grouped = trees.asked(guess, answers, looks.picture_suffix)[1:]
-                images = [path / entry["image"][0] for entry in entries]
-                masks = [path / entry["label"] for entry in entries]
+            _, entries, grouped = trees.asked(guess, answers, looks.is_picture)
+            images = [path / entry["image"][0] for entry in entries]
+            masks = [path / entry["label"] for entry in entries]
             looks.regions(guess, masks, white=True)
         except DataError as error:
             return looks.Guess("image_masks", path, sure=False, refused=error)

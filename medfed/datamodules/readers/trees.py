@@ -36,19 +36,26 @@ def folders_of(path: Path) -> tuple[str, str] | None:
     return next((pair for pair in _FOLDERS if all((path / name).is_dir() for name in pair)), None)
 
 
-def paired(
-    path: Path, names: tuple[str, str], wanted: Callable[[Path], bool], stem: Callable[[Path], str]
-) -> dict[str, tuple[Path, Path]]:
-    """Returns the image and the mask of each stem, from the files of two folders."""
-    sides: list[dict[str, Path]] = [{}, {}]
-    for name, side in zip(names, sides, strict=True):
+def stem(file: Path) -> str:
+    """Returns the name of a case by its first file."""
+    picture = looks.picture_suffix(file)
+    name = file.name.removesuffix(picture or suffix_of(file))
+    return name if picture and file.parent.name != "imagesTr" else name.removesuffix("_0000")
+
+
+def _paired(path: Path, wanted: Callable[[Path], bool]) -> list[dict[str, Any]]:
+    """Lists the images and masks of equal names in two folders; none where all names differ."""
+    names, sides = folders_of(path) or (), list[dict[str, Path]]()
+    for name in names:
+        side: dict[str, Path] = {}
         for file in filter(wanted, looks.visible(path / name)):
             if (twin := side.setdefault(stem(file), file)) != file:
                 both = f"{twin.name} and {file.name}"
                 raise DataError(f"{path / name} has {both}; remove or rename one.")
+        sides.append(side)
+    if not names or (all(sides) and sides[0].keys().isdisjoint(sides[1])):
+        return []
     images, masks = sides
-    if not images and not masks:
-        raise DataError(f"{path / names[0]} has no images; add them.")
     sides_of = (images, masks, "mask", names[1]), (masks, images, "image", names[0])
     for one, other, what, where in sides_of:
         if lacking := sorted({*one} - {*other}):
@@ -56,28 +63,31 @@ def paired(
                 f"{one[lacking[0]]} has no {what} {path / where / lacking[0]}.* (of "
                 f"{len(lacking)} without one); add it, or remove the file."
             )
-    return {name: (images[name], masks[name]) for name in sorted(images)}
+    files = [(images[name], masks[name]) for name in sorted(images)]
+    texts = [[file.relative_to(path).as_posix() for file in pair] for pair in files]
+    return [{"image": [image], "label": mask} for image, mask in texts]
 
 
 def list_of(
     path: Path,
     centre: str | None = "centre",
     patient: str | None = "patient",
-    suffix: Callable[[Path], str] = suffix_of,
+    wanted: Callable[[Path], bool] = is_volume,
 ) -> dict[str, Any] | None:
     """Returns the cases below a folder as a list in MONAI's form; None without such files.
 
     `centre`: the entry of the hospital: ``folder`` takes the first folders that differ for it,
     ``centre`` if they are called like hospitals, and None takes them for patients. `patient`: the
-    entry of the patient; None leaves patients to the names. `suffix`: that of a file to list, empty
-    for others. Raises `DataError` where names do not
-    tell, such as if an image fits two masks.
+    entry of the patient; None leaves patients to the names. `wanted`: the files to list. Raises
+    `DataError` where names do not tell, such as if an image fits two masks.
     """
-    files = [file for file in visible_files(path) if suffix(file)]
+    if pairs := _paired(path, wanted):
+        return {LISTS["train"]: pairs}
+    files = list(filter(wanted, visible_files(path)))
     # A mask of the brain is neither an image nor what to learn.
     files = [f for f in files if not re.search("brain[_-]?mask", f.name.lower())]
-    stem = {file: file.name.removesuffix(suffix(file)) for file in files}
-    texts = {f: "/".join((*f.relative_to(path).parts[:-1], stem[f])) for f in files}
+    alone = {f: f.name.removesuffix(suffix_of(f) or looks.picture_suffix(f)) for f in files}
+    texts = {f: "/".join((*f.relative_to(path).parts[:-1], alone[f])) for f in files}
     masks = [file for file in files if looks.INSIDE & looks.words(texts[file])]
     others = sorted({*files}.difference(masks))
     if len(files) < 2:
@@ -92,7 +102,7 @@ def list_of(
         images = {image: words[image] for image in others}
         own = _in_all({m: words[m] for m in masks}).difference(*images.values()) | looks.INSIDE
         cases = {mask: tuple(w for w in words[mask] if w not in own) for mask in masks}
-        stems = {image: words_of(stem[image].lower()) for image in others}
+        stems = {image: words_of(alone[image].lower()) for image in others}
         # Folders such as images.
         alike = _in_all(images).difference(*stems.values(), *cases.values())
         images = {image: tuple(w for w in of if w not in alike) for image, of in images.items()}
@@ -123,15 +133,15 @@ def list_of(
 
 
 def asked(
-    guess: looks.Guess, answers: looks.Answers, suffix: Callable[[Path], str] = suffix_of
+    guess: looks.Guess, answers: looks.Answers, wanted: Callable[[Path], bool] = is_volume
 ) -> tuple[dict[str, Any], list[dict[str, Any]], bool]:
     """Lists the cases below a guess's folder; asks whether folders are hospitals and patients.
 
     Returns the list, its entries, and whether any names a patient.
     """
     centre, person = (entry_of(role, answers) for role in ("centre", "patient"))
-    content = list_of(guess.path, centre, person, suffix) or {}
-    folders = list_of(guess.path, FOLDER, None, suffix) or {}
+    content = list_of(guess.path, centre, person, wanted) or {}
+    folders = list_of(guess.path, FOLDER, None, wanted) or {}
     entries, whole = (
         [e for n in LISTS.values() for e in of.get(n, ())] for of in (content, folders)
     )
