@@ -63,10 +63,7 @@ def cosines_with_others(updates: Sequence[Tensors], weights: Sequence[float]) ->
 
 
 def cosines_in(
-    replies: Mapping[str, Message],
-    algorithm: Algorithm,
-    server: State,
-    parameters: Collection[str],
+    replies: Mapping[str, Message], algorithm: Algorithm, server: State, parameters: Collection[str]
 ) -> dict[str, float]:
     """Returns the cosine of each client of a phase; none where no update is to be averaged."""
     for part in algorithm.parts_averaged:

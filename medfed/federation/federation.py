@@ -25,13 +25,7 @@ from medfed.federation.aggregation import (
     pooled_variances,
     second_moments,
 )
-from medfed.federation.algorithm import (
-    Algorithm,
-    ClientInfo,
-    Cohort,
-    Outbox,
-    Replies,
-)
+from medfed.federation.algorithm import Algorithm, ClientInfo, Cohort, Outbox, Replies
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import Batch, ClientData
 from medfed.federation.contributions import check_contributions, cosines_in, with_round

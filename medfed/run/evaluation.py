@@ -229,9 +229,7 @@ def _values_in(source: Path, column: str, data: FederatedDataModule) -> dict[str
 
 
 def banded(
-    values: Mapping[str, str],
-    edges: Sequence[float] = (),
-    missing: Collection[str] = MISSING,
+    values: Mapping[str, str], edges: Sequence[float] = (), missing: Collection[str] = MISSING
 ) -> dict[str, str]:
     """Puts numbers into bands; texts, codes, and numbers of at most six values, stay.
 
