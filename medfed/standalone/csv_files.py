@@ -424,12 +424,10 @@ def listed_columns(
     """Returns the columns of a table that lists pictures; unnamed roles may have none."""
     cells = {}
     for role, name in columns.items():
-        if name is None:
-            continue
-        if sheet.has(name):
+        if name and sheet.has(name):
             instead = NOWHERE.format("data.reader") if role == "centre" else _MEND
             cells[role] = (sheet.names if role in _NAMES else sheet.known)(name, instead)
-        elif role in needed or name != role:
+        elif name and (role in needed or name != role):
             what = f"{sheet.path} has no column {name}{did_you_mean(name, sheet.columns)}"
             raise DataError(f"{what}; it has {few(sheet.columns)}: set data.reader.{role}=COLUMN.")
     return cells

@@ -83,7 +83,7 @@ def test_other_sizes_colours_and_orientations_are_brought_to_one(tmp_path):
     ramp = np.tile(np.linspace(0, 255, 64).astype(np.uint8), (32, 1))
     save(ramp, tmp_path / "a" / "ramp.png")
     save(np.stack([ramp] * 3, -1), tmp_path / "a" / "ramp.jpg")
-    save(np.dstack([ramp] * 4), tmp_path / "b" / "alpha.png")
+    save(np.dstack([ramp] * 3 + [np.full_like(ramp, 255)]), tmp_path / "b" / "alpha.png")
     turned = Image.Exif()
     turned[0x0112] = 6  # to be shown turned by 90 degrees
     Image.fromarray(np.rot90(ramp)).save(tmp_path / "b" / "turned.jpg", exif=turned, quality=95)

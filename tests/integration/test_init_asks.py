@@ -256,7 +256,7 @@ CASES = {  # the maker, and what is said
     ),
     "folders of masks": (
         folders_of_masks,
-        "masks beside pictures 20, such as benign (0).png",
+        "20 .png: masks of pictures beside them",
         "patients 20 ",
         "labels benign, malignant",
     ),

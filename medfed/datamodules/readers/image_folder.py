@@ -265,10 +265,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     if len(below) < 2 - bool(split) or any(masked):
         return None  # image_masks reads them
     guess = looks.Guess("image_folder", path)
-    if masks := [m for name in below for m in pictures_in(path / name)[1]]:
-        which = f"{len(masks)}, such as {masks[0].name}"
-        guess.took.append(("masks beside pictures", which, "left out: named as their pictures"))
-    images = [file for files in below.values() for file in files if file not in {*masks}]
+    images = [file for name in below for file in pictures_in(path / name)[0]]
     looks.colours(guess, images)
     if not split and (inner := _inner_folders(path, [*below])):
         text = f"The folders {few([*below], 4)} each hold {few(inner, 4)}. What are the outer ones?"
@@ -306,7 +303,8 @@ def _listed(sheet: Sheet, image: str, answers: looks.Answers, file: str = "{}") 
     alike = {"label", "class", "diagnosis", "target"} & set(map(str.lower, kinds))
     if len(marks) > 1 and not alike and "data.reader.label" not in answers:
         wanted = answers.get("data.reader.findings", marks)
-        question = "Are these columns findings, of which a picture may have several?"
+        question = "Are these columns findings, of which a picture may have several? Else "
+        question += "name the column of classes by data.reader.label=COLUMN."
         guess.ask("data.reader.findings", question, marks, marks)
         guess.keys["model"] = "findings"
         if any("-1" in kinds.get(name, ()) for name in wanted):

@@ -21,7 +21,6 @@ from medfed.standalone.pictures import SUFFIXES, Color
 
 _INDEX = "images.csv"
 _WRITE = f"write an {_INDEX} with the columns image, mask, patient and centre"
-ByName = Mapping[str, str]
 ByRole = Mapping[str, str | None]
 
 
@@ -37,7 +36,7 @@ class Pair(NamedTuple):
 
 
 def _list_pairs(
-    path: Path, columns: ByRole, pattern: str | None, unplaced: str, others: ByName
+    path: Path, columns: ByRole, pattern: str | None, unplaced: str, others: Mapping[str, str]
 ) -> list[Pair]:
     """Lists pictures and masks, and checks that all files exist."""
     index = path / _INDEX if path.is_dir() else path
@@ -298,11 +297,6 @@ def _padded(picture: Tensor, size: Sequence[int]) -> Tensor:
     return functional.pad(picture, (0, height, 0, width))
 
 
-def _folders_of_pictures(path: Path) -> set[str]:
-    files = filter(looks.is_picture, visible_files(path))
-    return {part for file in files for part in file.relative_to(path).parts[:-1]}
-
-
 def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     """Guesses by a CSV that names pictures twice, or by two folders; see `looks`."""
     guess, grouped = looks.Guess("image_masks", path), False
@@ -317,7 +311,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         looks.roles(guess, sheet, "data.reader.", answers, [image, *others])
         images, masks = (looks.files_in(sheet, column) for column in (image, mask))
         looks.regions(guess, masks, white=True)
-    elif path.is_dir() and any(map(looks.may_be_mask, _folders_of_pictures(path))):
+    elif any(looks.may_be_mask(f.parent.name) for f in visible_files(path) if looks.is_picture(f)):
         try:
             _, entries, grouped = trees.asked(guess, answers, looks.is_picture)
             images = [path / entry["image"][0] for entry in entries]

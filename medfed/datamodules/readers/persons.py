@@ -56,13 +56,13 @@ def persons_of(names: Sequence[str], pattern: str | None, where: Path, mend: str
             "'data.reader.patient_pattern=\"(.*)\"' makes each a patient of its own.",
             *(where, len(names), len(set(persons)), kind, first, second, twice),
         )
-    elif not _say_alike([file.name for file in files], where) and mend:
-        log.warning("%s: every picture counts as a patient. %s", where, mend)
+    else:
+        _say_alone([file.name for file in files], where, mend)
     return persons
 
 
-def _say_alike(names: Sequence[str], where: Path) -> bool:
-    """Says where names, each of which counts as a patient, seem to be of fewer."""
+def _say_alone(names: Sequence[str], where: Path, mend: str) -> None:
+    """Says that each name counts as a patient, and where they seem to be of fewer."""
     for pattern in BEGINNINGS:
         begins = [match[1] for name in names if (match := re.match(pattern, name))]
         people = Counter(begins)
@@ -75,8 +75,9 @@ def _say_alike(names: Sequence[str], where: Path) -> bool:
                 "set 'data.reader.patient_pattern=\"%s\"'.",
                 *(where, len(names), first, second, person, pattern),
             )
-            return True
-    return False
+            return
+    if mend:
+        log.warning("%s: every picture counts as a patient. %s", where, mend)
 
 
 def _pairs(files: Sequence[PurePosixPath], persons: list[str]) -> list[str]:
