@@ -100,8 +100,7 @@ def find_duplicates(
     for sample in samples:
         if sample.patient in place:
             places.setdefault(sample.content, []).append(SampleUse(*place[sample.patient], sample))
-    uses = ({(p.client, p.split, p.sample.label) for p in group} for group in places.values())
-    repeated = (g for g, of in zip(places.values(), uses, strict=True) if len(of) > 1)
+    repeated = (g for g in places.values() if len({(*p[:2], p.sample.label) for p in g}) > 1)
     groups = [sorted(group, key=lambda p: order[p.client, p.split]) for group in repeated]
     return Duplicates(what, groups)
 

@@ -155,7 +155,7 @@ def _look(data: FederatedDataModule, client: ClientData, plan: ClientPlan, pools
         missing={
             split: [n for n, c in zip(names, of[0], strict=True) if not c and n in outlined]
             for split, of in counts.items()
-            if kind != "outcome" and of[1].any()
+            if kind != "outcome" and of.any()
         },
         notes=list(_notes(data, client, plan, kind)),
         annotated=None if plan.annotated is None else list(plan.annotated),
@@ -177,8 +177,7 @@ def _counts(client: ClientData, split: Split, kind: str, classes: int) -> Floats
         counts[1] = np.prod([shape[0], *shape[2:]])
     elif kind == "regions" and isinstance(read := client.evaluation[split], list):
         for block in read:  # blocks on demand would have to be read
-            inside = block["label"].bool().transpose(0, 1).flatten(1)
-            counts += inside.sum(1).numpy(), np.full(classes, inside.shape[1])
+            counts[0] += block["label"].bool().transpose(0, 1).flatten(1).sum(1).numpy()
     elif kind not in ("regions", "boxes"):
         labels = _by_class(_labels(client, split), kind, classes)
         counts[:] = np.nansum(labels, axis=0), (~np.isnan(labels)).sum(axis=0)

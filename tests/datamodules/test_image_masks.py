@@ -302,7 +302,7 @@ BAD = [
     (
         lambda f, r: index(f, r, centre="x"),
         {},
-        r"data row 2: patient c0p0 is at centre_0, but in .* x",
+        r"Patient c0p0 is at x \(.*, data row 1\) and at centre_0 \(.*, data row 2\)",
     ),
     (other_size, {}, r"0L_mask\.png has 8 x 8 pixels, but .*0L\.png has 40 x 32; a mask"),
     (grey_mixture, {}, r"0L\.png is grey and .* has colours; set data\.reader\.color=grey"),

@@ -400,7 +400,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     elif lists or path in index:
         file = usual if usual in lists else (lists or [path])[0]
         guess, content = looks.Guess("datalist", path if file == usual else file), index[file]
-        entries = [e for e in content.get("training") or () if isinstance(e, Mapping)]
+        entries = [e for e in content.get("training") or () if isinstance(e, dict)]
         masks = [file.parent / e["label"] for e in entries if isinstance(e.get("label"), str)]
         images = filter(None, map(_first, entries))
         names = [trees.stem(Path(image)) for image in images]

@@ -53,11 +53,10 @@ def read_image_folder(
     hospitals = here if outer == "hospitals" and not splits else []
     roots = [path / folder for folder in [*splits, *hospitals]] or [path]
     every = sorted({name for root in roots for name in _folders(root)})
-    if masks := [name for name in every if looks.may_be_mask(name) and not (classes or joined)]:
-        raise DataError(
-            f"{roots[0] / masks[0]} seems to hold masks, not pictures of a class: data=image_masks "
-            "reads pictures with masks; if it is a class, name all by data.reader.classes."
-        )
+    if odd := [name for name in every if looks.may_be_mask(name) and not (classes or joined)]:
+        what = f"{roots[0] / odd[0]} seems to hold masks, not pictures of a class"
+        mend = "data=image_masks reads them; if it is a class, name all by data.reader.classes"
+        raise DataError(f"{what}: {mend}.")
     names = _joined_classes(path, joined, every if classes is None else classes)
     same(names, f"{path}, classes", lambda at: f"the folder {names[at]}")
     if len(names) < 2:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks, trees
+from medfed.datamodules.readers.cases import check_one_place
 from medfed.datamodules.readers.centres import named_centres
 from medfed.datamodules.readers.persons import COLUMN
 from medfed.datamodules.readers.samples import channel_names
@@ -76,16 +77,14 @@ def _from_folders(path: Path, columns: ByRole, pattern: str | None) -> list[Pair
         listed = trees.list_of(path, columns["centre"], role, looks.is_picture) or {}
     except DataError as error:
         raise DataError(str(error).replace(trees.LISTED, _WRITE)) from error
-    if len(kinds := [*listed.get("modality", {}).values()]) > 1:
-        raise DataError(f"{path}: masks have several pictures each, {few(kinds)}; {_WRITE}.")
     entries = [(e, s) for s, name in trees.LISTS.items() for e in listed.get(name, ())]
-    below = [entry["image"][0] for entry, _ in entries]
+    below = [next(filter(None, entry["image"])) for entry, _ in entries]
     images, masks = [path / name for name in below], [path / e["label"] for e, _ in entries]
     if "modality" in listed and (
         lost := {*filter(looks.is_picture, visible_files(path))}.difference(images, masks)
     ):
-        what = f"{min(lost)} has no picture or mask (of {len(lost)} alone)"
-        raise DataError(f"{what}; add it, remove the file, or {_WRITE}.")
+        what = f"{min(lost)} is of no pair of one picture and one mask (of {len(lost)} such files)"
+        raise DataError(f"{what}; add what is missing, remove the file, or {_WRITE}.")
     names = [image.name for image in images]
     names = names if len({*names}) == len(names) else below
     persons = [e.get(role) for e, _ in entries]
@@ -101,21 +100,14 @@ def _from_folders(path: Path, columns: ByRole, pattern: str | None) -> list[Pair
 
 
 def _check(pairs: Sequence[Pair]) -> None:
-    """Refuses files that are missing, and contradictory entries."""
+    """Refuses files that are missing or named twice."""
     seen: dict[Path, str] = {}
-    first: dict[str, Pair] = {}
     for pair in pairs:
         if lost := [file for file in (pair.image, pair.mask) if not file.is_file()]:
             mend = "add the file, mend the name, or leave the row out"
             raise DataError(f"{pair.place}: {lost[0]} does not exist; {mend}.")
         if (before := seen.setdefault(pair.image.resolve(), pair.place)) != pair.place:
             raise DataError(f"{pair.place}: {pair.image} is already in {before}; remove one.")
-        other = first.setdefault(pair.patient, pair)
-        for here, there in ((pair.centre, other.centre), (pair.split, other.split)):
-            if here != there:
-                what = f"{pair.place}: patient {pair.patient} is at {here}, but in {other.place}"
-                mend = "belongs to one hospital and split: give different people different ids"
-                raise DataError(f"{what} at {there}; a patient {mend}.")
 
 
 log = logging.getLogger(__name__)
@@ -165,6 +157,8 @@ class ImageMasksReader(VolumeReader):
         self._pairs: dict[str, list[Pair]] = {}  # those of each patient
         for pair in pairs:
             self._pairs.setdefault(pair.patient, []).append(pair)
+        for name, of in self._pairs.items():
+            check_one_place(name, [(p.place, p.centre, p.split) for p in of])
         self.channels = channel_names(1 if self.color == "grey" else 3)
 
     def indices(self) -> list[Path]:
@@ -173,10 +167,9 @@ class ImageMasksReader(VolumeReader):
 
     def patients(self) -> list[Patient]:
         """See `Reader.patients`."""
-        every = sorted(self._pairs.items())
         return [
-            Patient(name, dict(_files(pairs)), pairs[0].centre, split=pairs[0].split)
-            for name, pairs in every
+            Patient(name, dict(_files(of)), of[0].centre, split=of[0].split)
+            for name, of in sorted(self._pairs.items())
         ]
 
     def read(self, patient: Patient) -> dict[str, Tensor]:
@@ -314,7 +307,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     elif any(looks.may_be_mask(f.parent.name) for f in visible_files(path) if looks.is_picture(f)):
         try:
             _, entries, grouped = trees.asked(guess, answers, looks.is_picture)
-            images = [path / entry["image"][0] for entry in entries]
+            images = [path / next(filter(None, entry["image"])) for entry in entries]
             masks = [path / entry["label"] for entry in entries]
             looks.regions(guess, masks, white=True)
         except DataError as error:

@@ -137,11 +137,6 @@ def is_picture(path: Path) -> bool:
     return path.suffix.lower() in pictures.SUFFIXES and path.is_file()
 
 
-def picture_suffix(path: Path) -> str:
-    """Returns the suffix of a picture; empty for another file."""
-    return path.suffix if is_picture(path) else ""
-
-
 @lru_cache(8)  # several readers look at it
 def _read(path: Path, changed: int) -> Sheet:
     return Sheet.read(path)

@@ -30,7 +30,7 @@ _OTHER = {"left": "right", "od": "os", "l": "r"}
 _OTHER |= {there: here for here, there in _OTHER.items()}
 
 
-def persons_of(names: Sequence[str], pattern: str | None, where: Path, mend: str = "") -> list[str]:
+def persons_of(names: Sequence[str], pattern: str | None, at: Path, mend: str = "") -> list[str]:
     """Returns the patient of every case or picture, by a pattern's group or known names.
 
     `mend`: what to do if each is a patient of its own and that is wrong.
@@ -54,10 +54,10 @@ def persons_of(names: Sequence[str], pattern: str | None, where: Path, mend: str
         log.warning(
             "%s: %d names are those of %d patients (%s), such as %s and %s of %s; "
             "'data.reader.patient_pattern=\"(.*)\"' makes each a patient of its own.",
-            *(where, len(names), len(set(persons)), kind, first, second, twice),
+            *(at, len(names), len(set(persons)), kind, first, second, twice),
         )
     else:
-        _say_alone([file.name for file in files], where, mend)
+        _say_alone([file.name for file in files], at, mend)
     return persons
 
 

@@ -38,8 +38,8 @@ def folders_of(path: Path) -> tuple[str, str] | None:
 
 def stem(file: Path) -> str:
     """Returns the name of a case by its first file."""
-    picture = looks.picture_suffix(file)
-    name = file.name.removesuffix(picture or suffix_of(file))
+    picture = looks.is_picture(file)
+    name = file.stem if picture else stem_of(file)
     return name if picture and file.parent.name != "imagesTr" else name.removesuffix("_0000")
 
 
@@ -56,13 +56,12 @@ def _paired(path: Path, wanted: Callable[[Path], bool]) -> list[dict[str, Any]]:
     if not names or (all(sides) and sides[0].keys().isdisjoint(sides[1])):
         return []
     images, masks = sides
-    sides_of = (images, masks, "mask", names[1]), (masks, images, "image", names[0])
-    for one, other, what, where in sides_of:
-        if lacking := sorted({*one} - {*other}):
-            raise DataError(
-                f"{one[lacking[0]]} has no {what} {path / where / lacking[0]}.* (of "
-                f"{len(lacking)} without one); add it, or remove the file."
-            )
+    if lacking := sorted(images.keys() ^ masks.keys()):
+        what, where = ("mask", names[1]) if lacking[0] in images else ("image", names[0])
+        raise DataError(
+            f"{(images | masks)[lacking[0]]} has no {what} {path / where / lacking[0]}.* (of "
+            f"{len(lacking)} without one); add it, or remove the file."
+        )
     files = [(images[name], masks[name]) for name in sorted(images)]
     texts = [[file.relative_to(path).as_posix() for file in pair] for pair in files]
     return [{"image": [image], "label": mask} for image, mask in texts]
@@ -86,7 +85,7 @@ def list_of(
     files = list(filter(wanted, visible_files(path)))
     # A mask of the brain is neither an image nor what to learn.
     files = [f for f in files if not re.search("brain[_-]?mask", f.name.lower())]
-    alone = {f: f.name.removesuffix(suffix_of(f) or looks.picture_suffix(f)) for f in files}
+    alone = {f: f.name.removesuffix(suffix_of(f) or f.suffix) for f in files}
     texts = {f: "/".join((*f.relative_to(path).parts[:-1], alone[f])) for f in files}
     masks = [file for file in files if looks.INSIDE & looks.words(texts[file])]
     others = sorted({*files}.difference(masks))
