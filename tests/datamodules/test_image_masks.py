@@ -266,7 +266,9 @@ def test_the_other_readers_masks_of_one_centre(tmp_path, rows):
         DataError, match=r"images\.csv, data row 1: .*0L_mask_2\.png does not exist"
     ):
         ImageMasksReader(tmp_path, other_masks={"centre_0": "_2"})
-    with pytest.raises(ConfigError, match="names centre_3, which is no centre"):
+    with pytest.raises(
+        ConfigError, match="other_masks: Unknown centre centre_3; known: centre_0, centre_1"
+    ):
         ImageMasksReader(tmp_path, other_masks={"centre_3": "_2"})
 
 

@@ -411,14 +411,13 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     elif path.is_dir():
         guess = looks.Guess("datalist", path)
         try:
-            content, entries, grouped = trees.asked(guess, answers)
+            content, entries, placed, grouped = trees.asked(guess, answers)
         except DataError as error:
             return looks.Guess("datalist", path, sure=False, refused=error)
         if not content:
             return None
         masks = [path / entry["label"] for entry in entries]
         names = _names_of([path / _first(entry) for entry in entries])
-        placed = [entry.get(trees.entry_of("centre", answers) or "", "") for entry in entries]
         guess.sure = any(placed) or "modality" not in content
         if contrasts := few([*content.get("modality", {}).values()], 6):
             guess.took.append(("images of a mask", contrasts, "probably: their names"))

@@ -9,7 +9,6 @@ from typing import Literal
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.persons import COLUMN
 from medfed.datamodules.readers.samples import (
     SPLIT_NAMES,
     ImageSet,
@@ -138,15 +137,13 @@ def read_image_table(
     of = {role: [texts[n] for n in kept] for role, texts in cells.items()}
     of["image"] = slashed(path.parent, (file.replace("{}", name) for name in of["image"]))
     files = [path.parent / name for name in of["image"]]
-    lost = next((n for n, file in enumerate(files) if not file.is_file()), None)
-    if lost is not None:
+    if (lost := next((n for n, f in enumerate(files) if not f.is_file()), None)) is not None:
         mend = "copy it there, or say by data.reader.file where the files of such names lie"
         what = f"{files[lost]} does not exist; {mend}, such as 'images/{{}}.jpg'"
         raise sheet.bad(kept[lost], f": {what}.")
-    if len(set(files)) < len(files):
-        twice = next(name for name in of["image"] if of["image"].count(name) > 1)
-        raise DataError(f"{path} names {twice} in two rows; remove one.")
-    patients = of.get("patient") or persons_of(of["image"], patient_pattern, path, COLUMN)
+    if twice := [file for file, count in Counter(files).items() if count > 1]:
+        raise DataError(f"{path} names {twice[0]} in two rows; remove one.")
+    patients = of.get("patient") or persons_of(of["image"], patient_pattern, path, looks.COLUMN)
     splits, centres = [official[n] for n in kept if official], of.get("centre", ())
     samples = Samples(labels[kept], len(names), patients, centres, splits, files)
     return _decoded(samples, names, size, color, path)

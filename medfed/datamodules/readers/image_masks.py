@@ -15,7 +15,6 @@ from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks, trees
 from medfed.datamodules.readers.cases import check_one_place
 from medfed.datamodules.readers.centres import named_centres
-from medfed.datamodules.readers.persons import COLUMN
 from medfed.datamodules.readers.samples import channel_names
 from medfed.standalone import pictures
 from medfed.standalone.pictures import SUFFIXES, Color
@@ -47,12 +46,10 @@ def _list_pairs(
     elif not (pairs := _from_folders(path, columns, pattern)):
         what = f"{path} is no CSV file and has neither {_INDEX} nor the folders images and masks"
         raise DataError(f"{what}; {_WRITE}.")
-    known = {p.centre for p in pairs if p.centre is not None}
-    if strange := next((centre for centre in others if centre not in known), None):
-        what = f"names {strange}, which is no centre{did_you_mean(strange, known)}"
-        mend = "name another, or set data.reader.other_masks=null"
-        centres = f"the centres are {few(sorted(known))}"
-        raise ConfigError(f"data.reader.other_masks {what}; {centres}: {mend}.")
+    if others:
+        known = sorted({p.centre for p in pairs if p.centre is not None})
+        names = check_names("centre", [*others], known, "data.reader.other_masks: ")
+        others = dict(zip(names, others.values(), strict=True))
     ends = [(p, others.get(p.centre or "", "")) for p in pairs]
     pairs = [p._replace(mask=p.mask.with_stem(p.mask.stem + end)) for p, end in ends]
     _check(pairs)
@@ -60,13 +57,11 @@ def _list_pairs(
 
 
 def _from_csv(sheet: Sheet, columns: ByRole, pattern: str | None) -> list[Pair]:
-    index = sheet.path
     cells = listed_columns(sheet, columns, ("image", "mask"))
-    names = (slashed(index.parent, cells[role]) for role in ("image", "mask"))
-    images, masks = ([index.parent / name for name in of] for of in names)
-    patients = cells.get("patient") or persons_of(cells["image"], pattern, index, COLUMN)
+    images, masks = (looks.files_in(sheet, str(columns[role])) for role in ("image", "mask"))
+    patients = cells.get("patient") or persons_of(cells["image"], pattern, sheet.path, looks.COLUMN)
     centres: Sequence[str | None] = cells.get("centre") or [None] * len(patients)
-    places = [f"{index}, data row {number}" for number in sheet.numbers]
+    places = [f"{sheet.path}, data row {number}" for number in sheet.numbers]
     return [*map(Pair, images, masks, patients, centres, places)]
 
 
@@ -80,15 +75,14 @@ def _from_folders(path: Path, columns: ByRole, pattern: str | None) -> list[Pair
     entries = [(e, s) for s, name in trees.LISTS.items() for e in listed.get(name, ())]
     below = [next(filter(None, entry["image"])) for entry, _ in entries]
     images, masks = [path / name for name in below], [path / e["label"] for e, _ in entries]
-    if "modality" in listed and (
-        lost := {*filter(looks.is_picture, visible_files(path))}.difference(images, masks)
-    ):
+    every = {*filter(looks.is_picture, visible_files(path))} if "modality" in listed else set()
+    if lost := every.difference(images, masks):
         what = f"{min(lost)} is of no pair of one picture and one mask (of {len(lost)} such files)"
         raise DataError(f"{what}; add what is missing, remove the file, or {_WRITE}.")
     names = [image.name for image in images]
     names = names if len({*names}) == len(names) else below
     persons = [e.get(role) for e, _ in entries]
-    if None in persons or not persons:
+    if None in persons:
         of = zip(names, persons_of(names, pattern, path, _PATTERN), strict=True)
         persons = [str(Path(who).with_suffix("")) if who == name else who for name, who in of]
     cases = [trees.stem(image) for image in images]
@@ -104,8 +98,9 @@ def _check(pairs: Sequence[Pair]) -> None:
     seen: dict[Path, str] = {}
     for pair in pairs:
         if lost := [file for file in (pair.image, pair.mask) if not file.is_file()]:
-            mend = "add the file, mend the name, or leave the row out"
-            raise DataError(f"{pair.place}: {lost[0]} does not exist; {mend}.")
+            raise DataError(
+                f"{pair.place}: {lost[0]} does not exist; add it, or leave the row out."
+            )
         if (before := seen.setdefault(pair.image.resolve(), pair.place)) != pair.place:
             raise DataError(f"{pair.place}: {pair.image} is already in {before}; remove one.")
 
@@ -306,7 +301,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         looks.regions(guess, masks, white=True)
     elif any(looks.may_be_mask(f.parent.name) for f in visible_files(path) if looks.is_picture(f)):
         try:
-            _, entries, grouped = trees.asked(guess, answers, looks.is_picture)
+            _, entries, _, grouped = trees.asked(guess, answers, looks.is_picture)
             images = [path / next(filter(None, entry["image"])) for entry in entries]
             masks = [path / entry["label"] for entry in entries]
             looks.regions(guess, masks, white=True)

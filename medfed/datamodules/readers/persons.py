@@ -22,7 +22,6 @@ KNOWN = {
     "slides or images of TCGA": r"^(TCGA-\w\w-\w{4})(?!\w)",
     "time points of ISBI 2015": r"^((?:training|test)\d\d)_\d\d(?!\d)",
 }
-COLUMN = "Where one has several, name the column by data.reader.patient=COLUMN."
 BEGINNINGS = (r"^(.*?\d+)[_-]", r"^(.+)[_-][^_-]+$")  # of names, that may be the patient
 _ENOUGH = 10  # different beginnings of names, however many names there are
 _SIDE = re.compile(r"^(.*[^a-z]|)(left|right|od|os|l|r)$", re.IGNORECASE)

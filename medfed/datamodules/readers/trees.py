@@ -62,9 +62,8 @@ def _paired(path: Path, wanted: Callable[[Path], bool]) -> list[dict[str, Any]]:
             f"{(images | masks)[lacking[0]]} has no {what} {path / where / lacking[0]}.* (of "
             f"{len(lacking)} without one); add it, or remove the file."
         )
-    files = [(images[name], masks[name]) for name in sorted(images)]
-    texts = [[file.relative_to(path).as_posix() for file in pair] for pair in files]
-    return [{"image": [image], "label": mask} for image, mask in texts]
+    below = {f: f.relative_to(path).as_posix() for f in (*images.values(), *masks.values())}
+    return [{"image": [below[images[n]]], "label": below[masks[n]]} for n in sorted(images)]
 
 
 def list_of(
@@ -133,12 +132,13 @@ def list_of(
 
 def asked(
     guess: looks.Guess, answers: looks.Answers, wanted: Callable[[Path], bool] = is_volume
-) -> tuple[dict[str, Any], list[dict[str, Any]], bool]:
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[str], bool]:
     """Lists the cases below a guess's folder; asks whether folders are hospitals and patients.
 
-    Returns the list, its entries, and whether any names a patient.
+    Returns the list, its entries, their hospitals, and whether any names a patient.
     """
-    centre, person = (entry_of(role, answers) for role in ("centre", "patient"))
+    given = (answers.get(f"data.reader.{role}", role) for role in ("centre", "patient"))
+    centre, person = (None if key in (None, "null") else str(key) for key in given)
     content = list_of(guess.path, centre, person, wanted) or {}
     folders = list_of(guess.path, FOLDER, None, wanted) or {}
     entries, whole = (
@@ -153,13 +153,7 @@ def asked(
     if people and are_groups(people):
         text = f"Is each of these folders one patient ({_counted(people)})?"
         guess.ask("data.reader.patient", text, None, ("patient", looks.NO))
-    return content, entries, bool(people)
-
-
-def entry_of(role: str, answers: looks.Answers) -> str | None:
-    """Returns the entry of a list that names the hospital or patient."""
-    key = answers.get(f"data.reader.{role}", role)
-    return None if key in (None, "null") else str(key)
+    return content, entries, placed, bool(people)
 
 
 def _counted(names: Sequence[str]) -> str:
