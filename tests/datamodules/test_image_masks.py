@@ -288,7 +288,7 @@ BAD = [
     (
         lambda f, r: index(f, r, mask="none.png"),
         {},
-        r"data row 1: .*none\.png does not exist; add the",
+        r"data row 1: .*none\.png does not exist; add it",
     ),
     (lambda f, r: index(f, r, image="none.png"), {}, r"data row 1: .*none\.png does not exist"),
     (

@@ -98,9 +98,7 @@ def _check(pairs: Sequence[Pair]) -> None:
     seen: dict[Path, str] = {}
     for pair in pairs:
         if lost := [file for file in (pair.image, pair.mask) if not file.is_file()]:
-            raise DataError(
-                f"{pair.place}: {lost[0]} does not exist; add it, or leave the row out."
-            )
+            raise DataError(f"{pair.place}: {lost[0]} does not exist; add it, or remove the row.")
         if (before := seen.setdefault(pair.image.resolve(), pair.place)) != pair.place:
             raise DataError(f"{pair.place}: {pair.image} is already in {before}; remove one.")
 
