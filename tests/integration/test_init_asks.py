@@ -225,7 +225,7 @@ CASES = {  # the maker, and what is said
     "codes": (codes, "a leading zero", "icd (0744)", "patients 60"),
     "masks beside pictures": (
         lambda f: pictures(f, masks=True),
-        "masks beside pictures 20, such as benign (0)_mask.png",
+        "20 .png: masks of pictures beside them",
         "patients 20 ",
     ),
     "webp": (lambda f: pictures(f, "webp"), "patients 20 ", "all 20 files are taken"),
