@@ -209,7 +209,7 @@ PICTURES = {
     "alpha, opaque": Set(classes(saved(of=mode("RGBA"))), pictures("rgb"), by_pillow("rgb")),
     "grey and alpha, opaque": Set(classes(saved(of=mode("LA"))), pictures(), by_pillow()),
     "alpha, transparent": Set(classes(saved(of=mode("RGBA", alpha=9))), pictures("rgb"),
-                              by_pillow("rgb")),
+                              refused="is transparent in places"),
     "CMYK": Set(classes(saved("tif", of=mode("CMYK"))), pictures("rgb"), by_pillow("rgb")),
     "CMYK in JPEG": Set(classes(saved("jpg", of=mode("CMYK"))), pictures("rgb"), by_pillow("rgb")),
     "YCbCr": Set(classes(saved("jpg", of=mode("RGB"))), pictures("rgb"), by_pillow("rgb")),

@@ -236,8 +236,9 @@ def examined(guess: Guess, talk: Interview, name: str) -> dict[str, Any]:
             keys["data.eval_every"] = 1
             facts.append(("data.eval_every", 1, "few slices, so validation measures all"))
         config, data = module(guess, keys, name)
-        size = shapes[0], np.round(data.scans.spacing(every[0]), 2).tolist()
-        facts.append(("voxels, mm", size, "sure: the first case"))
+        spacing = np.round(data.scans.spacing(every[0]), 2)
+        if not np.isnan(spacing).any():  # pictures do not state it
+            facts.append(("voxels, mm", (shapes[0], spacing.tolist()), "sure: the first case"))
         for case in every[:2]:
             data.scans.prepared(case, data.preparation)
     if config.rounds < config.evaluation.every and "evaluation.every" not in keys:

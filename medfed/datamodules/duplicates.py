@@ -37,7 +37,7 @@ class SampleUse(NamedTuple):
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Groups of equal samples, each in at least two splits or at two clients."""
+    """Groups of equal samples, each in at least two splits, at two clients or of two classes."""
 
     what: str  # the kind of samples, such as ``images``
     # The places of equal samples, in the order of clients and splits.
@@ -93,14 +93,14 @@ x (train of a) = y (test of a). A test sample is then in the training data: remo
 def find_duplicates(
     what: str, clients: Mapping[str, Mapping[Split, Sequence[str]]], samples: Iterable[Sample]
 ) -> Duplicates:
-    """Finds samples of equal content that are used in more than one split of one client."""
+    """Finds equal samples that are in more than one split of one client, or of two classes."""
     order = {(c, s): n for n, (c, s) in enumerate((c, s) for c in clients for s in clients[c])}
     place = {i: (c, s) for c, parts in clients.items() for s, ids in parts.items() for i in ids}
     places: dict[object, list[SampleUse]] = {}
     for sample in samples:
         if sample.patient in place:
             places.setdefault(sample.content, []).append(SampleUse(*place[sample.patient], sample))
-    repeated = (g for g in places.values() if len({(p.client, p.split) for p in g}) > 1)
+    repeated = (g for g in places.values() if len({(*p[:2], p.sample.label) for p in g}) > 1)
     groups = [sorted(group, key=lambda p: order[p.client, p.split]) for group in repeated]
     return Duplicates(what, groups)
 

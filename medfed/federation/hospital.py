@@ -191,6 +191,8 @@ class Hospital(Batched):
         self.id, self.keys, self.classes = id, keys, classes
         arguments = {"id": id, "batch_size": batch_size, "classes": classes}
         check_arguments(type(self).__init__, arguments, f"Hospital {id}: ")
+        if isinstance(classes, int):
+            check_count(f"Hospital {id}: classes", classes)
         if isinstance(keys, str) or not isinstance(keys, Sequence) or len(keys) != 2:
             raise ConfigError(
                 f"Hospital {id}: keys must name image and label, as in keys=('ct', 'mask'), not "

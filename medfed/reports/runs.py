@@ -84,16 +84,16 @@ def differences(one: Run, other: Run) -> list[str]:
     # What followed from the data of a split is no choice.
     mine, others = ({**leaves(run.config), **run.config.get("derived", {})} for run in (one, other))
     changed = (c.split(": ")[0] for c in changed_keys(mine, others, _NO_METHOD))
-    kept = [key for key in changed if key.split(".")[-1] not in ("seed", "_convert_")]
+    keys_of_runs = [key for key in changed if key.split(".")[-1] not in ("seed", "_convert_")]
     if _version(one) == _version(other):
-        return kept
+        return keys_of_runs
     # A key of a section that both have, which one version lacks or fills in, and nobody has typed.
     lone = mine.keys() ^ others.keys()
     lone |= {*one.config.get("derived", ())} ^ {*other.config.get("derived", ())}
     typed = {key_of(word) for run in (one, other) for word in run.overrides}
     sections = [{key.rpartition(".")[0] for key in of} for of in (mine, others)]
     lone = {key for key in lone - typed if key.rpartition(".")[0] in sections[0] & sections[1]}
-    return [key for key in kept if key not in lone]
+    return [key for key in keys_of_runs if key not in lone]
 
 
 def _version(run: Run) -> str:

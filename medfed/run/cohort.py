@@ -155,7 +155,7 @@ def _look(data: FederatedDataModule, client: ClientData, plan: ClientPlan, pools
         missing={
             split: [n for n, c in zip(names, of[0], strict=True) if not c and n in outlined]
             for split, of in counts.items()
-            if kind != "outcome" and of[0].any()
+            if kind != "outcome" and of.any()
         },
         notes=list(_notes(data, client, plan, kind)),
         annotated=None if plan.annotated is None else list(plan.annotated),

@@ -418,23 +418,17 @@ def _without_empty(columns: list[str], rows: list[list[str]]) -> tuple[list[str]
 
 
 def listed_columns(
-    sheet: Sheet, columns: Mapping[str, str], needed: Sequence[str]
+    sheet: Sheet, columns: Mapping[str, str | None], needed: Sequence[str]
 ) -> dict[str, list[str]]:
     """Returns the columns of a table that lists pictures; unnamed roles may have none."""
     cells = {}
     for role, name in columns.items():
-        if sheet.has(name):
+        if name and sheet.has(name):
             instead = NOWHERE.format("data.reader") if role == "centre" else _MEND
             cells[role] = (sheet.names if role in _NAMES else sheet.known)(name, instead)
-        elif role in needed or name != role:
+        elif name and (role in needed or name != role):
             what = f"{sheet.path} has no column {name}{did_you_mean(name, sheet.columns)}"
             raise DataError(f"{what}; it has {few(sheet.columns)}: set data.reader.{role}=COLUMN.")
-    if "patient" not in cells:
-        log.warning(
-            "%s has no column patient: every picture counts as a patient. Where one has several, "
-            "name the column by data.reader.patient=COLUMN.",
-            sheet.path,
-        )
     return cells
 
 

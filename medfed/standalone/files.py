@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 PARTIAL = ".partial-"
+RECORD = "prediction.json"  # in a folder of predictions
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors that only writing gives
 _FORMULA = r"""(?=['" ]*[=+\-@\t\r＝＋－＠])"""  # also by semicolons or tabs, a cell begins so
 _BEFORE, _GUARDED = (re.compile(rf"(?<![^;\t\r\n]){quote}{_FORMULA}") for quote in ("", "'"))
@@ -104,7 +105,7 @@ write it again.
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """Lists the files below a folder, sorted; hidden files and folders do not count.
+    """Lists the files below a folder and its links, sorted; hidden ones do not count.
 
     Example:
         >>> import tempfile
@@ -115,8 +116,36 @@ def visible_files(folder: Path) -> list[Path]:
         >>> [file.name for file in visible_files(folder)]
         ['b.png']
     """
-    files = (f for f in folder.rglob("*") if all(map(is_visible, f.relative_to(folder).parts)))
-    return sorted(file for file in files if not file.is_dir())
+    return sorted(walk(folder)) if folder.is_dir() else []
+
+
+def walk(
+    root: Path, apart_from: Path | None = None, is_one: Callable[[Path], bool] = lambda _: False
+) -> Iterator[Path]:
+    """Yields the files below a folder and the folders that are one input each; no predictions."""
+    left_out = None if apart_from is None else apart_from.resolve()
+    visited: set[Path] = set()  # links may lead in circles
+
+    def visit(folder: Path) -> Iterator[Path]:
+        if folder.resolve() in visited:
+            return
+        visited.add(folder.resolve())
+        for path in sorted(folder.iterdir()):
+            if not is_visible(path.name):
+                continue
+            try:
+                if path.is_dir() and path.resolve() == left_out:
+                    continue
+                if path.is_dir() and (path / RECORD).is_file():
+                    _log.warning("%s is left out: it holds predictions.", path)
+                elif not path.is_dir() or is_one(path):
+                    yield path
+                else:
+                    yield from visit(path)
+            except PermissionError as error:
+                _log.warning("%s is left out (%s).", path, error.strerror)
+
+    yield from visit(root)
 
 
 def slashed(folder: Path, names: Iterable[str]) -> list[str]:

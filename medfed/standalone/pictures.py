@@ -230,6 +230,7 @@ def read_image(file: Path, size: Sequence[int], color: str, white: int = 65535) 
     from PIL import Image
 
     with opened(file) as picture:
+        _check_opaque(picture, file)
         plain = _eight_bits(_windowed(picture), white).convert("L" if color == "grey" else "RGB")
     height, width = size
     if plain.size != (width, height):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -14,48 +14,18 @@ from torch import Tensor
 
 from . import contrasts, dicom, pictures, volume_files, volumes
 from .errors import DataError, few
-from .files import is_visible
+from .files import is_visible, walk
 from .itk import say_once
 from .masks import SEG, Facts, label_map, mask_files, named_after, save_like, save_picture
 from .predictor import Predictor, channels_of
 from .preparation import BLANK, Preparation, millimetres, one_thread
 
 _log = logging.getLogger(__name__)
-RECORD = "prediction.json"  # in a folder of predictions
 _NONZERO = "zscore_nonzero"
 _NO_ZEROS = (
     "has a contrast without a voxel of 0, so all that surrounds the body counts as body in its "
     f"normalisation ({_NONZERO}); set it to 0 if it is 0 in the training scans"
 )
-
-
-def walk(
-    root: Path, apart_from: Path | None = None, is_one: Callable[[Path], bool] = lambda _: False
-) -> Iterator[Path]:
-    """Yields the files below a folder and the folders that are one input each; no predictions."""
-    left_out = None if apart_from is None else apart_from.resolve()
-    visited: set[Path] = set()  # links may lead in circles
-
-    def visit(folder: Path) -> Iterator[Path]:
-        if folder.resolve() in visited:
-            return
-        visited.add(folder.resolve())
-        for path in sorted(folder.iterdir()):
-            if not is_visible(path.name):
-                continue
-            try:
-                if path.is_dir() and path.resolve() == left_out:
-                    continue
-                if path.is_dir() and (path / RECORD).is_file():
-                    _log.warning("%s is left out: it holds predictions.", path)
-                elif not path.is_dir() or is_one(path):
-                    yield path
-                else:
-                    yield from visit(path)
-            except PermissionError as error:
-                _log.warning("%s is left out (%s).", path, error.strerror)
-
-    yield from visit(root)
 
 
 def _say_left_out(root: Path, others: Sequence[Path], what: str) -> None:

@@ -11,6 +11,7 @@ from PIL import Image
 from medfed.common.seeding import numpy_rng
 from medfed.config.compose import load
 from medfed.config.description import describe
+from medfed.datamodules.duplicates import find_duplicates
 from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
@@ -83,7 +84,7 @@ def test_other_sizes_colours_and_orientations_are_brought_to_one(tmp_path):
     ramp = np.tile(np.linspace(0, 255, 64).astype(np.uint8), (32, 1))
     save(ramp, tmp_path / "a" / "ramp.png")
     save(np.stack([ramp] * 3, -1), tmp_path / "a" / "ramp.jpg")
-    save(np.dstack([ramp] * 4), tmp_path / "b" / "alpha.png")
+    save(np.dstack([ramp] * 3 + [np.full_like(ramp, 255)]), tmp_path / "b" / "alpha.png")
     turned = Image.Exif()
     turned[0x0112] = 6  # to be shown turned by 90 degrees
     Image.fromarray(np.rot90(ramp)).save(tmp_path / "b" / "turned.jpg", exif=turned, quality=95)
@@ -294,3 +295,21 @@ def test_a_table_of_images_is_the_folder_with_patients_hospitals_and_splits(fold
     one = read_image_table(folder / "list.csv", (16, 16), label="site", classes=["Bern", "Basel"])
     assert one.classes == ("Bern", "Basel")
     assert one.samples.labels.tolist() == [c == "Basel" for c in found.samples.centres]
+
+
+def test_one_picture_of_two_classes_is_said(tmp_path):
+    for n, name in enumerate(("a/1", "a/2", "b/3", "b/4")):
+        pixels = np.random.default_rng(n % 3).integers(0, 255, (8, 8), np.uint8)
+        save(pixels, tmp_path / f"{name}.png")
+    data = module(tmp_path)
+    what, samples = data.contents()
+    found = find_duplicates(what, {"client": {"train": data.data.samples.patients}}, samples)
+    assert "(0 over two splits, 0 over two clients, 1 with different labels)" in found.sentence()
+
+
+def test_one_picture_by_two_paths_is_refused(tmp_path):
+    for name in ("1", "2", "3"):
+        save(pixels(8, 8), tmp_path / f"{name}.png")
+    (tmp_path / "list.csv").write_text("image,label\n1.png,a\n./1.png,b\n3.png,a\n")
+    with pytest.raises(DataError, match=r"list\.csv names .*1\.png in two rows; remove one"):
+        read_image_table(tmp_path / "list.csv")

@@ -1,5 +1,6 @@
 """Pictures with masks: lists and folders, patients, regions, and what must not pass."""
 
+import io
 import itertools
 import logging
 import os
@@ -10,16 +11,21 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
+from medfed.commands.init import guessed
 from medfed.common.seeding import numpy_rng
 from medfed.config.compose import load
 from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_label import QuantitySkew
+from medfed.datamodules.readers.image_folder import read_image_folder
 from medfed.datamodules.readers.image_masks import ImageMasksReader
 from medfed.datamodules.segmentation import ImageMasksDataModule
+from medfed.run.cohort import cohort_record, print_cohort
 from medfed.standalone import pictures
 from medfed.standalone.errors import ConfigError, DataError
+from medfed.standalone.files import visible_files
 from tests.datamodules.picture_files import cohort, picture, write_index
 from tests.sweeps import sweep
 
@@ -105,13 +111,94 @@ def test_folders_of_equal_names(tmp_path, caplog):
         ImageMasksReader(tmp_path)
 
 
+TREES = {  # pictures and masks of a case, with the hospital and the split that the folders name
+    "other folders": ("img/{}.jpg", "gt/{}.png", None, None),
+    "capitals": ("Images/{}.jpg", "Masks/{}.png", None, None),
+    "one word": ("original/{}.png", "GroundTruth/{}.png", None, None),
+    "a word after the name": ("images/{}.jpg", "masks/{}_mask.png", None, None),
+    "ISIC": ("Task1-2_Training_Input/{}.jpg", "Task1_GroundTruth/{}_segmentation.png", None, None),
+    "beside": ("{}.png", "{}_mask.png", None, None),
+    "splits": ("{s}/image/{}.png", "{s}/mask/{}.png", None, "s"),
+    "hospitals": ("{h}/image/{}.png", "{h}/mask/{}.png", "h", None),
+    "hospitals and splits": ("{h}/{s}/images/{}.png", "{h}/{s}/masks/{}.png", "h", "s"),
+}
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_folders_of_pictures_and_masks_are_pairs_and_no_classes(tree, tmp_path):
+    *names, hospital, split = TREES[tree]
+    for case, (h, s) in enumerate(itertools.product(("Basel", "Bern"), ("train", "test"))):
+        for n in range(2):
+            of = picture(numpy_rng("tree", case, n), 20 + 2 * case, 20 + n)
+            for name, pixels in zip(names, of, strict=True):
+                file = tmp_path / "data" / name.format(f"p{case}{n}", h=h, s=s)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).save(file)
+    if tree != "beside":  # where init cannot tell
+        assert guessed(tmp_path / "data", {}).data == "image_masks"
+    reader = ImageMasksReader(tmp_path / "data")
+    patients = reader.patients()
+    assert len(patients) == 8
+    for patient in patients:
+        case = int(patient.files["image_0"].stem[1])
+        assert patient.files["mask_0"].stem[:3] == patient.files["image_0"].stem
+        assert (patient.files["mask_0"] != patient.files["image_0"]) == (
+            reader.shape(patient)[2] == 1
+        )
+        assert patient.centre == (hospital and ("Basel", "Bern")[case // 2])
+        assert patient.split == (split and (None, "test")[case % 2])
+    if tree != "beside" and not hospital:
+        with pytest.raises(DataError, match="seems to hold masks, not pictures of a class"):
+            read_image_folder(tmp_path / "data")
+
+
+def test_a_hospital_with_empty_masks_alone_is_noted(tmp_path, rows):
+    for row in rows:
+        if row["centre"] == "centre_1":
+            size = pictures.picture_header(tmp_path / row["mask"])[:2]
+            Image.new("1", size).save(tmp_path / row["mask"])
+    data = module(tmp_path)
+    data.setup()
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_cohort(cohort_record(data), console)
+    (line,) = [of for of in console.export_text().splitlines() if "no foreground" in of]
+    assert "centre_1" in line
+
+
+def test_links_to_folders_are_read_and_never_end(tmp_path):
+    cohort(tmp_path / "store")
+    (tmp_path / "store" / "images.csv").unlink()
+    (tmp_path / "store" / "loop").symlink_to(tmp_path / "store")
+    (tmp_path / "data").mkdir()
+    for name in ("centre_0", "centre_1"):
+        (tmp_path / "data" / name).symlink_to(tmp_path / "store" / name)
+    assert len(visible_files(tmp_path / "store")) == 24
+    assert {p.centre for p in ImageMasksReader(tmp_path / "data").patients()} == {
+        "centre_0",
+        "centre_1",
+    }
+
+
+def test_masks_of_no_picture_are_no_pairs(tmp_path):
+    for name in ("images/{}_training.png", "manual/{}_manual1.png", "mask/{}_training_mask.png"):
+        for n in range(3):
+            file = tmp_path / name.format(n)
+            file.parent.mkdir(exist_ok=True)
+            Image.fromarray(picture(numpy_rng("drive", n))["images" not in name]).save(file)
+    with pytest.raises(DataError, match=r"manual.*write an images\.csv with the columns"):
+        ImageMasksReader(tmp_path)
+
+
 def test_without_patients_or_centres_that_is_said(tmp_path, rows, caplog):
     write_index(tmp_path, [{k: row[k] for k in ("image", "mask")} for row in rows])
     reader = ImageMasksReader(tmp_path)
     sides = sorted({row["image"].removesuffix(".png").rstrip("LR") for row in rows})
     assert [p.id for p in reader.patients()] == sides
     assert {p.centre for p in reader.patients()} == {None}
-    assert "has no column patient: every picture counts as a patient" in caplog.text
+    assert "12 names are those of 6 patients" in caplog.text
+    assert "every picture counts" not in caplog.text
+    ImageMasksReader(tmp_path, patient_pattern="(.*)")
+    assert "every picture counts" not in caplog.text
     data = module(tmp_path, RoundRobin(1))
     data.setup()
     assert sum(len(c.patients["train"]) for c in data.clients.values()) > 3
@@ -179,7 +266,9 @@ def test_the_other_readers_masks_of_one_centre(tmp_path, rows):
         DataError, match=r"images\.csv, data row 1: .*0L_mask_2\.png does not exist"
     ):
         ImageMasksReader(tmp_path, other_masks={"centre_0": "_2"})
-    with pytest.raises(ConfigError, match="names centre_3, which is no centre"):
+    with pytest.raises(
+        ConfigError, match="other_masks: Unknown centre centre_3; known: centre_0, centre_1"
+    ):
         ImageMasksReader(tmp_path, other_masks={"centre_3": "_2"})
 
 
@@ -199,7 +288,7 @@ BAD = [
     (
         lambda f, r: index(f, r, mask="none.png"),
         {},
-        r"data row 1: .*none\.png does not exist; add the",
+        r"data row 1: .*none\.png does not exist; add it",
     ),
     (lambda f, r: index(f, r, image="none.png"), {}, r"data row 1: .*none\.png does not exist"),
     (
@@ -215,7 +304,7 @@ BAD = [
     (
         lambda f, r: index(f, r, centre="x"),
         {},
-        r"data row 2: patient c0p0 is at centre_0, but in .* x",
+        r"Patient c0p0 is at x \(.*, data row 1\) and at centre_0 \(.*, data row 2\)",
     ),
     (other_size, {}, r"0L_mask\.png has 8 x 8 pixels, but .*0L\.png has 40 x 32; a mask"),
     (grey_mixture, {}, r"0L\.png is grey and .* has colours; set data\.reader\.color=grey"),
@@ -227,7 +316,11 @@ BAD = [
         {},
         "data row 1: 3 cells, but",
     ),
-    (lambda f, r: (f / "images.csv").unlink(), {}, "is no CSV file and has neither images.csv nor"),
+    (
+        lambda f, r: [p.unlink() for p in f.rglob("*.*")],
+        {},
+        "is no CSV file and has neither images",
+    ),
 ]
 
 

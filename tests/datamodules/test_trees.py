@@ -125,8 +125,8 @@ def test_bids(tmp_path, sessions):
 
 
 NAMELESS = {
-    "no mask": (["a/1.nii", "a/2.nii"], "no name of a volume has a word for a mask"),
-    "no image": (["a/1_seg.nii", "a/2_seg.nii"], "each name of a volume has"),
+    "no mask": (["a/1.nii", "a/2.nii"], "no name of a file has a word for a mask"),
+    "no image": (["a/1_seg.nii", "a/2_seg.nii"], "each name of a file has"),
     "two masks": (["a/1_t1.nii", "a/seg.nii", "a/mask.nii", "b/1_t1.nii", "b/seg.nii"], "fits two"),
     "a contrast twice": (["a/t1.nii", "a/t1.mha", "a/seg.nii", "b/t1.nii", "b/seg.nii"], "alike"),
     "visits like contrasts": (

@@ -377,6 +377,10 @@ MISTAKES = {
         lambda: federate(clients=[Hospital("a", [(torch.zeros(4), 0), (torch.zeros(5), 1)])]),
         "Hospital a: the first batch cannot be made: stack expects each tensor to be equal size",
     ),
+    "less than one class": (
+        lambda: with_classes("a", 9, -1),
+        "Hospital a: classes must be 1 or more, not -1.",
+    ),
     "labels beyond the classes": (
         lambda: with_classes("a", 9, 1).label_counts,
         "Hospital a: the label 1 is none of its 1 classes",

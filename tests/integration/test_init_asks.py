@@ -225,7 +225,7 @@ CASES = {  # the maker, and what is said
     "codes": (codes, "a leading zero", "icd (0744)", "patients 60"),
     "masks beside pictures": (
         lambda f: pictures(f, masks=True),
-        "masks beside pictures 20, such as benign (0)_mask.png",
+        "20 .png: masks of pictures beside them",
         "patients 20 ",
     ),
     "webp": (lambda f: pictures(f, "webp"), "patients 20 ", "all 20 files are taken"),
@@ -256,7 +256,7 @@ CASES = {  # the maker, and what is said
     ),
     "folders of masks": (
         folders_of_masks,
-        "masks beside pictures 20, such as benign (0).png",
+        "20 .png: masks of pictures beside them",
         "patients 20 ",
         "labels benign, malignant",
     ),
@@ -312,9 +312,11 @@ def test_survival_needs_no_label_beside_its_event(names, typed, tmp_path, capsys
 
 def test_hospitals_with_images_and_masks_are_no_classes(tmp_path):
     folder = folders_of_masks(tmp_path / "own")
+    for file in folder.glob("*/masks/*.png"):
+        Image.fromarray(255 * np.eye(24, 20, dtype=np.uint8)).save(file)
     said = refused(tmp_path, folder)
-    assert "each hold images and masks. Are they classes, or hospitals? (classes, hospi" in said
-    assert "write an images.csv with" in refused(tmp_path, folder, "data.reader.outer=hospitals")
+    assert "What is it? (image_masks, image_folder)" in said
+    assert "Are these hospitals (" in said
 
 
 TABLES = {ids, capitals, no_hospital, no_label, codes, survival, wide_text}

@@ -15,6 +15,8 @@ from medfed.standalone import volumes
 from medfed.standalone.normalization import among, zscore
 from medfed.standalone.preparation import Preparation
 
+_ONE = ("hospital: give different people different ids", "split: mend the lists")
+
 
 class CaseReader(VolumeReader):
     """Base of the readers of volumes, of any format; a subclass finds the files of every case.
@@ -169,18 +171,21 @@ def as_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(map(str, names or ()))
 
 
+def check_one_place(name: str, uses: Sequence[tuple[str, str | None, Split | None]]) -> None:
+    """Refuses a patient at two hospitals or in two splits; `uses`: places in the data, and both."""
+    for where, *of in uses:
+        for here, there, word, mend in zip(uses[0][1:], of, ("at", "in"), _ONE, strict=True):
+            if here != there:
+                both = f"{here} ({uses[0][0]}) and {word} {there} ({where})"
+                raise DataError(
+                    f"Patient {name} is {word} {both}; a patient belongs to one {mend}."
+                )
+
+
 def _joined(name: str, cases: Sequence[Patient]) -> Patient:
     """One patient of all its cases, at one hospital and in one split."""
     first = cases[0]
-    for case in cases[1:]:
-        if case.centre != first.centre:
-            both = f"{first.centre} (case {first.id}) and at {case.centre} (case {case.id})"
-            mend = "a patient belongs to one hospital: give different people different ids"
-            raise DataError(f"Patient {name} is at {both}; {mend}.")
-        if case.split != first.split:
-            both = f"{first.split} (case {first.id}) and in {case.split} (case {case.id})"
-            mend = "a patient belongs to one split: mend the lists"
-            raise DataError(f"Patient {name} is in {both}; {mend}.")
+    check_one_place(name, [(f"case {case.id}", case.centre, case.split) for case in cases])
     if len(cases) == 1:
         return replace(first, id=name)
     files = {f"{case.id} {role}": file for case in cases for role, file in case.files.items()}

@@ -128,10 +128,6 @@ class DatalistReader(CaseReader):
         if self._file.exists():
             self._index = read_json(self._file)
             self._listed = self._list(fold)
-        elif isinstance(regions, Mapping) and (pair := trees.folders_of(path)):
-            self._file, self._index = path / pair[0], dict[str, Any]()
-            pairs = trees.paired(path, pair, is_volume, _stem).values()
-            self._listed = self._split([_Case([image], mask, {}) for image, mask in pairs], fold)
         elif isinstance(regions, Mapping) and (listed := trees.list_of(path, centre, patient)):
             self._file = path / Path(listed["training"][0]["label"]).parts[0]
             self._index = listed
@@ -284,11 +280,6 @@ def _case_of(file: Path) -> str:
     return re.sub(r"_\d{4}$", "", stem_of(file))
 
 
-def _stem(file: Path) -> str:
-    """The name of a case by its first file."""
-    return stem_of(file).removesuffix("_0000")
-
-
 def _names_of(files: Sequence[Path]) -> list[str]:
     """The stems of files, with the names of folders where stems repeat."""
     names = [stem_of(file).removesuffix("_0000") for file in files]
@@ -396,7 +387,7 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     files = [path] if path.suffix.lower() == ".json" else sorted(path.glob("[!.]*.json"))
     index = {f: read_json(f) for f in files if f.name != "centres.json"}
     lists = [f for f, content in index.items() if isinstance(content.get("training"), list)]
-    usual, placed, grouped, by = path / "dataset.json", list[str](), False, "data.reader.centre"
+    usual, placed, grouped = path / "dataset.json", list[str](), False
     if usual in index and (usual not in lists or _is_numbered(path, index[usual]["training"])):
         every = looks.visible(path / "labelsTr")
         masks = [file for file in every if suffix_of(file)]
@@ -409,42 +400,26 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     elif lists or path in index:
         file = usual if usual in lists else (lists or [path])[0]
         guess, content = looks.Guess("datalist", path if file == usual else file), index[file]
-        entries = [e for e in content.get("training") or () if isinstance(e, Mapping)]
+        entries = [e for e in content.get("training") or () if isinstance(e, dict)]
         masks = [file.parent / e["label"] for e in entries if isinstance(e.get("label"), str)]
-        names = [_stem(Path(image)) for image in filter(None, map(_first, entries))]
+        names = [trees.stem(Path(image)) for image in filter(None, map(_first, entries))]
         sheet, others = looks.sheet_of_entries(file, entries), ("image", "label", "fold")
         looks.roles(guess, sheet, "data.reader.", answers, others)
         if centre := {**guess.keys, **answers}.get("data.reader.centre"):
             placed = [str(e.get(centre, "")) for e in entries if _first(e)]
-    elif (pair := trees.folders_of(path)) and (
-        masks := [file for file in looks.visible(path / pair[1]) if is_volume(file)]
-    ):
-        guess, content, names = looks.Guess("datalist", path), {}, [stem_of(f) for f in masks]
     elif path.is_dir():
-        centre, person = (_entry_of(role, answers) for role in ("centre", "patient"))
+        guess = looks.Guess("datalist", path)
         try:
-            content = trees.list_of(path, centre, person) or {}
+            content, entries, placed, grouped = trees.guess_list(guess, answers)
         except DataError as error:
             return looks.Guess("datalist", path, sure=False, refused=error)
         if not content:
             return None
-        entries = [entry for name in _LISTS for entry in content.get(name, ())]
         masks = [path / entry["label"] for entry in entries]
         names = _names_of([path / _first(entry) for entry in entries])
-        placed = [entry.get(centre or "", "") for entry in entries]
-        guess = looks.Guess("datalist", path, sure=any(placed))
-        folders = trees.list_of(path, trees.FOLDER, None) or {}
-        tops = [e.get(trees.FOLDER, "") for name in _LISTS for e in folders.get(name, ())]
-        if any(places := placed if any(placed) else tops):
-            best = "centre" if any(placed) else "null"
-            text, choices = f"Are these hospitals ({_counted(places)})?", (trees.FOLDER, looks.NO)
-            guess.ask(by, text, best, choices)
-        contrasts = few([*content["modality"].values()], 6)
-        guess.took.append(("images of a mask", contrasts, "probably: their names"))
-        people = [e["patient"] for e in entries if "patient" in e]
-        if (grouped := bool(people)) and trees.are_groups(people):
-            text = f"Is each of these folders one patient ({_counted(people)})?"
-            guess.ask("data.reader.patient", text, None, ("patient", looks.NO))
+        guess.sure = any(placed) or "modality" not in content
+        if contrasts := few([*content.get("modality", {}).values()], 6):
+            guess.took.append(("images of a mask", contrasts, "probably: their names"))
     else:
         return None
     if "data.reader.patient" not in guess.keys and not grouped:
@@ -460,16 +435,6 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     elif "labels" not in content and masks:
         looks.regions(guess, masks)
     return guess
-
-
-def _entry_of(role: str, answers: looks.Answers) -> str | None:
-    """The entry of a list that names the hospital or patient."""
-    key = answers.get(f"data.reader.{role}", role)
-    return None if key in (None, "null") else str(key)
-
-
-def _counted(names: Sequence[str]) -> str:
-    return few([f"{name} {n}" for name, n in Counter(names).items()], 6)
 
 
 def _first(entry: Any) -> str:

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Literal
 
 from medfed.datamodules.extending import *
-from medfed.datamodules.readers import looks, trees
+from medfed.datamodules.readers import looks
 from medfed.datamodules.readers.samples import (
     SPLIT_NAMES,
     ImageSet,
@@ -52,6 +52,10 @@ def read_image_folder(
     hospitals = here if outer == "hospitals" and not splits else []
     roots = [path / folder for folder in [*splits, *hospitals]] or [path]
     every = sorted({name for root in roots for name in _folders(root)})
+    if odd := [name for name in every if looks.may_be_mask(name) and not (classes or joined)]:
+        what = f"{roots[0] / odd[0]} seems to hold masks, not pictures of a class"
+        mend = "data=image_masks reads them; if it is a class, name all by data.reader.classes"
+        raise DataError(f"{what}: {mend}.")
     names = _joined_classes(path, joined, every if classes is None else classes)
     same(names, f"{path}, classes", lambda at: f"the folder {names[at]}")
     if len(names) < 2:
@@ -133,15 +137,13 @@ def read_image_table(
     of = {role: [texts[n] for n in rows] for role, texts in cells.items()}
     of["image"] = slashed(path.parent, (file.replace("{}", name) for name in of["image"]))
     files = [path.parent / name for name in of["image"]]
-    lost = next((n for n, file in enumerate(files) if not file.is_file()), None)
-    if lost is not None:
+    if (lost := next((n for n, f in enumerate(files) if not f.is_file()), None)) is not None:
         mend = "copy it there, or say by data.reader.file where the files of such names lie"
         what = f"{files[lost]} does not exist; {mend}, such as 'images/{{}}.jpg'"
         raise sheet.bad(rows[lost], f": {what}.")
-    if len(set(files)) < len(files):
-        twice = next(name for name in of["image"] if of["image"].count(name) > 1)
-        raise DataError(f"{path} names {twice} in two rows; remove one.")
-    patients = of.get("patient") or persons_of(of["image"], patient_pattern, path)
+    if twice := [file for file, count in Counter(files).items() if count > 1]:
+        raise DataError(f"{path} names {twice[0]} in two rows; remove one.")
+    patients = of.get("patient") or persons_of(of["image"], patient_pattern, path, looks.COLUMN)
     splits, centres = [official[n] for n in rows if official], of.get("centre", ())
     samples = Samples(labels[rows], len(names), patients, centres, splits, files)
     return _decoded(samples, names, size, color, path)
@@ -254,24 +256,14 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         return _listed(*elsewhere[:2], answers, elsewhere[2])
     every = {f.name: _pictures_of(f) for f in looks.visible(path) if f.is_dir()}
     below = {name: files for name, files in every.items() if files}
-    split = any(SPLIT_NAMES.get(name.lower()) == "train" for name in below)
-    masked = {*below} >= {"images", "masks"} or "imagesTr" in below
-    if len(below) < 2 - split or masked:
-        return None
+    split = [name for name in below if SPLIT_NAMES.get(name.lower()) == "train"]
+    masked = map(looks.may_be_mask, (n for name in [".", *split] for n in _folders(path / name)))
+    if len(below) < 2 - bool(split) or any(masked):
+        return None  # image_masks reads them
     guess = looks.Guess("image_folder", path)
-    if masks := [m for name in below for m in pictures_in(path / name)[1]]:
-        which = f"{len(masks)}, such as {masks[0].name}"
-        guess.took.append(("masks beside pictures", which, "left out: named as their pictures"))
-    images = [file for files in below.values() for file in files if file not in {*masks}]
+    images = [file for name in below for file in pictures_in(path / name)[0]]
     looks.colours(guess, images)
-    if not split and all(trees.folders_of(path / name) for name in below):
-        what = f"The folders {few([*below], 4)} each hold images and masks"
-        if answers.get("data.reader.outer") == "hospitals":
-            mend = "write an images.csv with the columns image, mask, patient and centre"
-            raise DataError(f"{path}: {what}; {mend}.")
-        text = f"{what}. Are they classes, or hospitals?"
-        guess.ask("data.reader.outer", text, "classes", ("classes", "hospitals"))
-    elif not split and (inner := _inner_folders(path, [*below])):
+    if not split and (inner := _inner_folders(path, [*below])):
         text = f"The folders {few([*below], 4)} each hold {few(inner, 4)}. What are the outer ones?"
         guess.ask("data.reader.outer", text, None, ("hospitals", "classes"))
     if not split:
@@ -307,7 +299,8 @@ def _listed(sheet: Sheet, image: str, answers: looks.Answers, file: str = "{}") 
     alike = {"label", "class", "diagnosis", "target"} & set(map(str.lower, kinds))
     if len(marks) > 1 and not alike and "data.reader.label" not in answers:
         wanted = answers.get("data.reader.findings", marks)
-        question = "Are these columns findings, of which a picture may have several?"
+        question = "Are these columns findings, of which a picture may have several? Else "
+        question += "name the column of classes by data.reader.label=COLUMN."
         guess.ask("data.reader.findings", question, marks, marks)
         guess.keys["model"] = "findings"
         if any("-1" in kinds.get(name, ()) for name in wanted):

@@ -1,6 +1,6 @@
-"""Pictures with masks: a CSV that names them, or the folders ``images`` and ``masks``.
+"""Pictures with masks: a CSV that names them, or folders of both, also of hospitals and splits.
 
-Both also give each picture's patient and hospital.
+They also give each picture's patient and hospital.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from torch.nn import functional
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks, trees
+from medfed.datamodules.readers.cases import check_one_place
 from medfed.datamodules.readers.centres import LISTS, named_centres
 from medfed.datamodules.readers.samples import channel_names
 from medfed.standalone import pictures
 from medfed.standalone.pictures import SUFFIXES, Color
 
 _INDEX = "images.csv"
-ByName = Mapping[str, str]
+_WRITE = f"write an {_INDEX} with the columns image, mask, patient and centre"
+ByRole = Mapping[str, str | None]
 
 
 class Pair(NamedTuple):
@@ -30,80 +32,80 @@ class Pair(NamedTuple):
     patient: str
     centre: str | None  # the hospital; None if none is named
     place: str  # the place in the list, for error sentences
+    split: Split | None = None  # its official split
 
 
 def _list_pairs(
-    path: Path, columns: ByName, pattern: str | None, unplaced: str, others: ByName
+    path: Path, columns: ByRole, pattern: str | None, unplaced: str, others: Mapping[str, str]
 ) -> list[Pair]:
     """Lists pictures and masks, and checks that all files exist."""
     index = path / _INDEX if path.is_dir() else path
     if index.is_file():
-        pairs = _from_csv(Sheet.read(index).placed(columns["centre"], unplaced), columns, pattern)
-    elif (folders := trees.folders_of(path)) is not None:
-        pairs = _from_folders(path, folders, pattern)
-    else:
+        sheet = Sheet.read(index).placed(columns["centre"] or "", unplaced)
+        pairs = _from_csv(sheet, columns, pattern)
+    elif not (pairs := _from_folders(path, columns, pattern)):
         what = f"{path} is no CSV file and has neither {_INDEX} nor the folders images and masks"
-        mend = f"write an {_INDEX} with the columns image, mask, patient and centre"
-        raise DataError(f"{what}; {mend}.")
-    known = {p.centre for p in pairs if p.centre is not None}
-    if strange := next((centre for centre in others if centre not in known), None):
-        what = f"names {strange}, which is no centre{did_you_mean(strange, known)}"
-        mend = "name another, or set data.reader.other_masks=null"
-        centres = f"the centres are {few(sorted(known))}"
-        raise ConfigError(f"data.reader.other_masks {what}; {centres}: {mend}.")
+        raise DataError(f"{what}; {_WRITE}.")
+    if others:
+        known = sorted({p.centre for p in pairs if p.centre is not None})
+        names = check_names("centre", [*others], known, "data.reader.other_masks: ")
+        others = dict(zip(names, others.values(), strict=True))
     ends = [(p, others.get(p.centre or "", "")) for p in pairs]
     pairs = [p._replace(mask=p.mask.with_stem(p.mask.stem + end)) for p, end in ends]
     _check(pairs)
     return pairs
 
 
-def _from_csv(sheet: Sheet, columns: Mapping[str, str], pattern: str | None) -> list[Pair]:
-    index = sheet.path
+def _from_csv(sheet: Sheet, columns: ByRole, pattern: str | None) -> list[Pair]:
     cells = listed_columns(sheet, columns, ("image", "mask"))
-    names = (slashed(index.parent, cells[role]) for role in ("image", "mask"))
-    images, masks = ([index.parent / name for name in of] for of in names)
-    patients = cells.get("patient") or persons_of(cells["image"], pattern, index)
+    images, masks = (looks.files_in(sheet, str(columns[role])) for role in ("image", "mask"))
+    patients = cells.get("patient") or persons_of(cells["image"], pattern, sheet.path, looks.COLUMN)
     centres: Sequence[str | None] = cells.get("centre") or [None] * len(patients)
-    places = [f"{index}, data row {number}" for number in sheet.numbers]
+    places = [f"{sheet.path}, data row {number}" for number in sheet.numbers]
     return [*map(Pair, images, masks, patients, centres, places)]
 
 
-def _from_folders(path: Path, folders: tuple[str, str], pattern: str | None) -> list[Pair]:
-    def stem(file: Path) -> str:
-        return file.stem.removesuffix("_0000") if file.parent.name == "imagesTr" else file.stem
-
-    paired = trees.paired(path, folders, looks.is_picture, stem)
-    names = [image.name for image, _ in paired.values()]
-    centres = named_centres(path, paired)
-    of = zip(names, persons_of(names, pattern, path), strict=True)
-    persons = [Path(who).stem if who == name else who for name, who in of]
-    if pattern is None and persons == [*paired]:
-        mend = 'Where one has several, set data.reader.patient_pattern, such as "^(p[0-9]+)_".'
-        log.warning("%s: every picture counts as a patient. %s", path, mend)
-    return [
-        Pair(image, mask, person, centres.get(name), str(image))
-        for (name, (image, mask)), person in zip(paired.items(), persons, strict=True)
-    ]
+def _from_folders(path: Path, columns: ByRole, pattern: str | None) -> list[Pair]:
+    """The pairs that names tell in folders of pictures, masks, hospitals, patients or splits."""
+    role = None if pattern else columns["patient"]
+    try:
+        listed = trees.list_of(path, columns["centre"], role, looks.is_picture) or {}
+    except DataError as error:
+        raise DataError(str(error).replace(trees.LISTED, _WRITE)) from error
+    entries = [(e, s) for s, name in trees.LISTS.items() for e in listed.get(name, ())]
+    below = [next(filter(None, entry["image"])) for entry, _ in entries]
+    images, masks = [path / name for name in below], [path / e["label"] for e, _ in entries]
+    every = {*filter(looks.is_picture, visible_files(path))} if "modality" in listed else set()
+    if lost := every.difference(images, masks):
+        what = f"{min(lost)} is of no pair of one picture and one mask (of {len(lost)} such files)"
+        raise DataError(f"{what}; add what is missing, remove the file, or {_WRITE}.")
+    names = [image.name for image in images]
+    names = names if len({*names}) == len(names) else below
+    persons = [e.get(role) for e, _ in entries]
+    if None in persons:
+        of = zip(names, persons_of(names, pattern, path, _PATTERN), strict=True)
+        persons = [str(Path(who).with_suffix("")) if who == name else who for name, who in of]
+    cases = [trees.stem(image) for image in images]
+    named = map(named_centres(path, cases).get, cases)
+    centres = [e.get(columns["centre"], of) for (e, _), of in zip(entries, named, strict=True)]
+    # Splits without cases get training cases.
+    splits = [None if split == "train" else split for _, split in entries]
+    return [*map(Pair, images, masks, persons, centres, map(str, images), splits)]
 
 
 def _check(pairs: Sequence[Pair]) -> None:
-    """Refuses files that are missing, and contradictory entries."""
+    """Refuses files that are missing or named twice."""
     owners: dict[Path, str] = {}
-    first: dict[str, Pair] = {}
     for pair in pairs:
         if lost := [file for file in (pair.image, pair.mask) if not file.is_file()]:
-            mend = "add the file, mend the name, or leave the row out"
-            raise DataError(f"{pair.place}: {lost[0]} does not exist; {mend}.")
+            raise DataError(f"{pair.place}: {lost[0]} does not exist; add it, or remove the row.")
         if (before := owners.setdefault(pair.image.resolve(), pair.place)) != pair.place:
             raise DataError(f"{pair.place}: {pair.image} is already in {before}; remove one.")
-        if (other := first.setdefault(pair.patient, pair)).centre != pair.centre:
-            what = f"{pair.place}: patient {pair.patient} is at {pair.centre}, but in {other.place}"
-            mend = "a patient belongs to one hospital: give different people different ids"
-            raise DataError(f"{what} at {other.centre}; {mend}.")
 
 
 log = logging.getLogger(__name__)
 
+_PATTERN = 'Where one has several, set data.reader.patient_pattern, such as "^(p[0-9]+)_".'
 _WHITE = (1, 255, 65535)  # what a mask of one region has inside it
 
 
@@ -112,9 +114,10 @@ class ImageMasksReader(VolumeReader):
 
     Smaller pictures are padded with 0 to the largest, and `spacing` is NaN, as pictures do not
     state it. `path`: a CSV file, a folder with ``images.csv``, or one with the folders ``images``
-    and ``masks``, whose files have equal names but for the ending. `scale`: resamples by this
-    factor. `regions`: label values of every region, such as ``{vessel: [1], disc: [2, 3]}``; or, of
-    masks that are 0 outside, a list of the region's name; None names it ``foreground``.
+    and ``masks``, whose files have equal names but for the ending, or such as `trees` reads.
+    `scale`: resamples by this factor. `regions`: label values of every region, such as ``{vessel:
+    [1], disc: [2, 3]}``; or, of masks that are 0 outside, a list of the region's name; None names
+    it ``foreground``.
     """
 
     endings = SUFFIXES
@@ -125,8 +128,8 @@ class ImageMasksReader(VolumeReader):
         path: Path,
         image: str = "image",
         mask: str = "mask",
-        patient: str = "patient",
-        centre: str = "centre",
+        patient: str | None = "patient",
+        centre: str | None = "centre",
         patient_pattern: str | None = None,
         other_masks: Mapping[str, str] | None = None,
         color: Color | None = None,
@@ -148,6 +151,8 @@ class ImageMasksReader(VolumeReader):
         self._pairs: dict[str, list[Pair]] = {}  # those of each patient
         for pair in pairs:
             self._pairs.setdefault(pair.patient, []).append(pair)
+        for name, of in self._pairs.items():
+            check_one_place(name, [(p.place, p.centre, p.split) for p in of])
         self.channels = channel_names(1 if self.color == "grey" else 3)
 
     def indices(self) -> list[Path]:
@@ -156,8 +161,10 @@ class ImageMasksReader(VolumeReader):
 
     def patients(self) -> list[Patient]:
         """See `Reader.patients`."""
-        every = sorted(self._pairs.items())
-        return [Patient(name, dict(_files(pairs)), pairs[0].centre) for name, pairs in every]
+        return [
+            Patient(name, dict(_files(of)), of[0].centre, split=of[0].split)
+            for name, of in sorted(self._pairs.items())
+        ]
 
     def read(self, patient: Patient) -> dict[str, Tensor]:
         """See `VolumeReader.read`."""
@@ -284,7 +291,7 @@ def _padded(picture: Tensor, size: Sequence[int]) -> Tensor:
 
 def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
     """Guesses by a CSV that names pictures twice, or by two folders; see `looks`."""
-    guess = looks.Guess("image_masks", path)
+    guess, grouped = looks.Guess("image_masks", path), False
     if (index := looks.index_of(path)) is not None:
         sheet, (image, *others) = index
         if not others:
@@ -295,13 +302,18 @@ def looks_like(path: Path, answers: looks.Answers) -> looks.Guess | None:
         guess.reads(image=image, mask=mask)
         looks.roles(guess, sheet, "data.reader.", answers, [image, *others])
         images, masks = (looks.files_in(sheet, column) for column in (image, mask))
+        looks.regions(guess, masks, white=True)
+    elif any(looks.may_be_mask(f.parent.name) for f in visible_files(path) if looks.is_picture(f)):
+        try:
+            _, entries, _, grouped = trees.guess_list(guess, answers, looks.is_picture)
+            images = [path / next(filter(None, entry["image"])) for entry in entries]
+            masks = [path / entry["label"] for entry in entries]
+            looks.regions(guess, masks, white=True)
+        except DataError as error:
+            return looks.Guess("image_masks", path, sure=False, refused=error)
+        if not grouped:
+            guess.ask_names([file.name for file in images], answers)
     else:
-        folders = trees.folders_of(path) or ()
-        both = [list(filter(looks.is_picture, looks.visible(path / name))) for name in folders]
-        if not both or not all(both):
-            return None
-        images, masks = both
-        guess.ask_names([file.name for file in images], answers)
+        return None
     looks.colours(guess, images, compare=True)
-    looks.regions(guess, masks, white=True)
     return guess

@@ -24,8 +24,11 @@ Taken = Collection[str]
 NO = "null: no"
 FIRST = 10  # files that are looked into
 MANY = 10  # different numbers of a label above which it is a measurement
-INSIDE = {"seg", "segmentation", "label", "labels", "mask", "masks", "gt", "roi", "truth", "msk"}
-INSIDE |= {"segmentations", "wmh", "dseg", "maske", "masken", "masque", "annotation", "annotations"}
+_MASKS = "seg dseg segmentation segmentations label labels labelstr mask masks maske masken"
+INSIDE = {
+    *f"{_MASKS} masque msk gt truth groundtruth manual roi wmh annotation annotations".split()
+}
+COLUMN = "Where one has several, name the column by data.reader.patient=COLUMN."
 _PLACE = r"^([^\W\d_]+)[_-]?\d"  # the beginning that may be the hospital
 _PLACES = 50  # different texts of a column above which they are no hospitals
 _NO_PLACES = {*"mfwd", *("male", "female", "man", "woman", "yes", "no", "true", "false", "y", "n")}

@@ -29,8 +29,11 @@ _OTHER = {"left": "right", "od": "os", "l": "r"}
 _OTHER |= {there: here for here, there in _OTHER.items()}
 
 
-def persons_of(names: Sequence[str], pattern: str | None, where: Path) -> list[str]:
-    """Returns the patient of every case or picture, by a pattern's group or known names."""
+def persons_of(names: Sequence[str], pattern: str | None, at: Path, mend: str = "") -> list[str]:
+    """Returns the patient of every case or picture, by a pattern's group or known names.
+
+    `mend`: what to do if each is a patient of its own and that is wrong.
+    """
     files = [PurePosixPath(name) for name in names]
     if pattern is not None:
         pairs = zip(files, names, strict=True)
@@ -50,15 +53,15 @@ def persons_of(names: Sequence[str], pattern: str | None, where: Path) -> list[s
         log.warning(
             "%s: %d names are those of %d patients (%s), such as %s and %s of %s; "
             "'data.reader.patient_pattern=\"(.*)\"' makes each a patient of its own.",
-            *(where, len(names), len(set(persons)), kind, first, second, twice),
+            *(at, len(names), len(set(persons)), kind, first, second, twice),
         )
     else:
-        _say_alike([file.name for file in files], where)
+        _say_alone([file.name for file in files], at, mend)
     return persons
 
 
-def _say_alike(names: Sequence[str], where: Path) -> None:
-    """Says where names, each of which counts as a patient, seem to be of fewer."""
+def _say_alone(names: Sequence[str], where: Path, mend: str) -> None:
+    """Says that each name counts as a patient, and where they seem to be of fewer."""
     for pattern in BEGINNINGS:
         begins = [match[1] for name in names if (match := re.match(pattern, name))]
         people = Counter(begins)
@@ -72,6 +75,8 @@ def _say_alike(names: Sequence[str], where: Path) -> None:
                 *(where, len(names), first, second, person, pattern),
             )
             return
+    if mend:
+        log.warning("%s: every picture counts as a patient. %s", where, mend)
 
 
 def _pairs(files: Sequence[PurePosixPath], persons: list[str]) -> list[str]:

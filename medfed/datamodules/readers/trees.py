@@ -19,14 +19,14 @@ from medfed.datamodules.tables.columns import HOSPITAL
 log = logging.getLogger(__name__)
 _PARTICIPANTS = "participants.tsv"  # of BIDS
 FOLDER = "folder"
-_LISTS = {"train": "training", "val": "validation", "test": "test"}
+LISTS: dict[Split, str] = {"train": "training", "val": "validation", "test": "test"}
 # Names of folders, beside numbers, that divide the scans of a patient, or patients by disease.
 _VISIT = re.compile(
     r"[\W\d_]*((t|v|baseline|bl|follow.?up|fu|pre|post|visit|session|ses|time.?point|tp|week|month|day"
     r"|year|ct|mri?|pet|hgg|lgg|controls?|patients)[\W\d_]*)+",
     re.IGNORECASE,
 )
-_LISTED = 'list the pairs in a file: {"training": [{"image": FILE, "label": FILE}, ...]}'
+LISTED = 'list the pairs in a file: {"training": [{"image": FILE, "label": FILE}, ...]}'
 Words = dict[Path, tuple[str, ...]]
 _FOLDERS = (("images", "masks"), ("images", "labels"), ("imagesTr", "labelsTr"))
 
@@ -36,58 +36,71 @@ def folders_of(path: Path) -> tuple[str, str] | None:
     return next((pair for pair in _FOLDERS if all((path / name).is_dir() for name in pair)), None)
 
 
-def paired(
-    path: Path, names: tuple[str, str], wanted: Callable[[Path], bool], stem: Callable[[Path], str]
-) -> dict[str, tuple[Path, Path]]:
-    """Returns the image and the mask of each stem, from the files of two folders."""
-    sides: list[dict[str, Path]] = [{}, {}]
-    for name, side in zip(names, sides, strict=True):
+def stem(file: Path) -> str:
+    """Returns the name of a case by its first file."""
+    picture = looks.is_picture(file)
+    name = file.stem if picture else stem_of(file)
+    return name if picture and file.parent.name != "imagesTr" else name.removesuffix("_0000")
+
+
+def _paired(path: Path, wanted: Callable[[Path], bool]) -> list[dict[str, Any]]:
+    """Lists the images and masks of equal names in two folders; none where all names differ."""
+    names, sides = folders_of(path) or (), list[dict[str, Path]]()
+    for name in names:
+        side: dict[str, Path] = {}
         for file in filter(wanted, looks.visible(path / name)):
             if (twin := side.setdefault(stem(file), file)) != file:
                 both = f"{twin.name} and {file.name}"
                 raise DataError(f"{path / name} has {both}; remove or rename one.")
+        sides.append(side)
+    if not names or (all(sides) and sides[0].keys().isdisjoint(sides[1])):
+        return []
     images, masks = sides
-    if not images and not masks:
-        raise DataError(f"{path / names[0]} has no images; add them.")
-    sides_of = (images, masks, "mask", names[1]), (masks, images, "image", names[0])
-    for one, other, what, where in sides_of:
-        if lacking := sorted({*one} - {*other}):
-            raise DataError(
-                f"{one[lacking[0]]} has no {what} {path / where / lacking[0]}.* (of "
-                f"{len(lacking)} without one); add it, or remove the file."
-            )
-    return {name: (images[name], masks[name]) for name in sorted(images)}
+    if lacking := sorted(images.keys() ^ masks.keys()):
+        what, where = ("mask", names[1]) if lacking[0] in images else ("image", names[0])
+        raise DataError(
+            f"{(images | masks)[lacking[0]]} has no {what} {path / where / lacking[0]}.* (of "
+            f"{len(lacking)} without one); add it, or remove the file."
+        )
+    below = {f: f.relative_to(path).as_posix() for f in (*images.values(), *masks.values())}
+    return [{"image": [below[images[n]]], "label": below[masks[n]]} for n in sorted(images)]
 
 
 def list_of(
-    path: Path, centre: str | None = "centre", patient: str | None = "patient"
+    path: Path,
+    centre: str | None = "centre",
+    patient: str | None = "patient",
+    wanted: Callable[[Path], bool] = is_volume,
 ) -> dict[str, Any] | None:
-    """Returns the cases below a folder as a list in MONAI's form; None without volumes.
+    """Returns the cases below a folder as a list in MONAI's form; None without such files.
 
     `centre`: the entry of the hospital: ``folder`` takes the first folders that differ for it,
     ``centre`` if they are called like hospitals, and None takes them for patients. `patient`: the
-    entry of the patient; None leaves patients to the names. Raises `DataError` where names do not
-    tell, such as if an image fits two masks.
+    entry of the patient; None leaves patients to the names. `wanted`: the files to list. Raises
+    `DataError` where names do not tell, such as if an image fits two masks.
     """
-    files = [file for file in visible_files(path) if suffix_of(file)]
+    if pairs := _paired(path, wanted):
+        return {LISTS["train"]: pairs}
+    files = list(filter(wanted, visible_files(path)))
     # A mask of the brain is neither an image nor what to learn.
     files = [f for f in files if not re.search("brain[_-]?mask", f.name.lower())]
-    texts = {f: "/".join((*f.relative_to(path).parts[:-1], stem_of(f))) for f in files}
+    alone = {f: f.name.removesuffix(suffix_of(f) or f.suffix) for f in files}
+    texts = {f: "/".join((*f.relative_to(path).parts[:-1], alone[f])) for f in files}
     masks = [file for file in files if looks.INSIDE & looks.words(texts[file])]
     others = sorted({*files}.difference(masks))
     if len(files) < 2:
         return None
     if not masks or not others:
-        what = f"{'each' if masks else 'no'} name of a volume has a word for a mask, such as mask"
-        raise DataError(f"{path}: {what}, label, seg or gt; {_LISTED}.")
+        what = f"{'each' if masks else 'no'} name of a file has a word for a mask, such as mask"
+        raise DataError(f"{path}: {what}, label, seg or gt; {LISTED}.")
     folders: dict[Path, dict[str, Path]] = {}
-    why = f"{path}: names of volumes do not tell which image belongs to {masks[0]}; {_LISTED}."
+    why = f"{path}: names of files do not tell which image belongs to {masks[0]}; {LISTED}."
     for words_of in (_words, _different_words, _pieces):
         words = {file: words_of(texts[file].lower()) for file in files}
         images = {image: words[image] for image in others}
         common = _in_all({m: words[m] for m in masks}).difference(*images.values()) | looks.INSIDE
         cases = {mask: tuple(w for w in words[mask] if w not in common) for mask in masks}
-        stems = {image: words_of(stem_of(image).lower()) for image in others}
+        stems = {image: words_of(alone[image].lower()) for image in others}
         # Folders such as images.
         alike = _in_all(images).difference(*stems.values(), *cases.values())
         images = {image: tuple(w for w in of if w not in alike) for image, of in images.items()}
@@ -115,6 +128,36 @@ def list_of(
         entry = {"image": names, "label": mask.relative_to(path).as_posix(), **more}
         index.setdefault(split, []).append(entry)
     return index
+
+
+def guess_list(
+    guess: looks.Guess, answers: looks.Answers, wanted: Callable[[Path], bool] = is_volume
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[str], bool]:
+    """Lists the cases below a guess's folder; asks whether folders are hospitals and patients.
+
+    Returns the list, its entries, their hospitals, and whether any names a patient.
+    """
+    roles = (answers.get(f"data.reader.{role}", role) for role in ("centre", "patient"))
+    centre, person = (None if key in (None, "null") else str(key) for key in roles)
+    content = list_of(guess.path, centre, person, wanted) or {}
+    folders = list_of(guess.path, FOLDER, None, wanted) or {}
+    entries, whole = (
+        [e for n in LISTS.values() for e in of.get(n, ())] for of in (content, folders)
+    )
+    placed = [entry.get(centre or "", "") for entry in entries]
+    if any(places := placed if any(placed) else [entry.get(FOLDER, "") for entry in whole]):
+        best = "centre" if any(placed) else "null"
+        text, choices = f"Are these hospitals ({_counted(places)})?", (FOLDER, looks.NO)
+        guess.ask("data.reader.centre", text, best, choices)
+    people = [entry["patient"] for entry in entries if "patient" in entry]
+    if people and are_groups(people):
+        text = f"Is each of these folders one patient ({_counted(people)})?"
+        guess.ask("data.reader.patient", text, None, ("patient", looks.NO))
+    return content, entries, placed, bool(people)
+
+
+def _counted(names: Sequence[str]) -> str:
+    return few([f"{name} {n}" for name, n in Counter(names).items()], 6)
 
 
 def _words(name: str) -> tuple[str, ...]:
@@ -160,7 +203,7 @@ def _check_case(mask: Path, case: Sequence[str], images: Words) -> None:
         if of_case and differ.keys() - (_beyond(usual, case) or {}).keys():
             there, here = next(iter(differ.values()))
             what = f"{image} fits {mask}, but has {there} where {other} has {here}"
-            raise DataError(f"{what}; {_LISTED}.")
+            raise DataError(f"{what}; {LISTED}.")
 
 
 def _contrasts(
@@ -179,7 +222,7 @@ def _contrasts(
         most = max((len(cases[mask]) for mask in rest), default=0)
         best = sorted(mask for mask in rest if len(cases[mask]) == most)
         if len(best) > 1:
-            raise DataError(f"{image} fits two masks, {best[0]} and {best[1]}; {_LISTED}.")
+            raise DataError(f"{image} fits two masks, {best[0]} and {best[1]}; {LISTED}.")
         beyond |= {(mask, image): rest[mask].values() for mask in best}
     twins = ""
     for whole in (False, True):  # pre/T1 and orig/T1 differ in their folders alone
@@ -188,7 +231,7 @@ def _contrasts(
             words = dict.fromkeys(w for w in more if whole or w in stems[image])
             name = "_".join(spelled[image][word] for word in words) or "image"
             if (twin := folders.setdefault(mask, {}).setdefault(name, image)) != image:
-                twins = f"{twin} and {image} are alike beside {mask}; {_LISTED}."
+                twins = f"{twin} and {image} are alike beside {mask}; {LISTED}."
                 break
         else:
             return folders
@@ -205,7 +248,7 @@ def _facts(
     levels = [[*level] for level in zip(*folders, strict=False)]  # those that all masks have
     kinds = [{SPLIT_NAMES.get(name.lower()) for name in level} for level in levels]
     pairs = zip(levels, kinds, strict=True)
-    splits = next((level for level, kind in pairs if {"train"} <= kind <= {*_LISTS}), None)
+    splits = next((level for level, kind in pairs if {"train"} <= kind <= {*LISTS}), None)
     differ = [level for level in levels if level is not splits and len({*level}) > 1]
     often = [level for level in differ if 2 * len({*level}) <= len(masks)]
     visits = [level for level in often if all(map(_VISIT.fullmatch, level))]
@@ -231,7 +274,7 @@ def _facts(
     for at in range(len(masks)):
         names = ((centre, centres[at] if centres else ""), (patient, patients and patients[at]))
         known = {key: name for key, name in names if key and name}
-        facts.append((_LISTS[SPLIT_NAMES[splits[at].lower()] if splits else "train"], known))
+        facts.append((LISTS[SPLIT_NAMES[splits[at].lower()] if splits else "train"], known))
     return facts
 
 

@@ -42,7 +42,7 @@ from medfed.standalone.detections import TABLE, boxes_file, detect, find_ct
 from medfed.standalone.errors import ConfigError, MedfedError
 from medfed.standalone.masks import SEG, check_apart
 from medfed.standalone.predictor import Predictor
-from medfed.standalone.scans import RECORD, ScanFiles
+from medfed.standalone.scans import ScanFiles
 
 SUMMARY, _LOCK, _INTERRUPTED = "summary.csv", ".lock", "interrupted"
 _UNFINISHED = ".medfed-unfinished"  # a folder for the files of one case
@@ -148,7 +148,7 @@ class OutputFolder:
         return {name: int(size) for name, _, size in parts if size.isdecimal()}
 
     def _begin(self) -> None:
-        record, summary = self.folder / RECORD, self.folder / SUMMARY
+        record, summary = self.folder / files.RECORD, self.folder / SUMMARY
         before = None
         if record.exists():
             with reading(record, _OTHERWISE):
@@ -162,7 +162,7 @@ class OutputFolder:
         others = " and ".join(key for key in differ if key in _RESULTS)
         if others and not self.overwrite:
             raise ConfigError(
-                f"{self.folder} holds predictions of other bundles or settings ({RECORD} has "
+                f"{self.folder} holds predictions of other bundles or settings ({files.RECORD} has "
                 f"another {others}); choose another output, or set overwrite=true to replace them."
             )
         if differ:
@@ -359,7 +359,7 @@ def box_cases(predictor: Predictor, options: PredictOptions) -> tuple[list[Case]
             f"output={output} must be a folder, a name without a suffix: this model writes {TABLE} "
             "and a file for each scan."
         )
-    check_targets([output / TABLE], options.overwrite or (output / RECORD).is_file(), ())
+    check_targets([output / TABLE], options.overwrite or (output / files.RECORD).is_file(), ())
 
     def case(name: str, scan: ScanFiles) -> Case:
         file = boxes_file(scan, output)
