@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from medfed.common.floors import Statistic
-from medfed.datamodules import patches
+from medfed.datamodules import fresh_patches, patches
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache import volumes as cached
 from medfed.datamodules.cache.store import Item, Recipe
@@ -26,15 +26,15 @@ from medfed.datamodules.client_data import (
 from medfed.datamodules.duplicates import Sample, content
 from medfed.datamodules.extending import *
 from medfed.datamodules.one_site import Claims, Half, Merging, OwnData
-from medfed.datamodules.patches import BoxedVolume, FreshPatches, PreparedCase
+from medfed.datamodules.patches import BoxedVolume, PreparedCase
 from medfed.datamodules.planning import Agreed, Planning, facts_of
 from medfed.datamodules.plans import ClientPlan, by_id, has_channels, labels_of_clients, match_files
 from medfed.standalone.files import sha256
 from medfed.standalone.normalization import Rule, rules_of
 from medfed.standalone.preparation import BLANK, Preparation, millimetres
-from medfed.standalone.slices import axial, brain_slices, plane_of, with_neighbours
 from medfed.standalone.volume_files import files_of, files_of_case
 from medfed.standalone.volumes import read_volume
+from medfed.standalone.voxels import axial, brain_slices, plane_of, with_neighbours
 
 log = logging.getLogger(__name__)
 _ALIKE = 1.1  # voxels of hospitals differ if their medians' ratio along an axis is larger
@@ -72,7 +72,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
     memory_gb: Annotated[float, check_not_negative] = 2.0
     patch_size: Sequence[int] | None = (64, 64)  # (h, w) or (h, w, d)
     # ``"fresh"``: cut anew for every epoch, equally often on all regions of a patient (see
-    # `patches.FreshPatches`); ``"fixed"``: cut once, on any voxel of any region.
+    # `fresh_patches`); ``"fixed"``: cut once, on any voxel of any region.
     patches: Literal["fresh", "fixed"] = "fixed"
     # Patches from every training patient, in every epoch.
     patches_per_patient: Annotated[int, check_count] = 32
@@ -473,7 +473,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         cases = [self.cases_among([patient]) for patient in plan.patients["train"]]
         volumes = [[self._volume(case, plan) for case, _ in of_patient] for of_patient in cases]
         count, share = self.patches_per_patient, self.background_share
-        fresh = FreshPatches(volumes, count, share, self.size, self._slices)
+        fresh = fresh_patches.FreshPatches(volumes, count, share, self.size, self._slices)
         train = fresh.block(derive_seed(self.seed, "patches", name))
         order = torch.arange(count * len(volumes))
         counts = [voxel_counts(gather(train["label"], part)) for part in order.split(64)]
@@ -485,10 +485,10 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         rng = numpy_rng(self.seed, "places", case)
         if self._mapped and self.store is not None and plan.scanner is None:
             arrays = self.store.arrays(case)
-            return patches.volume_of_cache(
+            return fresh_patches.volume_of_cache(
                 arrays, prepared.mask(), prepared.brain, prepared.present, rng
             )
-        return patches.volume_of(
+        return fresh_patches.volume_of(
             prepared.image, prepared.mask(), prepared.brain, rng, prepared.present
         )
 
