@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from medfed.datamodules.cache.store import Arrays
-from medfed.datamodules.client_data import Block
+from medfed.datamodules.client_data import Block, Rows, gather, voxel_counts
 from medfed.datamodules.extending import *
 from medfed.datamodules.patches import BoxedVolume, PatchRows, Places
 from medfed.standalone.preparation import bounding_box
@@ -128,3 +128,9 @@ class FreshPatches:
         room = np.array([v.shape for v in volumes])[number] - self.size
         starts = np.clip(centres - np.array(self.size) // 2, 0, np.maximum(room, 0))
         return np.column_stack([number, starts])
+
+
+def counts_of(labels: Tensor | Rows) -> Tensor:
+    """The `voxel_counts` of all patches, of which few are in memory at once."""
+    parts = torch.arange(labels.shape[0]).split(64)
+    return torch.stack([voxel_counts(gather(labels, part)) for part in parts]).sum(dim=0)

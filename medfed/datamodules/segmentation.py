@@ -15,14 +15,7 @@ from medfed.datamodules import fresh_patches, patches
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache import volumes as cached
 from medfed.datamodules.cache.store import Item, Recipe
-from medfed.datamodules.client_data import (
-    Batch,
-    Block,
-    BlocksOnDemand,
-    ClientData,
-    gather,
-    voxel_counts,
-)
+from medfed.datamodules.client_data import Batch, Block, BlocksOnDemand, ClientData, voxel_counts
 from medfed.datamodules.duplicates import Sample, content
 from medfed.datamodules.extending import *
 from medfed.datamodules.one_site import Claims, Half, Merging, OwnData
@@ -31,13 +24,12 @@ from medfed.datamodules.planning import Agreed, Planning, facts_of
 from medfed.datamodules.plans import ClientPlan, by_id, has_channels, labels_of_clients, match_files
 from medfed.standalone.files import sha256
 from medfed.standalone.normalization import Rule, rules_of
-from medfed.standalone.preparation import BLANK, Preparation, millimetres
+from medfed.standalone.preparation import BLANK, Preparation
 from medfed.standalone.volume_files import files_of, files_of_case
 from medfed.standalone.volumes import read_volume
 from medfed.standalone.voxels import axial, brain_slices, plane_of, with_neighbours
 
 log = logging.getLogger(__name__)
-_ALIKE = 1.1  # voxels of hospitals differ if their medians' ratio along an axis is larger
 _USUAL = Preparation((Rule("zscore_nonzero"),))
 
 
@@ -244,8 +236,12 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         `preparation.Preparation.from_record` reads the preparation from it; ``input`` has
         ``adjacent_slices``, how many slices a network gets as channels.
         """
+        return {**super().preprocessing(client), **self._alike}
+
+    @cached_property
+    def _alike(self) -> dict[str, Any]:
+        """The steps that are the same at all clients, once they have agreed."""
         return {
-            **super().preprocessing(client),
             "orientation": "RAS",
             **(self.preparation or _USUAL).record(),
             **({} if self.agreed is None else {"plan": self.agreed.plan.record()}),
@@ -385,21 +381,14 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         """
         if self.spacing or self.planning or self.scans.normalize == "own" or len(self.plans) < 2:
             return None
-        cases = {c: self.cases_among(plan.every) for c, plan in self.plans.items()}
+        patients = {c: plan.every for c, plan in self.plans.items()}
+        cases = {c: self.cases_among(of) for c, of in patients.items()}
         names = [case for of in cases.values() for case, _ in of]
         every = iter(self.scans.spacings([self.cases[case] for case in names]))
         sizes: dict[str, Any] = {
             client: np.median([*islice(every, len(of))], axis=0) for client, of in cases.items()
         }
-        along = np.array([*sizes.values()])[:, : self.spatial_dims]
-        if not np.isfinite(along).all() or (along.max(axis=0) <= _ALIKE * along.min(axis=0)).all():
-            return None
-        clients: dict[str, list[str]] = {}
-        for client, size in sizes.items():
-            clients.setdefault(f"{millimetres(size)} mm", []).append(client)
-        listed = few([f"{size} at {few(names, 4)}" for size, names in clients.items()], 4)
-        middle = np.median(along, axis=0).round(3).tolist()
-        return f"Clients differ in the size of voxels: {listed}.", middle
+        return cached.uneven_sizes(sizes, self.spatial_dims)
 
     def data_remarks(self) -> list[str]:
         """See the base class: which slices validation leaves out, and whose voxels differ."""
@@ -475,9 +464,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         count, share = self.patches_per_patient, self.background_share
         fresh = fresh_patches.FreshPatches(volumes, count, share, self.size, self._slices)
         train = fresh.block(derive_seed(self.seed, "patches", name))
-        order = torch.arange(count * len(volumes))
-        counts = [voxel_counts(gather(train["label"], part)) for part in order.split(64)]
-        return train, {"label_counts": torch.stack(counts).sum(dim=0), "fresh": fresh}
+        return train, {"label_counts": fresh_patches.counts_of(train["label"]), "fresh": fresh}
 
     def _volume(self, case: str, plan: ClientPlan) -> BoxedVolume:
         """A training case's volume: mapped, unless it fits in memory or a scanner changes it."""
