@@ -29,7 +29,7 @@ from medfed.datamodules.extending import *
 from medfed.datamodules.one_site import Agreed, Claims, Exchanged, Half, Merging
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.plans import ClientPlan, by_id, check_keep_out, plan_clients, remarks
-from medfed.datamodules.readers.account import Account
+from medfed.datamodules.readers.base import Account
 from medfed.datamodules.splits import check_shares, warn_of_clients
 from medfed.standalone.files import digest, sha256
 from medfed.standalone.preparation import one_thread

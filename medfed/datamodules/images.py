@@ -38,7 +38,7 @@ from medfed.datamodules.duplicates import Sample, content, one_patient_each
 from medfed.datamodules.extending import *
 from medfed.datamodules.one_site import Claims, Half, Merging
 from medfed.datamodules.plans import ClientPlan, client_images
-from medfed.datamodules.readers.account import Account
+from medfed.datamodules.readers.base import Account
 from medfed.datamodules.readers.last_read import read_once
 from medfed.datamodules.readers.samples import ImageSet, Index
 from medfed.datamodules.tables.agreement import packed, unpacked

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from medfed.datamodules.client_data import Rows
+from medfed.datamodules.client_data import Rows, voxel_counts
 from medfed.datamodules.extending import *
 from medfed.standalone.preparation import on_grid
 
@@ -183,3 +183,10 @@ def fixed_patches(
     at = np.pad(centres.numpy() - np.array(size) // 2, ((0, 0), (1, 0)))  # all of volume 0
     rows, every = PatchRows([volume], at, size, slices=slices).block(), torch.arange(len(at))
     return {n: v if isinstance(v, Tensor) else v.take(every) for n, v in rows.items()}
+
+
+def joined_patches(blocks: Sequence[Mapping[str, Tensor]]) -> tuple[dict[str, Tensor], Tensor]:
+    """Joins the patches of several cases; also returns their `voxel_counts`."""
+    joined = {key: torch.cat([block[key] for block in blocks]) for key in blocks[0]}
+    counts = voxel_counts(joined["label"])
+    return {**joined, "label": joined["label"].float()}, counts

@@ -15,7 +15,7 @@ from medfed.datamodules import fresh_patches, patches
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache import volumes as cached
 from medfed.datamodules.cache.store import Item, Recipe
-from medfed.datamodules.client_data import Batch, Block, BlocksOnDemand, ClientData, voxel_counts
+from medfed.datamodules.client_data import Batch, Block, BlocksOnDemand, ClientData
 from medfed.datamodules.duplicates import Sample, content
 from medfed.datamodules.extending import *
 from medfed.datamodules.one_site import Claims, Half, Merging, OwnData
@@ -453,9 +453,8 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         cases = self.cases_among(plan.patients["train"])
         random = [torch_rng(self.seed, "patches", case) for case, _ in cases]
         blocks = [self._cut(*at, plan, rng) for at, rng in zip(cases, random, strict=True)]
-        train = {key: torch.cat([block[key] for block in blocks]) for key in blocks[0]}
-        more = {"label_counts": voxel_counts(train["label"])}
-        return {**train, "label": train["label"].float()}, more
+        train, counts = patches.joined_patches(blocks)
+        return train, {"label_counts": counts}
 
     def _fresh(self, name: str, plan: ClientPlan) -> tuple[Block, dict[str, Any]]:
         """The first set of patches with voxel counts, and the object that cuts further sets."""

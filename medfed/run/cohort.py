@@ -22,8 +22,7 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
 from medfed.datamodules.duplicates import Duplicates, find_duplicates
 from medfed.datamodules.plans import ClientPlan
-from medfed.datamodules.readers.account import Account
-from medfed.datamodules.readers.base import Patient
+from medfed.datamodules.readers.base import Account, Patient
 from medfed.datamodules.readers.samples import is_survival
 from medfed.datamodules.scanner import UNCHANGED, Scanner
 from medfed.datamodules.splits import SPLITS, Split

@@ -18,8 +18,7 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache.store import Arrays, Recipe, Store, build, find
 from medfed.datamodules.extending import *
 from medfed.datamodules.generated.cohort import Cohort, ScanCohort
-from medfed.datamodules.readers.account import Account, account_of
-from medfed.datamodules.readers.base import expanded
+from medfed.datamodules.readers.base import Account, account_of, expanded
 from medfed.standalone import dicom
 from medfed.standalone.preparation import Preparation, bounding_box, millimetres, one_thread
 from medfed.standalone.volume_files import files_of_case
@@ -107,7 +106,7 @@ def _box(spans: NDArray[Any]) -> tuple[list[slice], list[int]]:
     return [slice(a, b) for a, b in zip(starts, ends, strict=True)], size
 
 
-def uneven_sizes(sizes: Mapping[str, NDArray[Any]], dims: int) -> tuple[str, list[float]] | None:
+def uneven_sizes(sizes: Mapping[str, Any], dims: int) -> tuple[str, list[float]] | None:
     """Which clients have voxels of other sizes (3,) along the first `dims`, and the middle size.
 
     Example:
