@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from medfed.federation.algorithm import Algorithm, ClientInfo, Outbox, Replies, ServerRound, Start
 from medfed.federation.algorithm import Weighting, client_sizes, sent_by_each
+from medfed.federation.budget import batches_of, share_of
 from medfed.federation.card import Card, Range, gradients_only
 from medfed.federation.client import AfterStep, Batch, BatchPenalty, Client, ClientData, Features
-from medfed.federation.client import Forward, GradientAt, Penalty, TrainOptions, batches_of
-from medfed.federation.client import put_back, share_of, statistics_at, with_statistics
+from medfed.federation.client import Forward, GradientAt, Penalty, TrainOptions, put_back
+from medfed.federation.client import statistics_at, with_statistics
 from medfed.federation.lightning.collect import warn
 from medfed.federation.onboarding import Exchange, OnboardingRules, TrainsOn
 from medfed.federation.split import BufferPolicy, Needs, Normalization, ParameterSplit, Update

@@ -1,6 +1,7 @@
 """Clients with tables that agree in this process, from their training rows alone."""
 
-from medfed.datamodules.one_site import Claims, converse_here
+from medfed.datamodules.base import converse_here
+from medfed.datamodules.one_site import Claims
 from medfed.datamodules.tables.agreement import client_side, server_side
 
 

@@ -15,7 +15,8 @@ import numpy as np
 from medfed.standalone import itk
 from medfed.standalone.errors import MedfedError
 from medfed.standalone.volume_files import files_of
-from medfed.standalone.volumes import check_finite, read_volume
+from medfed.standalone.volumes import read_volume
+from medfed.standalone.voxels import check_finite
 from tests.odd_sets import Set
 from tests.odd_volumes import Truth, Volume
 
@@ -39,7 +40,7 @@ class Heard(logging.Handler):
 def heard() -> Iterator[list[str]]:
     """The lines that medfed says meanwhile; a warning of a library is an error."""
     logger, handler = logging.getLogger("medfed"), Heard()
-    itk._SAID.clear()  # what an earlier command has said
+    itk._WARNED.clear()  # what an earlier command has said
     level, spread = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

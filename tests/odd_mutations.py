@@ -33,7 +33,8 @@ from medfed.datamodules.readers.medmnist import read_medmnist
 from medfed.standalone.csv_files import MISSING
 from medfed.standalone.errors import MedfedError
 from medfed.standalone.pictures import picture_header, read_picture
-from medfed.standalone.volumes import check_finite, read_volume
+from medfed.standalone.volumes import read_volume
+from medfed.standalone.voxels import check_finite
 from tests.datamodules.test_dicom import plain, save
 from tests.odd_files import compared, heard, sentence_of
 from tests.odd_sets import HEADER, ROWS, a_list, folders, read_table, text_of

@@ -39,10 +39,11 @@ from monai.transforms import Compose, Transform
 
 from medfed.datamodules.cache.store import Item, Recipe, build
 from medfed.datamodules.cache.volumes import cached_volume, read_case
+from medfed.datamodules.fresh_patches import volume_of_cache
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.generated.luna16 import write_scan
 from medfed.datamodules.generated.organs import OrgansCohort
-from medfed.datamodules.patches import PatchRows, volume_of_cache
+from medfed.datamodules.patches import PatchRows
 from medfed.datamodules.readers.datalist import DatalistReader
 from medfed.standalone.ct import Candidates, PatchSpec, centre_voxels, read_patches
 from medfed.standalone.normalization import rules_of

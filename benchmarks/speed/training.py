@@ -122,7 +122,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from medfed.config import compose
 from medfed.datamodules.cache.store import Item, Recipe, Store, build
 from medfed.datamodules.client_data import ArrayRows, Block, ClientData
-from medfed.datamodules.patches import FreshPatches, volume_of
+from medfed.datamodules.fresh_patches import FreshPatches, volume_of
 from medfed.federation.engine.working_network import lay_out
 from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.small import SmallCNN

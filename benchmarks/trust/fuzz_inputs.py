@@ -253,7 +253,8 @@ def _images(folder: Path) -> Iterable[Family]:
     from PIL import Image
 
     from medfed.standalone.pictures import load_picture, read_mask
-    from medfed.standalone.volumes import check_finite, read_volume
+    from medfed.standalone.volumes import read_volume
+    from medfed.standalone.voxels import check_finite
 
     voxels = np.arange(60, dtype=np.int16).reshape(3, 4, 5)
     kinds = (nibabel.Nifti1Image, nibabel.Nifti2Image)

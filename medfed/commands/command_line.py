@@ -28,8 +28,8 @@ from medfed.common import console, processes
 from medfed.config.compose import as_typed, compose_all, source_of
 from medfed.config.description import checked, describe
 from medfed.config.sections import select
-from medfed.config.spelling import literal, to_hydra_overrides, with_plugins
-from medfed.config.sweeps import RECORD, WORKERS, Job, Sweep, workers_of
+from medfed.config.spelling import WORKERS, literal, to_hydra_overrides, with_plugins, workers_of
+from medfed.config.sweeps import RECORD, Job, Sweep
 from medfed.records.places import check_made, refuse_full
 from medfed.standalone import errors
 

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from medfed.config.allowed import add_plugin_folders, yamls_of
-from medfed.standalone.errors import ConfigError
+from medfed.standalone.errors import ConfigError, did_you_mean
 from medfed.standalone.files import refuse_special
 
 PLUGINS = "plugins="
+WORKERS = "sweep.workers"  # no key of a run: how many runs of a sweep go at once
+MOST_WORKERS = 64
 # Sections whose options are in a group with another name.
 GROUPS = {"codec.up": "codec", "codec.down": "codec"}
 # The keys of Hydra that are allowed: folders and sweeps. Others load code (launchers, sweepers,
@@ -296,3 +298,33 @@ def as_text(value: Any) -> str:
         return "{" + ",".join(f"{k}:{as_text(v)}" for k, v in value.items()) + "}"
     text = str(value)
     return text if re.fullmatch(r"[\w./:@${}*+-]+", text) else '"' + text.replace('"', '\\"') + '"'
+
+
+def workers_of(arguments: Sequence[str]) -> tuple[int, list[str]]:
+    """Takes how many runs go at once from a command line; 0: one by one, in this process.
+
+    Example:
+        >>> workers_of(["-m", "seed=0,1", "sweep.workers=2"])
+        (2, ['-m', 'seed=0,1'])
+        >>> workers_of(["sweep.worker=2"])
+        Traceback (most recent call last):
+        ...
+        medfed.standalone.errors.ConfigError: Unknown key 'sweep.worker' (did you mean \
+sweep.workers?); sweep has workers.
+    """
+    workers, others = 0, []
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key.startswith("sweep."):
+            workers = _workers(key, value)
+        else:
+            others.append(argument)
+    return workers, others
+
+
+def _workers(key: str, value: str) -> int:
+    if key != WORKERS:
+        raise ConfigError(f"Unknown key {key!r}{did_you_mean(key, [WORKERS])}; sweep has workers.")
+    if not (value.isdecimal() and 1 <= int(value) <= MOST_WORKERS):
+        raise ConfigError(f"{key} must be a whole number from 1 to {MOST_WORKERS}, not {value}.")
+    return int(value)

@@ -28,47 +28,14 @@ from medfed.common.processes import finished, worker_pool
 from medfed.config import compose
 from medfed.config.allowed import CONFIG_DIR
 from medfed.config.spelling import literal
-from medfed.standalone.errors import ConfigError, did_you_mean
 
 RECORD = "multirun.yaml"  # the folder of a sweep has this file
-WORKERS = "sweep.workers"
-MOST_WORKERS = 64
 _LENGTH = 100  # of a folder's name, in bytes; file systems allow 255
 DIED = "its process ended (killed, or out of memory?)"
 _log = logging.getLogger(__name__)
 
 Run = Callable[[DictConfig], str]
 """Runs one combination; returns what went wrong, in one sentence, or nothing."""
-
-
-def workers_of(arguments: Sequence[str]) -> tuple[int, list[str]]:
-    """Takes how many runs go at once from a command line; 0: one by one, in this process.
-
-    Example:
-        >>> workers_of(["-m", "seed=0,1", "sweep.workers=2"])
-        (2, ['-m', 'seed=0,1'])
-        >>> workers_of(["sweep.worker=2"])
-        Traceback (most recent call last):
-        ...
-        medfed.standalone.errors.ConfigError: Unknown key 'sweep.worker' (did you mean \
-sweep.workers?); sweep has workers.
-    """
-    workers, others = 0, []
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if key.startswith("sweep."):
-            workers = _workers(key, value)
-        else:
-            others.append(argument)
-    return workers, others
-
-
-def _workers(key: str, value: str) -> int:
-    if key != WORKERS:
-        raise ConfigError(f"Unknown key {key!r}{did_you_mean(key, [WORKERS])}; sweep has workers.")
-    if not (value.isdecimal() and 1 <= int(value) <= MOST_WORKERS):
-        raise ConfigError(f"{key} must be a whole number from 1 to {MOST_WORKERS}, not {value}.")
-    return int(value)
 
 
 class Job(NamedTuple):

@@ -109,7 +109,7 @@ class Augmentation:
     def __post_init__(self) -> None:
         check_fields("augment", self)
 
-    @property
+    @cached_property
     def alters(self) -> bool:
         """Whether the recipe does more than channel dropout."""
         return any(getattr(self, f.name) for f in fields(self) if f.name.endswith("_chance"))

@@ -26,10 +26,10 @@ from medfed.datamodules.augmentation import Augment, Augmentation, ChannelDropou
 from medfed.datamodules.client_data import Batch, BatchSize, Block, ClientData, label_counts
 from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.extending import *
-from medfed.datamodules.one_site import Claims, Exchanged, Half, Merging, converse_here
+from medfed.datamodules.one_site import Agreed, Claims, Exchanged, Half, Merging
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.plans import ClientPlan, by_id, check_keep_out, plan_clients, remarks
-from medfed.datamodules.readers.account import Account
+from medfed.datamodules.readers.base import Account
 from medfed.datamodules.splits import check_shares, warn_of_clients
 from medfed.standalone.files import digest, sha256
 from medfed.standalone.preparation import one_thread
@@ -399,3 +399,30 @@ class FederatedDataModule(ABC):
         """Returns the SHA-256 of every file of the given patients, by path."""
         files = {f for i in patients for f in self.patients[i].files.values()}
         return {str(path): sha256(path) for path in sorted(files)}
+
+
+def converse_here(
+    server: Merging, halves: Mapping[str, Half[Agreed]]
+) -> tuple[Agreed, list[Exchanged]]:
+    """Passes messages between clients, in order, and the server's half until both have ended."""
+    exchanged, agreed, answer = list[Exchanged](), list[Agreed](), None
+    next(server, None)
+    while True:
+        messages: dict[str, bytes] = {}
+        for client, half in halves.items():
+            try:
+                messages[client] = next(half) if answer is None else half.send(answer)
+            except StopIteration as stop:
+                agreed.append(stop.value)
+        if len(messages) < len(halves):
+            break
+        exchanged += [(c, "up", len(content)) for c, content in messages.items()]
+        try:
+            answer = server.send([*messages.values()])
+        except StopIteration:
+            break
+        exchanged += [(c, "down", len(answer)) for c in halves]
+    if messages:
+        what = f"{next(iter(messages))} shares other facts about its data than the others"
+        raise DataError(f"{what}; read all data alike.")
+    return agreed[0], exchanged

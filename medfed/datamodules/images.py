@@ -1,4 +1,25 @@
-"""Classification of small images: MedMNIST files, class-named folders, digits, findings."""
+"""Classification of small images: MedMNIST files, class-named folders, digits, findings.
+
+Also means and deviations of channels over a client's training images, and FedRDN, which mixes them.
+Yan et al., "A Simple Data Augmentation for Feature Distribution Skewed Federated Learning"
+(FedRDN), CVPR 2025. Before training each client i sends mu_i and sigma_i, and receives those of
+all. A client normalises a training image x, after other augmentation, by those of a client j,
+
+    (x - mu_j) / sigma_j,
+
+where j is drawn for each image, all alike. It normalises other images by its own, and sends nothing
+else. Deviation from the authors' code: that draws mu and sigma of different clients, once a batch.
+
+============  ==================================================================================
+symbol        here
+============  ==================================================================================
+mu, sigma     ``channel_statistics``, over all pixels of all training images in [-1, 1]
+j             ``rows`` in ``_drawn``, which undoes mu_i and sigma_i and takes j's
+============  ==================================================================================
+
+A channel that a client lacks, or of equal values, has sigma 0. Others do not use it, nor a sigma
+below a hundredth of their own, which would let one client ruin all models.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +31,24 @@ import torch
 from torch import Tensor
 
 from medfed.common.floors import Statistic
-from medfed.datamodules import channel_statistics as channels
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache.volumes import OnDiskDataModule
-from medfed.datamodules.client_data import ArrayRows, ClientData, finding_counts
+from medfed.datamodules.client_data import ArrayRows, ClientData, Rows, finding_counts, gather
 from medfed.datamodules.duplicates import Sample, content, one_patient_each
 from medfed.datamodules.extending import *
 from medfed.datamodules.one_site import Claims, Half, Merging
 from medfed.datamodules.plans import ClientPlan, client_images
-from medfed.datamodules.readers.account import Account
+from medfed.datamodules.readers.base import Account
 from medfed.datamodules.readers.last_read import read_once
 from medfed.datamodules.readers.samples import ImageSet, Index
 from medfed.datamodules.tables.agreement import packed, unpacked
 from medfed.datamodules.tables.columns import class_remarks
 from medfed.standalone.columns import Array
-from medfed.standalone.pictures import SUFFIXES, unit_range
+from medfed.standalone.pictures import SUFFIXES, Pixels, standardized, unit_range
 
+Convert = Callable[[NDArray[Any]], Pixels]
+_AT_ONCE = 1024  # images
+_BELOW = 100  # times less than a client's own
 _HEAVIEST = 10.0  # weight of a positive finding: a rarer one would rule the loss
 
 
@@ -130,7 +153,7 @@ class ImageDataModule(OnDiskDataModule):
             message["counts"] = finding_counts(self._labels_of(plan.patients["train"])).tolist()
         if "channels" in form:
             images = self._block(client, plan, "train")["image"]
-            message["channels"] = channels.channel_statistics(images).ravel().tolist()
+            message["channels"] = channel_statistics(images).ravel().tolist()
             form["channels"] = None  # of any number of clients
         return unpacked((yield packed(message)), form)
 
@@ -152,7 +175,7 @@ class ImageDataModule(OnDiskDataModule):
                 answer["counts"] = counts.sum(axis=0).tolist()
             if "channels" in form:
                 every = [one["channels"] for one in messages]
-                answer["channels"] = channels.collected(every, claims)
+                answer["channels"] = collected(every, claims)
             yield packed(answer)
 
     def summaries(self, client: str) -> list[Statistic]:
@@ -206,15 +229,15 @@ class ImageDataModule(OnDiskDataModule):
         blocks = {n: {s: self._block(n, p, s) for s in SPLITS} for n, p in plans.items()}
         if self.scaling != "range":
             for name, of in blocks.items():
-                self.statistics[name] = channels.channel_statistics(of["train"]["image"])
+                self.statistics[name] = channel_statistics(of["train"]["image"])
                 for block in of.values():
-                    block["image"] = channels.normalized(block["image"], self.statistics[name])
+                    block["image"] = normalized(block["image"], self.statistics[name])
         clients = {name: self.labelled_client(name, p, blocks[name]) for name, p in plans.items()}
         weights, every = self.positive_weights, (self.agreed or {}).get("channels")
         for name, client in clients.items():
             client.positive_weights = weights
             if every is not None:
-                client.normalize = channels.random_statistics(self.statistics[name], every)
+                client.normalize = random_statistics(self.statistics[name], every)
         return clients
 
     def _block(self, client: str, plan: ClientPlan, split: Split) -> dict[str, Tensor | ArrayRows]:
@@ -238,3 +261,59 @@ def _by_content(data: ImageSet) -> Iterator[Sample]:
         if key is not None:
             name = f"{samples.files[n].name} of {patient}" if grouped else patient
             yield Sample(patient, name, key, None if continuous else int(samples.labels[n]))
+
+
+def channel_statistics(images: Tensor | Rows) -> Array:
+    """Returns (2, C) means and deviations of (N, C, ...) images; 0 where all values are equal."""
+    parts = torch.arange(images.shape[0]).split(_AT_ONCE)
+    first = gather(images, parts[0][:1]).flatten(2)[0, :, :1].double().numpy()
+    total, squares, count = np.zeros(len(first)), np.zeros(len(first)), 0
+    for index in parts:
+        # Less the first value, so that equal values have deviation 0, without rounding.
+        apart = gather(images, index).flatten(2).double().numpy() - first
+        total += apart.sum(axis=(0, 2))
+        squares += (apart**2).sum(axis=(0, 2))
+        count += apart[:, 0].size
+    mean = total / count
+    return np.stack([first[:, 0] + mean, np.sqrt(np.maximum(squares / count - mean**2, 0))])
+
+
+def normalized(images: Tensor | ArrayRows, statistics: Array) -> Tensor | ArrayRows:
+    """Normalises (N, C, *spatial) images by (2, C) statistics; those on disk when they are read."""
+    if isinstance(images, ArrayRows):
+        return replace(images, convert=partial(_then, images.convert, statistics))
+    return torch.from_numpy(standardized(images.numpy(), *statistics))
+
+
+def random_statistics(channel: Array, every: Sequence[float]) -> Callable[[Tensor, int], Tensor]:
+    """Changes a batch from a client's statistics (2, C) to those of a client drawn by a seed."""
+    if not every or len(every) % channel.size:
+        raise DataError(
+            "The server's answer about channels is not as medfed makes it; compare versions."
+        )
+    mean, sd = channel
+    others, theirs = np.array(every).reshape(-1, *channel.shape).swapaxes(0, 1)
+    used = (sd > 0) & (_BELOW * theirs >= sd)
+    divisor = np.where(used, theirs, 1.0)
+    scale = torch.from_numpy(np.where(used, sd, 1.0) / divisor).float()
+    shift = torch.from_numpy(np.where(used, mean - others, 0.0) / divisor).float()
+    return partial(_drawn, scale, shift)
+
+
+def _drawn(scale: Tensor, shift: Tensor, image: Tensor, seed: int) -> Tensor:
+    """Multiplies and shifts each (B, C, *spatial) image by a row of (H, C)."""
+    rows = torch.randint(len(scale), (len(image),), generator=torch_rng(seed, "client"))
+    shape = (*image.shape[:2], *[1] * (image.ndim - 2))
+    return image * scale[rows].view(shape) + shift[rows].view(shape)
+
+
+def _then(convert: Convert, statistics: Array, values: NDArray[Any]) -> Pixels:
+    return standardized(convert(values), *statistics)
+
+
+def collected(messages: Sequence[Sequence[float]], claims: Claims) -> list[float]:
+    """The server's half: the numbers of all clients, if those of images in [-1, 1]."""
+    mean, sd = np.split(np.array(messages, float), 2, axis=1)
+    wrong = (sd < 0) | (mean**2 + sd**2 > 1 + 1e-9)
+    claims.refuse(wrong, "means and deviations of channels that no images have")
+    return [number for numbers in messages for number in numbers]

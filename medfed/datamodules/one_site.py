@@ -37,33 +37,6 @@ Half = Generator[bytes, bytes, Agreed]
 Exchanged = tuple[str, Literal["up", "down"], int]
 
 
-def converse_here(
-    server: Merging, halves: Mapping[str, Half[Agreed]]
-) -> tuple[Agreed, list[Exchanged]]:
-    """Passes messages between clients, in order, and the server's half until both have ended."""
-    exchanged, agreed, answer = list[Exchanged](), list[Agreed](), None
-    next(server, None)
-    while True:
-        messages: dict[str, bytes] = {}
-        for client, half in halves.items():
-            try:
-                messages[client] = next(half) if answer is None else half.send(answer)
-            except StopIteration as stop:
-                agreed.append(stop.value)
-        if len(messages) < len(halves):
-            break
-        exchanged += [(c, "up", len(content)) for c, content in messages.items()]
-        try:
-            answer = server.send([*messages.values()])
-        except StopIteration:
-            break
-        exchanged += [(c, "down", len(answer)) for c in halves]
-    if messages:
-        what = f"{next(iter(messages))} shares other facts about its data than the others"
-        raise DataError(f"{what}; read all data alike.")
-    return agreed[0], exchanged
-
-
 @dataclass
 class Claims:
     """What clients say of themselves in their messages to the server."""

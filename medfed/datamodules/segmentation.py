@@ -11,33 +11,25 @@ import torch
 from torch import Tensor
 
 from medfed.common.floors import Statistic
-from medfed.datamodules import patches
+from medfed.datamodules import fresh_patches, patches
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache import volumes as cached
 from medfed.datamodules.cache.store import Item, Recipe
-from medfed.datamodules.client_data import (
-    Batch,
-    Block,
-    BlocksOnDemand,
-    ClientData,
-    gather,
-    voxel_counts,
-)
+from medfed.datamodules.client_data import Batch, Block, BlocksOnDemand, ClientData
 from medfed.datamodules.duplicates import Sample, content
 from medfed.datamodules.extending import *
 from medfed.datamodules.one_site import Claims, Half, Merging, OwnData
-from medfed.datamodules.patches import BoxedVolume, FreshPatches, PreparedCase
+from medfed.datamodules.patches import BoxedVolume, PreparedCase
 from medfed.datamodules.planning import Agreed, Planning, facts_of
 from medfed.datamodules.plans import ClientPlan, by_id, has_channels, labels_of_clients, match_files
 from medfed.standalone.files import sha256
 from medfed.standalone.normalization import Rule, rules_of
-from medfed.standalone.preparation import BLANK, Preparation, millimetres
-from medfed.standalone.slices import axial, brain_slices, plane_of, with_neighbours
+from medfed.standalone.preparation import BLANK, Preparation
 from medfed.standalone.volume_files import files_of, files_of_case
 from medfed.standalone.volumes import read_volume
+from medfed.standalone.voxels import axial, brain_slices, plane_of, with_neighbours
 
 log = logging.getLogger(__name__)
-_ALIKE = 1.1  # voxels of hospitals differ if their medians' ratio along an axis is larger
 _USUAL = Preparation((Rule("zscore_nonzero"),))
 
 
@@ -72,7 +64,7 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
     memory_gb: Annotated[float, check_not_negative] = 2.0
     patch_size: Sequence[int] | None = (64, 64)  # (h, w) or (h, w, d)
     # ``"fresh"``: cut anew for every epoch, equally often on all regions of a patient (see
-    # `patches.FreshPatches`); ``"fixed"``: cut once, on any voxel of any region.
+    # `fresh_patches`); ``"fixed"``: cut once, on any voxel of any region.
     patches: Literal["fresh", "fixed"] = "fixed"
     # Patches from every training patient, in every epoch.
     patches_per_patient: Annotated[int, check_count] = 32
@@ -244,8 +236,12 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         `preparation.Preparation.from_record` reads the preparation from it; ``input`` has
         ``adjacent_slices``, how many slices a network gets as channels.
         """
+        return {**super().preprocessing(client), **self._alike}
+
+    @cached_property
+    def _alike(self) -> dict[str, Any]:
+        """The steps that are the same at all clients, once they have agreed."""
         return {
-            **super().preprocessing(client),
             "orientation": "RAS",
             **(self.preparation or _USUAL).record(),
             **({} if self.agreed is None else {"plan": self.agreed.plan.record()}),
@@ -385,21 +381,14 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         """
         if self.spacing or self.planning or self.scans.normalize == "own" or len(self.plans) < 2:
             return None
-        cases = {c: self.cases_among(plan.every) for c, plan in self.plans.items()}
+        patients = {c: plan.every for c, plan in self.plans.items()}
+        cases = {c: self.cases_among(of) for c, of in patients.items()}
         names = [case for of in cases.values() for case, _ in of]
         every = iter(self.scans.spacings([self.cases[case] for case in names]))
         sizes: dict[str, Any] = {
             client: np.median([*islice(every, len(of))], axis=0) for client, of in cases.items()
         }
-        along = np.array([*sizes.values()])[:, : self.spatial_dims]
-        if not np.isfinite(along).all() or (along.max(axis=0) <= _ALIKE * along.min(axis=0)).all():
-            return None
-        clients: dict[str, list[str]] = {}
-        for client, size in sizes.items():
-            clients.setdefault(f"{millimetres(size)} mm", []).append(client)
-        listed = few([f"{size} at {few(names, 4)}" for size, names in clients.items()], 4)
-        middle = np.median(along, axis=0).round(3).tolist()
-        return f"Clients differ in the size of voxels: {listed}.", middle
+        return cached.uneven_sizes(sizes, self.spatial_dims)
 
     def data_remarks(self) -> list[str]:
         """See the base class: which slices validation leaves out, and whose voxels differ."""
@@ -464,20 +453,17 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         cases = self.cases_among(plan.patients["train"])
         random = [torch_rng(self.seed, "patches", case) for case, _ in cases]
         blocks = [self._cut(*at, plan, rng) for at, rng in zip(cases, random, strict=True)]
-        train = {key: torch.cat([block[key] for block in blocks]) for key in blocks[0]}
-        more = {"label_counts": voxel_counts(train["label"])}
-        return {**train, "label": train["label"].float()}, more
+        train, counts = patches.joined_patches(blocks)
+        return train, {"label_counts": counts}
 
     def _fresh(self, name: str, plan: ClientPlan) -> tuple[Block, dict[str, Any]]:
         """The first set of patches with voxel counts, and the object that cuts further sets."""
         cases = [self.cases_among([patient]) for patient in plan.patients["train"]]
         volumes = [[self._volume(case, plan) for case, _ in of_patient] for of_patient in cases]
         count, share = self.patches_per_patient, self.background_share
-        fresh = FreshPatches(volumes, count, share, self.size, self._slices)
+        fresh = fresh_patches.FreshPatches(volumes, count, share, self.size, self._slices)
         train = fresh.block(derive_seed(self.seed, "patches", name))
-        order = torch.arange(count * len(volumes))
-        counts = [voxel_counts(gather(train["label"], part)) for part in order.split(64)]
-        return train, {"label_counts": torch.stack(counts).sum(dim=0), "fresh": fresh}
+        return train, {"label_counts": fresh_patches.counts_of(train["label"]), "fresh": fresh}
 
     def _volume(self, case: str, plan: ClientPlan) -> BoxedVolume:
         """A training case's volume: mapped, unless it fits in memory or a scanner changes it."""
@@ -485,10 +471,10 @@ class SegmentationDataModule(cached.CachedDataModule[VolumeReader]):
         rng = numpy_rng(self.seed, "places", case)
         if self._mapped and self.store is not None and plan.scanner is None:
             arrays = self.store.arrays(case)
-            return patches.volume_of_cache(
+            return fresh_patches.volume_of_cache(
                 arrays, prepared.mask(), prepared.brain, prepared.present, rng
             )
-        return patches.volume_of(
+        return fresh_patches.volume_of(
             prepared.image, prepared.mask(), prepared.brain, rng, prepared.present
         )
 

@@ -20,8 +20,9 @@ from medfed.common.schemas import Count, fit
 from medfed.common.seeding import derive_seed
 from medfed.common.tensors import State, Tensors, select, weighted_mean
 from medfed.federation.aggregation import Aggregation, PhaseReplies, pooled_variances
+from medfed.federation.budget import share_of
 from medfed.federation.card import Card
-from medfed.federation.client import Client, ClientData, share_of
+from medfed.federation.client import Client, ClientData
 from medfed.federation.missing_channels import lacks, mean_where_present, presence
 from medfed.federation.split import (
     BufferPolicy,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from medfed.common.arguments import check_arguments
 from medfed.standalone.checks import check_not_negative, check_positive, within
+
+if TYPE_CHECKING:
+    from medfed.federation.client import ClientData
 
 ChannelsLast = bool | Literal["auto"]
 
@@ -75,3 +78,20 @@ class LocalBudget:
     def of_batches(self, batches: int) -> int:
         """Returns the gradient steps of one round for a client whose epoch has these batches."""
         return self.steps or self.epochs * math.ceil(batches / self.accumulate)
+
+
+def batches_of(data: ClientData) -> int:
+    """Returns the training batches of an epoch."""
+    return getattr(data, "num_batches", None) or math.ceil(data.num_samples / data.batch_size)
+
+
+def share_of(steps: int, index: int, parts: int) -> int:
+    """Divides a budget of steps so that the parts sum to it and each takes at least one.
+
+    Example:
+        >>> [share_of(10, i, 3) for i in range(3)]
+        [3, 3, 4]
+        >>> [share_of(1, i, 2) for i in range(2)]
+        [1, 1]
+    """
+    return max(1, (index + 1) * steps // parts - index * steps // parts)

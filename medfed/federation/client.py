@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import ceil
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack
 
 from torch import Tensor
@@ -169,11 +168,6 @@ class AmongOthers:
         return getattr(self._data, name)
 
 
-def batches_of(data: ClientData) -> int:
-    """Returns the training batches of an epoch."""
-    return getattr(data, "num_batches", None) or ceil(data.num_samples / data.batch_size)
-
-
 class Client(Protocol):
     """The interface of one hospital for algorithms.
 
@@ -332,15 +326,3 @@ def statistics_at(client: Client, model: Tensors) -> Tensors:
 def put_back(fixed: Mapping[str, Tensor]) -> AfterStep:
     """Returns an ``after_step`` that puts some parameters back to values after each step."""
     return lambda weights, _: overwrite(weights, fixed)
-
-
-def share_of(steps: int, index: int, parts: int) -> int:
-    """Divides a budget of steps so that the parts sum to it and each takes at least one.
-
-    Example:
-        >>> [share_of(10, i, 3) for i in range(3)]
-        [3, 3, 4]
-        >>> [share_of(1, i, 2) for i in range(2)]
-        [1, 1]
-    """
-    return max(1, (index + 1) * steps // parts - index * steps // parts)

@@ -18,7 +18,8 @@ from medfed.common.seeding import derive_seed, torch_rng
 from medfed.federation import optimizers
 from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Algorithm
-from medfed.federation.client import AmongOthers, Batch, ClientData, batches_of
+from medfed.federation.budget import batches_of
+from medfed.federation.client import AmongOthers, Batch, ClientData
 from medfed.federation.hospital import Batched, padded
 from medfed.federation.split import float_entries
 from medfed.federation.wire.channel import Channel

@@ -18,15 +18,13 @@ from torch import Tensor
 
 from medfed.common.arguments import check_arguments
 from medfed.common.tensors import State, Tensors, distinct, map_state, states_on
-from medfed.federation.budget import Passes
+from medfed.federation.budget import Passes, batches_of, share_of
 from medfed.federation.client import (
     ClientData,
     Features,
     GradientOptions,
     Split,
     TrainOptions,
-    batches_of,
-    share_of,
 )
 from medfed.federation.duties import check_steps
 from medfed.federation.engine.batches import on_gpu

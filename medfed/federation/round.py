@@ -75,8 +75,9 @@ class Round:
                 if channel.sums is not None:
                     self._packets[turn] = packet
                 replies.add(turn, message, packet.parts)
-                ledger.count(self.sent[turn].sizes(), *where, "down")
-                ledger.count(packet.sizes(), *where, "up")
+                sent, received = self.sent[turn].sizes(), packet.sizes()
+                ledger.count(sent, *where, "down")
+                ledger.count(received, *where, "up")
 
     def close_phase(
         self, check: Callable[[Mapping[str, Message], aggregation.Norms], None] = lambda *_: None

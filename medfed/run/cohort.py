@@ -22,8 +22,7 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
 from medfed.datamodules.duplicates import Duplicates, find_duplicates
 from medfed.datamodules.plans import ClientPlan
-from medfed.datamodules.readers.account import Account
-from medfed.datamodules.readers.base import Patient
+from medfed.datamodules.readers.base import Account, Patient
 from medfed.datamodules.readers.samples import is_survival
 from medfed.datamodules.scanner import UNCHANGED, Scanner
 from medfed.datamodules.splits import SPLITS, Split
@@ -126,10 +125,17 @@ def looked(data: FederatedDataModule, clients: Mapping[str, ClientData]) -> dict
         by_centre.setdefault(patient.centre, []).append(patient)
     count = len(names_of(data, kind_of(next(iter(clients.values())))))
     pools = {centre: sums(of, count) for centre, of in by_centre.items()}
-    return {name: _look(data, clients[name], plan, pools) for name, plan in data.plans.items()}
+    inputs, plans = data.plan_names, data.plans.items()
+    return {name: _look(data, inputs, clients[name], plan, pools) for name, plan in plans}
 
 
-def _look(data: FederatedDataModule, client: ClientData, plan: ClientPlan, pools: Pools) -> Look:
+def _look(
+    data: FederatedDataModule,
+    inputs: Sequence[str],
+    client: ClientData,
+    plan: ClientPlan,
+    pools: Pools,
+) -> Look:
     """What one client has; ``pools`` are the `sums` of each centre."""
     kind = kind_of(client)
     names = names_of(data, kind)
@@ -149,7 +155,7 @@ def _look(data: FederatedDataModule, client: ClientData, plan: ClientPlan, pools
         samples=sum(len(_labels(client, s)) for s in SPLITS) if whole else None,
         samples_of=int(np.nan_to_num(chosen[1:].sum())) or None,
         splits={split: len(plan.patients[split]) for split in SPLITS},
-        removed=[n for n, has in zip(data.plan_names, plan.channels, strict=True) if not has],
+        removed=[n for n, has in zip(inputs, plan.channels, strict=True) if not has],
         before=shares(pool[1:]),
         after=after,
         missing={

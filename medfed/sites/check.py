@@ -22,8 +22,8 @@ from rich.console import Console
 from medfed.common import floors, tables
 from medfed.common.console import say, size, wide_console
 from medfed.config.description import RunDescription
-from medfed.datamodules.base import FederatedDataModule
-from medfed.datamodules.one_site import Merging, converse_here
+from medfed.datamodules.base import FederatedDataModule, converse_here
+from medfed.datamodules.one_site import Merging
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.algorithm import Cohort
 from medfed.federation.federation import Federation

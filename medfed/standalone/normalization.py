@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .checks import check_known
 from .errors import ConfigError
+from .voxels import zscore
 
 CT_WINDOW = (-175.0, 250.0)  # HU: soft tissue, as in MONAI's models of abdominal organs
 _PLAIN = ("zscore_nonzero", "zscore", "none")
@@ -145,33 +146,3 @@ def is_ct(channel: str) -> bool:
         (True, True, False)
     """
     return channel.strip().lower() in ("ct", "cect", "ncct", "computed tomography")
-
-
-def zscore(image: Tensor) -> Tensor:
-    """Normalises each channel over its voxels that are not 0, in place; MONAI is slower.
-
-    Example:
-        >>> zscore(torch.tensor([[0.0, 1.0, 3.0]]))
-        tensor([[ 0., -1.,  1.]])
-    """
-    for channel in image:
-        inside = channel != 0
-        voxels = channel[inside]
-        if len(voxels):
-            mean, std = voxels.mean().item(), voxels.std(correction=0).item()
-            channel[inside] = (voxels - mean) / (std or 1.0)
-    return image
-
-
-def among(image: Tensor, there: Sequence[bool]) -> Tensor:
-    """Puts the channels of a normalised image in their places; the others are zero.
-
-    Example:
-        >>> among(torch.tensor([[5.0], [7.0]]), [True, False, True]).tolist()
-        [[5.0], [0.0], [7.0]]
-    """
-    if all(there):
-        return image
-    whole = torch.zeros(len(there), *image.shape[1:])
-    whole[torch.tensor(there)] = image
-    return whole

@@ -21,7 +21,7 @@ from .errors import CheckpointError, DataError, first_line
 from .inference import Inference, RegionInference
 from .itk import say_once
 from .masks import Facts, largest_part, map_codes
-from .slices import axial, plane_of, with_neighbours
+from .voxels import axial, plane_of, with_neighbours
 
 _IN_BOTH = "and masks have them in both: a Dice of a mask differs a little from that of cases.csv"
 

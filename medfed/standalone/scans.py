@@ -19,6 +19,7 @@ from .itk import say_once
 from .masks import SEG, Facts, label_map, mask_files, named_after, save_like, save_picture
 from .predictor import Predictor, channels_of
 from .preparation import BLANK, Preparation, millimetres, one_thread
+from .voxels import check_finite, check_varied
 
 _log = logging.getLogger(__name__)
 _NONZERO = "zscore_nonzero"
@@ -274,13 +275,13 @@ def read_scan(scan: ScanFiles, facts: Facts, tolerance: float | None) -> Scan:
     check_spacing(geometry.spacing, facts, tolerance, scan.path, axes_of(facts))
     with one_thread():
         loaded = torch.cat([_load(p, len(names) // len(paths)) for p in paths])
-        volumes.check_finite(loaded, names, paths)
+        check_finite(loaded, names, paths)
         if not loaded.any():
             raise DataError(f"{scan.path} has only zero voxels; export the scan again.")
         there = [name for name in facts["present"] if name in names]
         at = [names.index(name) for name in there]
         of = [paths[n] for n in at] if len(paths) == len(names) else paths
-        volumes.check_varied(loaded[at], there, of)
+        check_varied(loaded[at], there, of)
         image = prepare(loaded, names, facts, geometry.spacing, scan.path)
         return Scan(*image, geometry, paths[0], there)
 

@@ -3,13 +3,15 @@
 A volume is (C, H, W, D) float32 whose axes run towards the patient's right, front and head: RAS.
 Nothing is interpolated; axes oblique to the patient's are taken for the nearest ones, and
 :func:`as_stored` turns a result back, so that a mask lies on its scan in any viewer. SimpleITK
-reads NRRD, MetaImage and DICOM, nibabel NIfTI.
+reads NRRD, MetaImage and DICOM, nibabel NIfTI and Analyze, of which torn files are refused.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Sequence
+import gzip
+import math
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -19,17 +21,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from . import dicom, itk, nifti
-from .errors import DataError
+from . import dicom, itk
+from .errors import DataError, first_line
+from .files import refuse_special
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-log = logging.getLogger(__name__)
 # Of a file: its sizes, how many values a voxel has, and (4, 4) from its voxels to mm in RAS.
 Header = tuple[tuple[int, ...], int, NDArray[np.float64]]
 _SHEAR = 0.01  # cosine between two axes, about half a degree
-_APART = 0.1  # voxels by which the corners of two grids may differ
+_APART = 0.1  # voxels by which the corners of two grids may differ, or a file's two affines
+_PADDING = 1 << 20  # zeros that may follow the voxels of a packed file
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,64 +164,71 @@ def read_together(
     ]
 
 
-def check_finite(image: Tensor, channels: Sequence[str], paths: Sequence[Path]) -> None:
-    """Refuses NaN and infinity."""
-    for n, (name, voxels) in enumerate(zip(channels, image, strict=True)):
-        # One pass without a mask; NumPy sums in float64 seven times faster than PyTorch.
-        if not np.isfinite(voxels.numpy().sum(dtype=np.float64)):
-            what = f"{paths[n] if len(paths) > 1 else paths[0]}: channel {name} has NaN or infinite"
-            raise DataError(f"{what} voxels; repair the file or leave the patient out.")
-
-
-def check_varied(image: Tensor, names: Sequence[str], paths: Sequence[Path]) -> None:
-    """Refuses a channel of one value; zeros stand for a missing scan, and are said."""
-    for channel, (name, voxels) in enumerate(zip(names, image, strict=True)):
-        first = voxels.view(-1)[0].item()
-        if voxels.numel() == 1 or voxels.view(-1)[-1] != first or not (voxels == first).all():
-            continue
-        path = paths[channel] if len(paths) > 1 else paths[0]
-        if first:
-            raise DataError(
-                f"{path}: channel {name} has the value {first:g} in every voxel; copy the file "
-                "again or leave the patient out."
-            )
-        log.warning("%s: channel %s is 0 in every voxel, as if it were missing.", path, name)
-
-
-def masks_of(
-    label: Tensor, regions: Iterable[Sequence[int]], known: Sequence[int], path: Path
-) -> Tensor:
-    """Turns label values (1, H, W, D) into (R, H, W, D) uint8; other values are refused."""
-    import torch
-
-    if len(label) > 1:
-        raise DataError(f"{path} holds {len(label)} masks; a patient has one, of label values.")
-    values = label[0]
-    codes = values.to(torch.uint8)
-    strange = (codes != values) | ~_is_one_of(codes, known)
-    if strange.any():
-        raise DataError(
-            f"{path}: unknown label value {values[strange][0].item():.9g}; known: "
-            f"{', '.join(map(str, known))}. Check the mask, or name the values in data.reader."
-        )
-    return torch.stack([_is_one_of(codes, values) for values in regions]).to(torch.uint8)
-
-
-def _is_one_of(codes: Tensor, values: Sequence[int]) -> Tensor:
-    """As torch.isin, several times faster for uint8: by a table of all 256 values."""
-    import torch
-
-    table = np.zeros(256, dtype=bool)
-    table[list(values)] = True
-    return torch.from_numpy(table.take(codes.numpy()))
-
-
 def _by_format(
     path: Path, series: Sequence[str] = ()
 ) -> tuple[Callable[[], Header], Callable[[], NDArray[Any]]]:
     """What reads the header and what reads the voxels of a file, or of a folder of DICOM."""
     if path.is_dir():
         return partial(dicom.header, path, series), partial(dicom.voxels, path, series)
-    by_itk = path.suffix.lower() in (".mha", ".mhd", ".nrrd", ".nhdr")
-    of = itk if by_itk else nifti
-    return partial(of.header, path), partial(of.voxels, path)
+    if path.suffix.lower() in (".mha", ".mhd", ".nrrd", ".nhdr"):
+        return partial(itk.header, path), partial(itk.voxels, path)
+    return partial(nifti_header, path), partial(_opened, path, with_voxels=True)
+
+
+def nifti_header(path: Path) -> Header:
+    """Reads the stored sizes, values per voxel and the affine to mm in RAS."""
+    image = _opened(path)
+    shape = image.shape
+    if len(shape) not in (3, 4) or min(shape) < 1:
+        raise DataError(f"{path} has shape {shape}; a volume has three axes, or four.")
+    scale, coded = 1.0, [not hasattr(image.header, "default_x_flip")]  # but in Analyze
+    if hasattr(image, "get_sform"):
+        scale = {1: 1e3, 3: 1e-3}.get(int(image.header["xyzt_units"]) & 7, 1.0)  # metre, micron
+        coded = [image.header[f"{form}_code"] > 0 for form in ("sform", "qform")]
+        if all(coded):
+            with np.errstate(invalid="ignore"):  # infinite ones are refused later
+                apart = np.abs(image.affine - image.get_qform()).max()
+            if apart > _APART * min(image.header.get_zooms()[:3]):
+                itk.say_once(path, "has a sform and a qform that differ; the sform counts")
+    if not any(coded):
+        itk.say_once(path, itk.SIDE)
+    affine = image.affine * np.array([scale, scale, scale, 1.0])[:, None]
+    return tuple(shape[:3]), shape[3] if len(shape) == 4 else 1, affine
+
+
+def _opened(path: Path, with_voxels: bool = False) -> Any:
+    """A file whose header has been read, or all its voxels, with slope and intercept applied."""
+    from nibabel import load  # imported here, as it takes a while
+    from nibabel.spatialimages import HeaderDataError
+
+    if not os.path.isfile(path):
+        refuse_special(path)
+    try:
+        image = load(path)
+        if hasattr(image, "get_qform"):
+            image.get_qform()  # may have numbers of no turn
+            if image.header.is_single and image.dataobj.offset < image.header.single_vox_offset:
+                raise HeaderDataError("it says that the voxels begin within it")
+        return np.asanyarray(_unpacked(path, image).dataobj) if with_voxels else image
+    except FileNotFoundError:
+        mixed = f"{path} has an ending of small and capital letters; name it {path.name.lower()}."
+        raise (DataError(mixed) if path.exists() else itk.missing(path)) from None
+    except HeaderDataError as error:
+        raise DataError(f"{path} has a bad header ({first_line(error)}); convert it.") from error
+    except Exception as error:  # all errors that a library raises on bad bytes
+        raise itk.corrupt(path, error) from error
+
+
+def _unpacked(path: Path, image: Any) -> Any:
+    """An image of which a packed file is unpacked as a whole, so that its checksum is verified."""
+    if path.suffix.lower() != ".gz":
+        return image
+    stored = image.dataobj
+    length = int(stored.offset) + math.prod(image.shape) * int(stored.dtype.itemsize)
+    with gzip.open(path) as file:
+        data = file.read(length + _PADDING)
+        if file.read(1):
+            raise ValueError(f"it unpacks to more than the {length} bytes of its header")
+    if len(data) < length or any(data[length:]):
+        raise ValueError(f"{len(data)} bytes are packed in it; its header says {length}")
+    return type(image).from_bytes(data)

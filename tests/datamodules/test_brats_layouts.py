@@ -14,8 +14,8 @@ from medfed.datamodules import patches
 from medfed.datamodules.readers.case_folders import BratsChallengeReader, FolderReader
 from medfed.datamodules.readers.datalist import MSDReader
 from medfed.standalone.errors import ConfigError
-from medfed.standalone.normalization import zscore
 from medfed.standalone.volumes import read_volume
+from medfed.standalone.voxels import zscore
 from tests.datamodules.brats_layouts import (
     ENHANCING,
     NECROTIC,

@@ -12,8 +12,12 @@ import torch
 from medfed.common.seeding import numpy_rng
 from medfed.config.compose import described
 from medfed.datamodules.augmentation import Augmentation
-from medfed.datamodules.channel_statistics import channel_statistics, normalized, random_statistics
-from medfed.datamodules.images import ImageDataModule
+from medfed.datamodules.images import (
+    ImageDataModule,
+    channel_statistics,
+    normalized,
+    random_statistics,
+)
 from medfed.datamodules.one_site import Claims
 from medfed.datamodules.partitions.base import RoundRobin
 from medfed.datamodules.partitions.by_group import ChannelMissing, SiteGroups

@@ -25,10 +25,10 @@ from monai.transforms import (
 from medfed.config.compose import build, load
 from medfed.datamodules.readers.datalist import DatalistReader, NnunetReader
 from medfed.run.cohort import cohort_record, print_cohort
-from medfed.standalone import nifti
 from medfed.standalone.errors import ConfigError, DataError
 from medfed.standalone.normalization import CT_WINDOW
 from medfed.standalone.preparation import on_grid
+from medfed.standalone.volumes import nifti_header
 from tests.datamodules.organ_layouts import LABELS, organs, write_datalist, write_nnunet
 from tests.sweeps import sweep
 
@@ -322,7 +322,7 @@ def test_files_that_are_odd_alike_in_a_folder_each_are_not_all_named(
         folder.mkdir(parents=True)
         for name in ("ct.nii.gz", "mask.nii.gz"):
             nib.Nifti1Image(np.ones((2, 2, 2), np.int16), None).to_filename(folder / name)
-            nifti.header(folder / name)
+            nifti_header(folder / name)
     lines = [record.getMessage() for record in caplog.records]
     assert sum("which side is left" in line for line in lines) == min(patients, 3)
     assert sum("Further such files are not named" in line for line in lines) == (patients > 2)

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from medfed.datamodules.cache.volumes import encode
+from medfed.datamodules.fresh_patches import LARGEST, FreshPatches, volume_of, volume_of_cache
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing, SiteGroups
-from medfed.datamodules.patches import LARGEST, FreshPatches, PatchRows, volume_of, volume_of_cache
+from medfed.datamodules.patches import PatchRows
 from medfed.datamodules.plans import first_patients
 from medfed.standalone.errors import ConfigError
 

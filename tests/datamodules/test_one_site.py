@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from medfed.datamodules.base import converse_here
 from medfed.datamodules.images import ImageDataModule
-from medfed.datamodules.one_site import OwnData, converse_here
+from medfed.datamodules.one_site import OwnData
 from medfed.datamodules.partitions.by_centre import Auto, ByCentre
 from medfed.datamodules.partitions.by_group import ChannelMissing
 from medfed.datamodules.partitions.by_label import Dirichlet, LabelImbalance

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from medfed.config.compose import build, described
-from medfed.datamodules.one_site import OwnData, converse_here
+from medfed.datamodules.base import converse_here
+from medfed.datamodules.one_site import OwnData
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.planning import Agreed, Planning
 from medfed.functional.planning import Fingerprint, Planner

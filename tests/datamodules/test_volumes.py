@@ -98,4 +98,4 @@ def test_the_files_of_a_case_are_read_together_however_many_there_are(tmp_path):
             sys.setprofile(None)
         return [one for one, other in pairwise([*places, ""]) if one != other]
 
-    assert len(entered(files)) == len(entered(files[:1])) > 2
+    assert len(entered(files)) == len(entered(files[:1])) > 0

@@ -22,8 +22,8 @@ from medfed.standalone import itk
 from medfed.standalone.errors import ConfigError, DataError, MedfedError
 from medfed.standalone.masks import label_codes, label_map, map_codes, save_like
 from medfed.standalone.run import run as run_bundle
-from medfed.standalone.slices import axial, brain_slices
 from medfed.standalone.volumes import read_geometry, read_volume
+from medfed.standalone.voxels import axial, brain_slices
 from tests import processes
 from tests.datamodules.volume_files import affine, write_volume
 from tests.delivery.hospitals import run_by_monai, same_files
@@ -84,7 +84,7 @@ def test_sizes_are_those_of_the_written_mask_where_regions_do_not_nest(
     """The network answers each region by itself; the map of labels puts the inner ones in outer."""
     made = hospital("slices")
     file = next(iter(scans(made).values()))
-    monkeypatch.setattr(itk, "_SAID", {})  # what earlier predictions have said
+    monkeypatch.setattr(itk, "_WARNED", {})  # what earlier predictions have said
     made.predict(input=file, output=tmp_path / "out", probabilities="true")
     (mask,) = (p for p in (tmp_path / "out").glob("*.nii.gz") if "probabilities" not in p.name)
     written = np.asanyarray(nib.load(mask).dataobj)

@@ -19,7 +19,8 @@ from rich.console import Console
 from medfed.commands.main import main
 from medfed.common import console
 from medfed.common.processes import take_gpu, worker_pool
-from medfed.config.sweeps import DIED, Sweep, workers_of
+from medfed.config.spelling import workers_of
+from medfed.config.sweeps import DIED, Sweep
 from medfed.standalone.errors import ConfigError
 from tests.integration.runs import ROOT
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.datamodules.one_site import Claims, converse_here
+from medfed.datamodules.base import converse_here
+from medfed.datamodules.one_site import Claims
 from medfed.datamodules.tables.agreement import (
     AgreementSettings,
     TrainRows,

@@ -18,11 +18,12 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache.store import Arrays, Recipe, Store, build, find
 from medfed.datamodules.extending import *
 from medfed.datamodules.generated.cohort import Cohort, ScanCohort
-from medfed.datamodules.readers.account import Account, account_of
-from medfed.datamodules.readers.base import expanded
+from medfed.datamodules.readers.base import Account, account_of, expanded
 from medfed.standalone import dicom
-from medfed.standalone.preparation import Preparation, bounding_box, one_thread
+from medfed.standalone.preparation import Preparation, bounding_box, millimetres, one_thread
 from medfed.standalone.volume_files import files_of_case
+
+_ALIKE = 1.1  # voxels of hospitals differ if their medians' ratio along an axis is larger
 
 
 def read_case(
@@ -103,6 +104,25 @@ def _spans(box: Sequence[slice], mask: NDArray[np.bool_]) -> NDArray[Any]:
 def _box(spans: NDArray[Any]) -> tuple[list[slice], list[int]]:
     starts, ends, size = np.asarray(spans).tolist()
     return [slice(a, b) for a, b in zip(starts, ends, strict=True)], size
+
+
+def uneven_sizes(sizes: Mapping[str, Any], dims: int) -> tuple[str, list[float]] | None:
+    """Which clients have voxels of other sizes (3,) along the first `dims`, and the middle size.
+
+    Example:
+        >>> sizes = {"a": np.array([1.0, 1.0, 3.0]), "b": np.array([2.0, 2.0, 3.0])}
+        >>> uneven_sizes(sizes, 2)
+        ('Clients differ in the size of voxels: 1 × 1 × 3 mm at a, 2 × 2 × 3 mm at b.', [1.5, 1.5])
+    """
+    along = np.array([*sizes.values()])[:, :dims]
+    if not np.isfinite(along).all() or (along.max(axis=0) <= _ALIKE * along.min(axis=0)).all():
+        return None
+    clients: dict[str, list[str]] = {}
+    for client, size in sizes.items():
+        clients.setdefault(f"{millimetres(size)} mm", []).append(client)
+    listed = few([f"{size} at {few(names, 4)}" for size, names in clients.items()], 4)
+    middle = np.median(along, axis=0).round(3).tolist()
+    return f"Clients differ in the size of voxels: {listed}.", middle
 
 
 AnyReader = TypeVar("AnyReader", bound=Reader)

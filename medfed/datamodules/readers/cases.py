@@ -12,8 +12,8 @@ from torch import Tensor
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers.centres import Origins
 from medfed.standalone import volumes
-from medfed.standalone.normalization import among, zscore
 from medfed.standalone.preparation import Preparation
+from medfed.standalone.voxels import among, check_finite, check_varied, masks_of, zscore
 
 _ONE = ("hospital: give different people different ids", "split: mend the lists")
 
@@ -127,11 +127,9 @@ class CaseReader(VolumeReader):
         image = loaded[0].voxels
         if len(loaded) > 1:
             image = torch.cat([volume.voxels for volume in loaded])
-        volumes.check_finite(image, names, images)
-        volumes.check_varied(image, names, images)
-        masks = volumes.masks_of(
-            label.voxels, self._region_labels.values(), self._known_labels, mask
-        )
+        check_finite(image, names, images)
+        check_varied(image, names, images)
+        masks = masks_of(label.voxels, self._region_labels.values(), self._known_labels, mask)
         return {"image": image, "label": masks, "spacing": spacing}
 
     def shape(self, patient: Patient) -> tuple[int, ...]:

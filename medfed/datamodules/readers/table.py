@@ -9,7 +9,7 @@ from typing import Literal
 
 from medfed.datamodules.extending import *
 from medfed.datamodules.readers import looks
-from medfed.datamodules.readers.account import Account
+from medfed.datamodules.readers.base import Account
 from medfed.datamodules.readers.samples import check_rows, official_splits
 from medfed.standalone import csv_files
 from medfed.standalone.csv_files import Categories, Limits, missing_words

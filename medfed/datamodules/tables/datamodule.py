@@ -19,8 +19,7 @@ from medfed.datamodules.extending import *
 from medfed.datamodules.one_site import Claims, Half, Merging
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers import table as tables
-from medfed.datamodules.readers.account import Account
-from medfed.datamodules.readers.base import expanded
+from medfed.datamodules.readers.base import Account, expanded
 from medfed.datamodules.readers.last_read import read_once
 from medfed.datamodules.readers.samples import Index, Samples
 from medfed.datamodules.readers.scikit_learn import EMBEDDED

@@ -34,7 +34,7 @@ from rich.table import Table
 from medfed.common.console import say, short
 from medfed.common.schemas import parse_json
 from medfed.common.untrusted import reading
-from medfed.datamodules.readers.account import account_of
+from medfed.datamodules.readers.base import account_of
 from medfed.delivery.bundle.bundle import Bundle
 from medfed.delivery.predict.options import PredictOptions, attempt, check_targets
 from medfed.standalone import dicom, files
