@@ -170,8 +170,7 @@ def _failures(progress: Sequence[Progress]) -> Iterator[str]:
             if reason := result.get("error") or result.get("failed"):
                 reasons.setdefault(reason, []).append(place)
     for reason, places in reasons.items():
-        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-        yield f"{places[0]}{more} could not be computed: {reason}"
+        yield f"{few(places, 1)} could not be computed: {reason}"
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -62,6 +62,8 @@ def one_sentence(folder: Path | None = None) -> Iterator[None]:
 
 def sentence_of(error: Exception, folder: Path | None) -> str:
     """Returns what went wrong, in one sentence; of what is unexpected it keeps the traceback."""
+    if processes.interruptions:
+        raise processes.interruptions[0]
     place = line_of_plugin(error)
     if isinstance(error, errors.MedfedError):
         # What a plugin raises itself is for its users, who need no line of it.
@@ -82,18 +84,16 @@ def sentence_of(error: Exception, folder: Path | None) -> str:
     what = f"{type(error).__name__}: {errors.first_line(error)}"
     if place:
         return f"{console.visible(f'{place}: {what}')}; {logged}."
-    what = f"unexpected {what}"
-    return f"{console.visible(what)}; {logged}; please report it."
+    return f"{console.visible(f'unexpected {what}')}; {logged}; please report it."
 
 
 def _logged(error: Exception, folder: Path | None) -> str:
     """Writes the traceback, if possible to the folder of a run that began, and says where."""
-    text = "".join(traceback.format_exception(error))
     begun = folder is not None and (folder / Places.config_yaml).is_file()
     for place in [str(folder)] * begun + [None]:  # at last the system's folder for temporary files
         with suppress(OSError):
             handle, name = tempfile.mkstemp(".log", "medfed-error-", place)
             with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
+                file.writelines(traceback.format_exception(error))
             return f"the traceback is in {name}"
     return "HYDRA_FULL_ERROR=1 shows the traceback"

@@ -33,6 +33,9 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 # The environment variable that gives a further rank the process that it must not outlive.
 PARENT = "MEDFED_PARENT"
 _BOTH = (signal.SIGINT, signal.SIGTERM)
+# The signal that ends the command: a library that is being imported may turn its exception into
+# one of its own, as NumPy's import does.
+interruptions: list[KeyboardInterrupt] = []
 Task = TypeVar("Task")
 
 
@@ -53,7 +56,8 @@ def ended_by_signals() -> Iterator[None]:
     def interrupt(number: int, _: FrameType | None) -> NoReturn:
         for each in ours:
             signal.signal(each, signal.SIG_IGN)
-        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        interruptions.append(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
+        raise interruptions[0]
 
     for number in ours:
         signal.signal(number, interrupt)
@@ -65,6 +69,7 @@ def ended_by_signals() -> Iterator[None]:
         print(f"{'Terminated' if is_terminated else 'Interrupted'}; {how}", file=sys.stderr)
         sys.exit(128 + (signal.SIGTERM if is_terminated else signal.SIGINT))
     finally:
+        interruptions.clear()
         for number in ours:
             if signal.getsignal(number) is interrupt:
                 signal.signal(number, before[number])

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from medfed.common.tensors import Tensors, weighted_mean
-from medfed.standalone.errors import ConfigError, did_you_mean
+from medfed.standalone.errors import ConfigError, did_you_mean, few
 
 _ROWS = 1024  # of a matrix of all pairs that are in memory together
 
@@ -141,12 +141,9 @@ def edges_from_names(pairs: Iterable[Sequence[str]], clients: Sequence[str]) -> 
         if len(pair) == 2 and pair[0] == pair[1]:
             raise ConfigError(f"The graph joins client {pair[0]!r} to itself; leave that out.")
     named = {name for pair in known for name in pair}
-    if missing := [name for name in clients if name not in named]:
-        more = f" and {len(missing) - 1} more" * (len(missing) > 1)
-        raise ConfigError(
-            f"The graph lacks client {missing[0]!r}{more}; name a client alone to leave it without "
-            "neighbours."
-        )
+    if missing := few([repr(name) for name in clients if name not in named], 1):
+        hint = "name a client alone to leave it without neighbours"
+        raise ConfigError(f"The graph lacks client {missing}; {hint}.")
     links = [[index[name] for name in pair] for pair in known if len(pair) == 2]
     return undirected_edges(torch.tensor(links, dtype=torch.long))
 

@@ -307,12 +307,9 @@ def other_samples(before: Facts, now: Facts) -> str:
 
 def _check_equal(one: Mapping[str, Any], other: Mapping[str, Any], what: str, site: str) -> None:
     if keys := [k for k in dict.fromkeys([*one, *other]) if one.get(k) != other.get(k)]:
-        more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
-        named = ", ".join(short(k, 60) + _apart(one.get(k), other.get(k)) for k in keys[:5])
+        named = few([short(k, 60) + _apart(one.get(k), other.get(k)) for k in keys], 5)
         verb = "differs" if len(keys) == 1 else "differ"
-        raise SiteError(
-            in_words("differs", site=short(site), what=what, named=named + more, verb=verb)
-        )
+        raise SiteError(in_words("differs", site=short(site), what=what, named=named, verb=verb))
 
 
 def _apart(one: Any, other: Any) -> str:

@@ -171,6 +171,24 @@ def test_a_run_stopped_before_it_began_leaves_no_folder(tmp_path, capsys, monkey
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("sweep", [(), ("-m", "seed=0,1")], ids=["run", "sweep"])
+@pytest.mark.parametrize("number", ENDS, ids=lambda number: number.name)
+def test_a_signal_that_a_library_hides_ends_the_command(
+    number, sweep, tmp_path, capsys, monkeypatch, as_it_was
+):
+    """NumPy whose import is interrupted ends with a RecursionError."""
+
+    def splits(self):
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(number)
+        raise RecursionError
+
+    monkeypatch.setattr("medfed.datamodules.base.FederatedDataModule.splits", splits)
+    folders = [f"hydra.{each}.dir={tmp_path / each}" for each in ("run", "sweep")]
+    line = stopped(capsys, number, "train", *sweep, *CLINICAL, *folders)
+    assert ("0 of the 2 runs of the sweep are finished" in line) == bool(sweep)
+
+
 SCANS = ("hospitals=2", "patients=4", "shape=[48,48,24]", "lookalikes=8")
 STOPPED = {
     "prepare": "medfed.datamodules.cache.store.files.write_json",
