@@ -26,6 +26,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.text import Text
 
+from medfed.standalone.errors import few
+
 _BYTES = 120  # characters of a file name, so that a suffix and a prefix fit on every file system
 _NAME_LENGTH, _DRAWN = 40, 24  # characters of a name in tables and sentences, and in figures
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)  # reserved by Windows
@@ -56,6 +58,20 @@ def short(name: str, most: int = _NAME_LENGTH) -> str:
     r"""Returns a name for a sentence or a picture: on one line, printable, and not too long."""
     text = visible(name) or "''"
     return text if len(text) <= most else f"{text[: most - 9]}…{text[-8:]}"
+
+
+def grouped(facts: Mapping[str, str], most: int = 8) -> str:
+    """Lists names by what is said of each; of very many, only the first.
+
+    Example:
+        >>> grouped({"a": "2 patients", "b": "3 patients", "c": "2 patients"})
+        'a, c (2 patients each); b (3 patients)'
+    """
+    alike: dict[str, list[str]] = {}
+    for name, fact in facts.items():
+        alike.setdefault(fact, []).append(short(name))
+    each = ((fact + " each" * (len(names) > 1), names) for fact, names in alike.items())
+    return "; ".join(f"{few(names, most)} ({fact})" for fact, names in each)
 
 
 def evenly(names: Sequence[str], most: int) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from medfed.common.console import brief, size, visible
+from medfed.common.console import brief, grouped, size, visible
 from medfed.common.scores import CHOSEN, LEAST_CASES
 from medfed.common.tables import Table
 from medfed.federation.card import REFERENCES
@@ -67,7 +67,7 @@ def answer(task: Task, verdicts: Verdicts) -> list[str]:
         is_reference=any(best in v.against for v in methods.values()),
         count=len(methods),
         lacking=[LABELS[r] for r in REFERENCES if r not in verdicts],
-        small=[f"{client} ({what})" for client, what in task.small.items()],
+        small=grouped(task.small),
         least_cases=LEAST_CASES,
         least_splits=LEAST_SPLITS,
         means_of=means_of,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common import scores
-from medfed.common.console import file_names, say, short, wide_console
+from medfed.common.console import file_names, grouped, say, short, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.floors import divided
 from medfed.common.tables import Table
@@ -275,8 +275,8 @@ def show_across(values: Mapping[str, Any], folder: Path, split: str) -> None:
     console.print(Table.of(["model of", *hospitals], rows, prose=(0,)).printed(title))
     small = {c: f"{n} patients" for c, n in counts.items() if n < scores.LEAST_CASES}
     small |= run.summary.get("small", {}) if split == "test" else {}
-    if listed := [f"{short(c)} ({small[c]})" for c in hospitals if c in small]:
-        say(console, f"With so few patients, models may differ by chance: {few(listed, 8)}.")
+    if listed := {c: small[c] for c in hospitals if c in small}:
+        say(console, f"With so few patients, models may differ by chance: {grouped(listed)}.")
     say(console, f"Written: {folder}/across_{split}.json and pictures/across_{split}.png")
 
 

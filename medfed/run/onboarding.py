@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from medfed.common import scores
-from medfed.common.console import say, short, size, wide_console
+from medfed.common.console import grouped, say, short, size, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.tables import Table
 from medfed.common.tensors import Tensors
@@ -34,7 +34,7 @@ from medfed.records.folder import RunFolder, with_nan
 from medfed.reports.charts import Point, curves, looks_in_order, panels
 from medfed.run.experiment import Experiment
 from medfed.run.finished import reopen_selected
-from medfed.standalone.errors import ConfigError, DataError, did_you_mean, few
+from medfed.standalone.errors import ConfigError, DataError, did_you_mean
 from medfed.standalone.files import csv_text, write_json, write_text
 
 Rule = Literal["own", "fine_tuning", "local"]
@@ -118,8 +118,8 @@ def onboard(
     tested_on = {client.id: len(client.patients["test"]) for client in clients}
     sizes = {c: (n, "test patients") for c, n in tested_on.items()}
     sizes |= {c: scores.fewest_cases(cases) for c in sizes if (cases := module.cases.get(c))}
-    if small := [f"{c} ({n} {of})" for c, (n, of) in sizes.items() if n < scores.LEAST_CASES]:
-        notes.append(f"With so few patients, rules may differ by chance: {few(small, 8)}.")
+    if small := {c: f"{n} {of}" for c, (n, of) in sizes.items() if n < scores.LEAST_CASES}:
+        notes.append(f"With so few patients, rules may differ by chance: {grouped(small)}.")
     notes += scores.undefined_sentences({row.client: row.metrics for row in rows}, "test")
     return Onboarding(summary, steps, tuple(rows), tuple(notes), tuple(earlier))
 

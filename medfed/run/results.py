@@ -16,7 +16,17 @@ from rich.text import Text
 from torch import Tensor
 
 from medfed.common import scores
-from medfed.common.console import Table, evenly, only_news, say, short, size, swept, wide_console
+from medfed.common.console import (
+    Table,
+    evenly,
+    grouped,
+    only_news,
+    say,
+    short,
+    size,
+    swept,
+    wide_console,
+)
 from medfed.common.figures import save_figures
 from medfed.common.untrusted import read_tensors
 from medfed.config.allowed import method_name
@@ -298,6 +308,7 @@ def remarks(summary: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         "absent": absent,
         "mean": means[0],
         "constant": best,
+        "small": grouped(summary.get("small", {}), 20),
         "lacking": [short(c) for c, p in points.items() if "pooled" in p or "threshold" not in p],
         "thresholds": {
             short(c): [f"{short(n[10:])} {v:g}" for n, v in p.items() if n.startswith("threshold/")]

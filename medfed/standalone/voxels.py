@@ -100,8 +100,7 @@ def plane_of(grid: Tensor) -> Tensor:
         >>> plane_of(torch.diag(torch.tensor([2.0, 3.0, 1.0, 1.0]))).tolist()
         [[2.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 1.0]]
     """
-    axes = [0, 1, 3]
-    return grid[axes][:, axes]
+    return grid[[0, 1, 3]][:, [0, 1, 3]]
 
 
 def with_neighbours(volume: Tensor, count: int) -> Tensor:

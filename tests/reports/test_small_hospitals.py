@@ -85,7 +85,7 @@ def test_from_a_table_to_a_report_over_ten_seeds(tmp_path, monkeypatch, capsys):
     for words in (
         "10 splits of the patients.",
         "Too small to decide or to have a verdict: ",
-        "Uri (0 test patients of a class)",
+        " (0 test patients of a class",
         "train patients",
         "p (Holm)",
     ):
@@ -199,7 +199,7 @@ def test_a_run_says_what_its_own_split_cannot_tell(runs):
     many = {f"clinic {n}": "3 test patients" for n in range(25)}
     print_summary(summary | {"small": many}, runs / "local_0", console)
     said = " ".join(console.file.getvalue().split())
-    assert "clinic 19 (3 test patients) and 5 more. A report counts" in said
+    assert "clinic 19 and 5 more (3 test patients each). A report counts" in said
 
 
 def auroc_anew(rows, rng):
