@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from .errors import DataError
 from .files import reading, refuse_special
+from .itk import say_once
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -31,6 +32,10 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".tif", ".tiff", ".bmp", ".webp", 
 Normalization = Literal["zscore", "unit"]
 _PHOTOMETRIC = 0x0106
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF: width and height are exchanged
+_HIGH_BYTES = (
+    "has colours of 16 bits, of which the higher 8 are read: one that uses 12 is nearly black; "
+    "save it with 8"
+)
 _GREY = ("1", "L", "LA", "I", "F")
 
 
@@ -143,6 +148,8 @@ def _check_readable(file: Path, picture: Image.Image) -> None:
     if tags.get(_PHOTOMETRIC) == 0 and picture.mode[0] in "IF":  # Pillow turns 8 bits alone
         what = f"{file} stores white as 0 (WhiteIsZero), which is read of 8 bits alone"
         raise DataError(f"{what}; save it with black as 0.")
+    if any("RGB" in str(tile.args) and ";16" in str(tile.args) for tile in picture.tile):
+        say_once(file, _HIGH_BYTES)
 
 
 def scaled(size: Sequence[int], scale: float) -> tuple[int, ...]:

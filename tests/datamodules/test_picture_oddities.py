@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import SimpleITK
 from PIL import Image
 
 from medfed.datamodules.readers.image_folder import pictures_in, read_image_folder
-from medfed.standalone import pictures
+from medfed.standalone import itk, pictures
 from medfed.standalone.errors import DataError
 
 SIZE = (12, 16)
@@ -63,6 +64,27 @@ def test_sixteen_bits_are_scaled_by_those_that_are_used(bits, ending, tmp_path, 
     said = [r.getMessage() for r in caplog.records if "16 bits" in r.getMessage()]
     assert len(said) == (bits < 16)
     assert all(f"use {bits} bits; 0 to {(1 << bits) - 1} become 0 to 255" in text for text in said)
+
+
+@pytest.mark.parametrize("ending", ["png", "tif"])
+@pytest.mark.parametrize("bits", [8, 12, 16])
+def test_colours_of_sixteen_bits_are_read_by_their_higher_half_and_that_is_said(
+    bits, ending, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(itk, "_WARNED", {})
+
+    def save(path, n):
+        values = np.stack([grey(n + k, 1 << bits) for k in range(3)], axis=-1)
+        image = SimpleITK.GetImageFromArray(
+            values.astype(np.uint8 if bits == 8 else np.uint16), isVector=True
+        )
+        SimpleITK.WriteImage(image, str(path.with_suffix(f".{ending}")))
+
+    found = read_image_folder(classes(tmp_path, save), SIZE)
+    assert found.images.max() <= (15 if bits == 12 else 255)
+    said = [r.getMessage() for r in caplog.records if "nearly black" in r.getMessage()]
+    assert bool(said) == (bits > 8)
+    assert all(Path(text.split(" has ")[0]).suffix == f".{ending}" for text in said)
 
 
 MASKS = {

@@ -521,7 +521,9 @@ def test_a_loss_that_is_not_finite_names_the_place() -> None:
 def test_entries_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     client = toy_client()
     look_up, calls = live.splitting.float_entries, []
-    monkeypatch.setattr(live.splitting, "float_entries", lambda net: calls.append(0) or look_up(net))
+    monkeypatch.setattr(
+        live.splitting, "float_entries", lambda net: calls.append(0) or look_up(net)
+    )
     for update in ("all", "shared"):
         client.train(client.weights, update=update)
         client.gradient(client.weights, update=update)
