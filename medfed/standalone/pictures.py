@@ -148,7 +148,9 @@ def _check_readable(file: Path, picture: Image.Image) -> None:
     if tags.get(_PHOTOMETRIC) == 0 and picture.mode[0] in "IF":  # Pillow turns 8 bits alone
         what = f"{file} stores white as 0 (WhiteIsZero), which is read of 8 bits alone"
         raise DataError(f"{what}; save it with black as 0.")
-    if any("RGB" in str(tile.args) and ";16" in str(tile.args) for tile in vars(picture)["tile"]):
+    if any(
+        "RGB" in str(tile.args) and ";16" in str(tile.args) for tile in getattr(picture, "tile", ())
+    ):
         say_once(file, _HIGH_BYTES)
 
 
