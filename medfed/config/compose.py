@@ -32,7 +32,7 @@ from medfed.config.allowed import CONFIG_DIR as CONFIG_DIR
 from medfed.config.allowed import check_targets, plugin_yaml
 from medfed.config.check import check_path, check_types
 from medfed.config.description import RunDescription, as_yaml, describe, resolved, written
-from medfed.config.sections import Section, leaves, targets, walk
+from medfed.config.sections import Section, leaves, walk
 from medfed.config.spelling import GROUPS, as_text, key_of, to_hydra_overrides, with_plugins
 from medfed.standalone.errors import ConfigError, MedfedError, did_you_mean, few, first_line
 
@@ -370,7 +370,7 @@ def build(node: Any, **kwargs: Any) -> Any:
     if not node.checked:
         check_targets(node, node.place, exists=True)
     values = with_custom_parts(node)
-    check_types(node.targets if values is node else targets(values, node.place))
+    check_types(node.targets)
     try:
         made = instantiate(values, **kwargs)
     except InstantiationException as error:
