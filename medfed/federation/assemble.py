@@ -85,7 +85,6 @@ def assemble(
         inputs.check_averages_moments(algorithm, sent)
     cohort = cohort or Cohort()
     cohort.of([c.id for c in everyone], seed, 0)  # an unknown client is named here
-    algorithm.check_cohort(cohort)
     made = Federation(algorithm, server, local_clients, everyone, local, sent, cohort, seed)
     if compares:
         check_contributions(algorithm, sent, split)

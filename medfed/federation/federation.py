@@ -41,6 +41,7 @@ class Federation:
         seed: int = 0,
     ) -> None:
         self.cohort = cohort or Cohort()
+        algorithm.check_cohort(self.cohort)
         self.algorithm = algorithm
         self.server = server
         self.clients = dict(clients)

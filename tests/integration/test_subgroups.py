@@ -66,7 +66,7 @@ def test_a_table_of_models_says_which_hospitals_are_too_small(clinical, tmp_path
     show_across(values, run.folder, split)
     small = "hospital_0 (3 patients)"
     if split == "test":
-        small = "hospital_1 (3 patients), hospital_2 (1 of a class)"
+        small = "hospital_1 (3 patients); hospital_2 (1 of a class)"
     assert f"models may differ by chance: {small}." in capsys.readouterr().out
 
 
