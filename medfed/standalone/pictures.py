@@ -33,8 +33,8 @@ Normalization = Literal["zscore", "unit"]
 _PHOTOMETRIC = 0x0106
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF: width and height are exchanged
 _HIGH_BYTES = (
-    "has colours of 16 bits, of which the higher 8 are read: one that uses 12 is nearly black; "
-    "save it with 8"
+    "has colours of 16 bits, of which the higher 8 are read; if it uses only 12, it is nearly "
+    "black: save it with 8 bits"
 )
 _GREY = ("1", "L", "LA", "I", "F")
 

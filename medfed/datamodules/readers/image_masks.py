@@ -77,7 +77,7 @@ def _from_folders(path: Path, columns: ByRole, pattern: str | None) -> list[Pair
     images, masks = [path / name for name in below], [path / e["label"] for e, _ in entries]
     every = {*filter(looks.is_picture, visible_files(path))} if "modality" in listed else set()
     if lost := every.difference(images, masks):
-        what = f"{min(lost)} is of no pair of one picture and one mask (of {len(lost)} such files)"
+        what = f"{min(lost)} belongs to no pair of picture and mask ({len(lost)} such files)"
         raise DataError(f"{what}; add what is missing, remove the file, or {_WRITE}.")
     names = [image.name for image in images]
     names = names if len({*names}) == len(names) else below
